@@ -1,0 +1,1 @@
+"""Journey operators for PyTorch."""
