@@ -1,1 +1,1 @@
-"""Journey operators for PyTorch."""
+"""Journey operators: positional structure that composes along any number of axes, on scores and values."""

@@ -208,13 +208,7 @@ def _runs(packed: Tensor, widths: Any, turns: Sequence[Turn | None]) -> list[tup
         stop = start + heads * dim
         if its is not None:
             before = runs[-1] if runs else None
-            if (
-                before
-                and before[1] == start
-                and before[2] == dim
-                and before[3] is its
-                and its[0].shape[2] == 1
-            ):
+            if before and before[1] == start and before[2] == dim and before[3] is its and its[0].shape[2] == 1:
                 runs[-1] = (before[0], stop, dim, its)
             else:
                 runs.append((start, stop, dim, its))

@@ -263,9 +263,7 @@ def check_fits(x: Tensor, frames: Frames) -> None:
                 f"x {tuple(x.shape)} looks heads-first: frames have {frames.tokens} tokens; "
                 "use x.transpose(1, 2) to get (batch, tokens, heads, head_dim)"
             )
-        raise ValueError(
-            f"x has {tokens} tokens but the frames have {frames.tokens}: give each token one frame"
-        )
+        raise ValueError(f"x has {tokens} tokens but the frames have {frames.tokens}: give each token one frame")
     if heads % frames.heads:
         raise ValueError(
             f"x has {heads} heads but the frames have {frames.heads}: frames need 1 head, or a divisor of x's"
@@ -273,18 +271,14 @@ def check_fits(x: Tensor, frames: Frames) -> None:
     its = frames.angles if isinstance(frames, FlatFrames) else frames.matrices
     width = 2 * frames.planes if isinstance(frames, FlatFrames) else frames.width
     if its.shape[0] not in (1, batch):
-        raise ValueError(
-            f"x has batch {batch} but the frames have batch {its.shape[0]}: it must be 1 or {batch}"
-        )
+        raise ValueError(f"x has batch {batch} but the frames have batch {its.shape[0]}: it must be 1 or {batch}")
     if width > head_dim:
         raise ValueError(
             f"frames act on {width} entries of a head but head_dim is {head_dim}: "
             f"build the frames with head_dim={head_dim} or fewer planes"
         )
     if its.device != x.device:
-        raise ValueError(
-            f"frames are on {its.device} but x is on {x.device}: use frames.to({str(x.device)!r})"
-        )
+        raise ValueError(f"frames are on {its.device} but x is on {x.device}: use frames.to({str(x.device)!r})")
 
 
 def _check_layout(layout: str) -> None:
@@ -299,9 +293,7 @@ def _select(t: Tensor, tokens: slice | Sequence[int] | Tensor) -> Tensor:
     if index.dim() == 1:
         return t.index_select(1, index)
     if index.dim() != 2:
-        raise ValueError(
-            f"tokens must be a slice, (kept,) or (batch, kept) indices, got {tuple(index.shape)}"
-        )
+        raise ValueError(f"tokens must be a slice, (kept,) or (batch, kept) indices, got {tuple(index.shape)}")
     if t.shape[0] == 1:
         return t[0][index]
     return t[torch.arange(t.shape[0], device=t.device)[:, None], index]

@@ -1,0 +1,124 @@
+"""What all frames modules share: `frames = module(positions, x)`, and angles that are never downcast.
+
+    θ_t = Σ_k ω_k n_tk      (linear in the coordinates n of the token)
+
+Angles are float64 reduced modulo 2π before anything is rounded to float32: a shift of a million positions then
+changes scores by no more than float32 rounding. Paper: "Architecture Variants"; CLAIMS.md, convention 7.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from joformer.kernels import Layout
+from joformer.rotate import Frames
+
+Split = Literal["axial", "combined", "diagonal"]
+
+
+class FramesModule(nn.Module):
+    """Base of all frames modules. A subclass sets the attributes below and defines `forward(positions, x)`.
+
+    `positions` are (tokens, axes) or (batch, tokens, axes); `x` is (batch, tokens, dim), needed only where
+    `content` is True; the result is a frames value broadcastable to (batch, tokens, heads, planes), on x's
+    device where x is given, on the positions' otherwise.
+    """
+
+    content: ClassVar[bool] = False
+    """Whether frames depend on the tokens' content."""
+    shift_invariant: ClassVar[bool] = True
+    """Whether moving all positions by the same displacement leaves every journey as it was."""
+
+    head_dim: int
+    heads: int
+    axes: int
+
+    def forward(self, positions: Tensor, x: Tensor | None = None) -> Frames:
+        raise NotImplementedError(f"{type(self).__name__} must define forward(positions, x)")
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FramesModule:
+        # Frequencies rounded to bfloat16 are other frequencies: .to(bfloat16) moves us, but keeps precision.
+        def keep_precision(t: Tensor) -> Tensor:
+            out = fn(t)
+            lowered = out.is_floating_point() and torch.finfo(out.dtype).bits < 32
+            return t.to(device=out.device) if lowered else out
+
+        return super()._apply(keep_precision, recurse)
+
+
+def planes_of(head_dim: int, planes: int | None, axes: int, split: str) -> int:
+    """How many planes are rotated: all of head_dim / 2 by default, a multiple of the axes where axial."""
+    if head_dim < 2 or head_dim % 2:
+        raise ValueError(f"head_dim must be even, since planes are pairs of entries; got {head_dim}")
+    if axes < 1:
+        raise ValueError(f"axes must be 1 or more, got {axes}")
+    if split not in ("axial", "combined", "diagonal"):
+        raise ValueError(f"split must be 'axial', 'combined' or 'diagonal', got {split!r}")
+    most = head_dim // 2
+    planes = most if planes is None else planes
+    if not 0 < planes <= most:
+        raise ValueError(f"planes must be between 1 and head_dim / 2 = {most}, got {planes}")
+    if split == "axial":
+        if planes < axes:
+            raise ValueError(
+                f"an axial split gives each of {axes} axes planes of its own, but there are only {planes}: "
+                "use a wider head or split='combined'"
+            )
+        planes -= planes % axes
+    return planes
+
+
+def coordinates(positions: Tensor, axes: int, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Positions as float64 (batch or 1, tokens, axes) with 0 for tokens that have none, and who has some."""
+    if not isinstance(positions, Tensor) or positions.dim() not in (2, 3) or positions.shape[-1] != axes:
+        shape = tuple(positions.shape) if isinstance(positions, Tensor) else type(positions).__name__
+        raise ValueError(
+            f"positions must be (tokens, {axes}) or (batch, tokens, {axes}), got {shape}; see joformer.positions, "
+            "or add the axis dimension with position_ids.unsqueeze(-1)"
+        )
+    if x is not None and (x.dim() != 3 or x.shape[1] != positions.shape[-2]):
+        raise ValueError(
+            f"x must be (batch, {positions.shape[-2]} tokens, dim), one row per position, got {tuple(x.shape)}"
+        )
+    if positions.device.type == "mps":
+        positions = positions.cpu()
+    wide = positions.to(torch.float64)
+    known, located = wide.nan_to_num(nan=0.0), ~wide.isnan().all(-1)
+    if known.dim() == 2:
+        known, located = known.unsqueeze(0), located.unsqueeze(0)
+    return known, located
+
+
+def linear_angles(
+    known: Float[Tensor, "batch tokens axes"], frequencies: Float[Tensor, "axes heads each"], split: str
+) -> Float[Tensor, "batch tokens heads planes"]:
+    """θ = ω·n: planes side by side axis by axis where axial, summed over the axes otherwise; modulo 2π."""
+    turns = frequencies.to(device=known.device, dtype=known.dtype)
+    if split == "axial":
+        return wrap((known[:, :, None, :, None] * turns.movedim(0, 1)).flatten(-2))
+    return wrap(torch.einsum("btk,khp->bthp", known, turns))
+
+
+def wrap(angles: Tensor) -> Tensor:
+    """The same angles in [−π, π]; the gradient passes through."""
+    return angles - 2 * math.pi * (angles / (2 * math.pi)).round()
+
+
+def place(angles: Tensor, x: Tensor | None) -> Tensor:
+    """Angles on x's device."""
+    if x is None or angles.device == x.device:
+        return angles
+    return angles.float().to(x.device) if x.device.type == "mps" else angles.to(x.device)
+
+
+def check_layout_and_heads(layout: Layout, heads: int) -> None:
+    if layout not in ("interleaved", "half"):
+        raise ValueError(f"layout must be 'interleaved' or 'half', got {layout!r}")
+    if heads < 1:
+        raise ValueError(f"heads must be 1 (shared by all heads) or the number of key/value heads, got {heads}")

@@ -1,0 +1,186 @@
+"""Where tokens are: coordinates (tokens, axes) or (batch, tokens, axes) in float64.
+
+    sequence   t            grid   (row, column, …)        joint   (modality, axes of each modality …)
+    a token without coordinates is NaN on every axis and sits at the identity: A = I, angle 0
+
+Positions are plain tensors: slice, concatenate and move them as you like, or make your own; integers and real
+coordinates are equally welcome. float64 keeps every integer up to 2⁵³ exact. CLAIMS.md, convention 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Device = torch.device | str | None
+NOWHERE = float("nan")
+
+
+def sequence(n: int, offset: int | float | Tensor = 0, *, device: Device = None) -> Float[Tensor, "*batch n 1"]:
+    """offset, offset + 1, …: (n, 1), or (batch, n, 1) when the offset is one number per batch row (batch,).
+
+    >>> sequence(3, offset=5).tolist()
+    [[5.0], [6.0], [7.0]]
+    """
+    if n < 0:
+        raise ValueError(f"n must be the number of tokens, 0 or more, got {n}")
+    steps = torch.arange(n, dtype=torch.float64, device=_exact(device))
+    if isinstance(offset, Tensor):
+        if offset.dim() > 1:
+            raise ValueError(f"offset must be a number or one number per batch row (batch,), got {tuple(offset.shape)}")
+        steps = steps.to(offset.device) + offset.to(torch.float64).unsqueeze(-1)
+    else:
+        steps = steps + offset
+    return steps.unsqueeze(-1)
+
+
+def grid(*shape: int, prefix: int = 0, device: Device = None) -> Float[Tensor, "tokens axes"]:
+    """Every cell of an array in row-major order, axes in array order, after `prefix` tokens at the identity.
+
+    A class token and registers are prefix tokens: `grid(14, 14, prefix=1)` is (197, 2).
+
+    >>> grid(2, 2, prefix=1).tolist()
+    [[nan, nan], [0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
+    """
+    if not shape or min(shape) < 1:
+        raise ValueError(
+            f"a grid needs at least one axis and at least one cell on each, got {shape}; e.g. grid(14, 14)"
+        )
+    axes = [torch.arange(n, dtype=torch.float64, device=_exact(device)) for n in shape]
+    cells = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
+    return with_prefix(cells, prefix)
+
+
+def with_prefix(positions: Float[Tensor, "*batch tokens axes"], prefix: int) -> Float[Tensor, "*batch more axes"]:
+    """`prefix` tokens at the identity, then the given ones.
+
+    >>> with_prefix(sequence(1), 2).tolist()
+    [[nan], [nan], [0.0]]
+    """
+    if prefix < 0:
+        raise ValueError(f"prefix must be the number of tokens at the identity, 0 or more, got {prefix}")
+    if prefix == 0:
+        return positions
+    nowhere = positions.new_full((*positions.shape[:-2], prefix, positions.shape[-1]), NOWHERE)
+    return torch.cat((nowhere, positions), -2)
+
+
+def packed(lengths: Sequence[int], *, device: Device = None) -> Float[Tensor, "tokens 1"]:
+    """Several sequences laid end to end, each starting again at 0. Pair it with `segments(lengths)`.
+
+    >>> packed([2, 3]).flatten().tolist()
+    [0.0, 1.0, 0.0, 1.0, 2.0]
+    """
+    _check_lengths(lengths)
+    return torch.cat([sequence(n, device=device) for n in lengths])
+
+
+def segments(lengths: Sequence[int], *, device: Device = None) -> Int[Tensor, "tokens"]:
+    """Which of the packed sequences each token belongs to: what attention needs to keep them apart.
+
+    >>> segments([2, 3]).tolist()
+    [0, 0, 1, 1, 1]
+    """
+    _check_lengths(lengths)
+    counts = torch.tensor(list(lengths), device=device)
+    return torch.repeat_interleave(torch.arange(len(lengths), device=device), counts)
+
+
+def padded(mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens 1"]:
+    """Counts the real tokens (True) of each row from 0; padding, left or right, sits at the identity.
+
+    Hide the padding from attention with `mask[:, None, None, :]`.
+
+    >>> padded(torch.tensor([[False, True, True], [True, True, False]]))[..., 0].tolist()
+    [[nan, 0.0, 1.0], [0.0, 1.0, nan]]
+    """
+    if mask.dtype != torch.bool or mask.dim() != 2:
+        raise ValueError(f"mask must be boolean (batch, tokens), True for real tokens, got {mask.dtype} {mask.shape}")
+    count = mask.to(device=_exact(mask.device)).cumsum(-1).to(torch.float64) - 1
+    return torch.where(mask.to(count.device), count, NOWHERE).unsqueeze(-1)
+
+
+def tree(
+    parents: Sequence[int], *, branches: Sequence[int] | None = None, device: Device = None
+) -> Float[Tensor, "nodes depth"]:
+    """The path from the root to each node: the branch taken at each depth, NaN below the node.
+
+    `parents[i]` is the node above i, −1 for the root. The branch into a node is its rank among its siblings,
+    or `branches[i]` when given. (nodes, depth of the deepest node); the root is at the identity.
+
+    >>> tree([-1, 0, 0, 2]).tolist()
+    [[nan, nan], [0.0, nan], [1.0, nan], [1.0, 0.0]]
+    """
+    parents = list(parents)
+    if branches is not None and len(branches) != len(parents):
+        raise ValueError(f"branches must name one branch per node: {len(parents)} nodes, {len(branches)} branches")
+    rank: list[int] = []
+    seen: dict[int, int] = {}
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < len(parents) or parent == node:
+            raise ValueError(f"parents[{node}] is {parent}: it must be another node's index, or -1 for the root")
+        rank.append(seen.get(parent, 0))
+        seen[parent] = rank[-1] + 1
+    if seen.get(-1, 0) != 1:
+        raise ValueError(f"a tree has one root (parent -1), got {seen.get(-1, 0)}; give several trees one common root")
+    steps = rank if branches is None else list(branches)
+    paths = []
+    for node in range(len(parents)):
+        path: list[int] = []
+        at = node
+        while parents[at] != -1:
+            path.append(steps[at])
+            at = parents[at]
+            if len(path) > len(parents):
+                raise ValueError(f"parents has a cycle through node {node}: following parents must end at the root")
+        paths.append(path[::-1])
+    depth = max(1, *map(len, paths))
+    rows = [path + [NOWHERE] * (depth - len(path)) for path in paths]
+    return torch.tensor(rows, dtype=torch.float64, device=_exact(device))
+
+
+def joint(*parts: Float[Tensor, "*batch tokens axes"]) -> Float[Tensor, "*batch tokens axes"]:
+    """Several modalities side by side: a modality axis first, then the axes of each part in turn.
+
+    Part m has m on the modality axis, its own coordinates on its own axes and 0 on the others', so that
+    a journey between modalities is R_mod and both parts' absolute operators (CLAIMS.md row 47). Tokens
+    at the identity stay there.
+
+    >>> joint(sequence(2), grid(1, 2)).tolist()
+    [[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 1.0]]
+    """
+    if not parts:
+        raise ValueError("joint needs at least one part, e.g. joint(sequence(10), grid(4, 4))")
+    total = 1 + sum(part.shape[-1] for part in parts)
+    rows, start = [], 1
+    for modality, part in enumerate(parts):
+        row = part.new_zeros(*part.shape[:-1], total)
+        row[..., 0] = modality
+        row[..., start : start + part.shape[-1]] = part
+        rows.append(torch.where(located(part).unsqueeze(-1), row, NOWHERE))
+        start += part.shape[-1]
+    return torch.cat(rows, -2)
+
+
+def located(positions: Float[Tensor, "*batch tokens axes"]) -> Bool[Tensor, "*batch tokens"]:
+    """Which tokens have coordinates; the others sit at the identity.
+
+    >>> located(grid(1, 2, prefix=1)).tolist()
+    [False, True, True]
+    """
+    return ~positions.isnan().all(-1)
+
+
+def _exact(device: Device) -> Device:
+    """The device itself where it has float64, the CPU otherwise."""
+    return "cpu" if device is not None and torch.device(device).type == "mps" else device
+
+
+def _check_lengths(lengths: Sequence[int]) -> None:
+    if not len(lengths) or min(lengths) < 1:
+        raise ValueError(
+            f"lengths must be the number of tokens of each packed sequence, 1 or more, got {list(lengths)}"
+        )
