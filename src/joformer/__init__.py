@@ -1,1 +1,40 @@
-"""Journey operators: positional structure that composes along any number of axes, on scores and values."""
+"""Journey operators: positional structure that composes along any number of axes, on scores and values.
+
+frames = FixedFrames(64)(positions.sequence(16))
+out = journey_attention(q, k, v, frames, causal=True)          # q, k, v: (batch, 16, heads, 64)
+"""
+
+from joformer import algebra, frequencies, positions
+from joformer.attention import JourneyAttention, JourneyCache, journey_attention
+from joformer.frames import (
+    CumulativeFrames,
+    DenseFrames,
+    FixedFrames,
+    LearnedFrames,
+    NoFrames,
+    ProjectedFrames,
+    TreeFrames,
+)
+from joformer.rotate import CurvedFrames, FlatFrames, convert_layout, rotate
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CumulativeFrames",
+    "CurvedFrames",
+    "DenseFrames",
+    "FixedFrames",
+    "FlatFrames",
+    "JourneyAttention",
+    "JourneyCache",
+    "LearnedFrames",
+    "NoFrames",
+    "ProjectedFrames",
+    "TreeFrames",
+    "algebra",
+    "convert_layout",
+    "frequencies",
+    "journey_attention",
+    "positions",
+    "rotate",
+]

@@ -150,7 +150,7 @@ class Rotate(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         angles, turned = ctx.saved_tensors
         unit, back, layout = ctx.turns
         to_x = to_angles = None
@@ -178,7 +178,7 @@ class RotatePacked(torch.autograd.Function):
         return tuple(parts)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         n = len(ctx.widths)
         angles, turned = ctx.saved_tensors[:n], ctx.saved_tensors[n:]
         to_angles = [

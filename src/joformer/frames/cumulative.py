@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from joformer.frames.base import wrap
-from joformer.frames.projected import ContentFrames
+from joformer.frames.projected import ContentFrames, Projector
 from joformer.rotate import FlatFrames
 
 
@@ -38,9 +38,8 @@ class CumulativeFrames(ContentFrames):
     torch.Size([2, 6, 4, 16])
     """
 
-    @property
-    def outputs(self) -> int:
-        return self.axes * self.heads * self.planes
+    def make_projector(self) -> Projector:
+        return Projector(self.dim, self.axes * self.heads * self.planes, zero=True)
 
     def forward(
         self,

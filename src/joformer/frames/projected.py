@@ -81,12 +81,11 @@ class ContentFrames(FramesModule):
             self.base = LearnedFrames(head_dim, axes=axes, heads=heads, split=split, base=frequency_base, planes=planes)
         elif base != "none":
             raise ValueError(f"base must be 'none', 'fixed' or 'learned', got {base!r}")
-        self.projector = Projector(dim, self.outputs, zero=self.base is not None)
+        self.projector = self.make_projector()
 
-    @property
-    def outputs(self) -> int:
-        """How many angles a token's content gives."""
-        return self.heads * self.planes
+    def make_projector(self) -> Projector:
+        """Content to angles; started at zero where there is a base to start from."""
+        return Projector(self.dim, self.heads * self.planes, zero=self.base is not None)
 
     def reset_parameters(self) -> None:
         self.projector.reset_parameters()

@@ -1,0 +1,55 @@
+"""What the paper defines, as plain functions over two groups; pure tensors, nothing learned.
+
+    (a, A) ∘ (b, B) = (a + A b, A B),    A_n = R_1^{n_1} ⋯ R_D^{n_D},    P_{src→dst} = A_dst⁻¹ A_src
+
+Paper: "Algebraic Framework and Theoretical Analysis". `value_path` and `scores_path` are the oracle of the library:
+every fast path is tested against them.
+
+>>> import torch
+>>> generators = Generators.torus(torch.tensor([[0.1, 0.01]]))       # one axis, two planes
+>>> at = absolute(generators, torch.arange(3)[:, None])              # three tokens
+>>> value_path(torch.full((3, 3), 1 / 3), torch.ones(3, 4), group=generators.group, src=at, dst=at).shape
+torch.Size([3, 4])
+"""
+
+from joformer.algebra.elements import Element, Pair, compose, compose_grid, concatenate, scan, split, unroll
+from joformer.algebra.flatness import (
+    commutator,
+    grid_from_potential,
+    holonomy,
+    interchange_defect,
+    is_flat,
+    path_spread,
+    plaquette_defect,
+)
+from joformer.algebra.generators import Generators
+from joformer.algebra.groups import Group, Orthogonal, Torus
+from joformer.algebra.journeys import absolute, journey, path_transport, scores_path, ssm_kernel, value_path
+
+__all__ = [
+    "Element",
+    "Generators",
+    "Group",
+    "Orthogonal",
+    "Pair",
+    "Torus",
+    "absolute",
+    "commutator",
+    "compose",
+    "compose_grid",
+    "concatenate",
+    "grid_from_potential",
+    "holonomy",
+    "interchange_defect",
+    "is_flat",
+    "journey",
+    "path_spread",
+    "path_transport",
+    "plaquette_defect",
+    "scan",
+    "scores_path",
+    "split",
+    "ssm_kernel",
+    "unroll",
+    "value_path",
+]

@@ -1,0 +1,49 @@
+"""What counts as equal, and the refusals that several modules share; each is one line: what is wrong, what is right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from operator import index
+
+import torch
+from torch import Tensor
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """The distance below which two operators count as equal: √ε of the dtype.
+
+    >>> tolerance(torch.float64) < 2e-8 < tolerance(torch.float32) < 4e-4
+    True
+    """
+    return math.sqrt(torch.finfo(dtype).eps)
+
+
+def require_finite(a: Tensor, name: str) -> None:
+    """Refuse a tensor (...) of integers or with NaN, infinity or no entries at all in it.
+
+    >>> require_finite(torch.tensor([0.0, float("nan")]), "content")
+    Traceback (most recent call last):
+    ValueError: content holds NaN or infinity: every entry must be a finite number
+    """
+    if not a.is_floating_point():
+        raise ValueError(f"{name} has dtype {a.dtype}: it must be floating point, float32 or float64")
+    # One fast sum decides nearly always; only a sum that overflows needs the slow look at every entry.
+    if not a.detach().sum().isfinite() and not a.detach().isfinite().all():
+        raise ValueError(f"{name} holds NaN or infinity: every entry must be a finite number")
+
+
+def whole_numbers(values: int | Sequence[int] | Tensor, axes: int, name: str) -> tuple[int, ...]:
+    """One integer per axis as a tuple; on one axis a bare integer will do.
+
+    >>> whole_numbers(3, 1, "position"), whole_numbers([0, 2], 2, "position")
+    ((3,), (0, 2))
+    """
+    listed = values.tolist() if isinstance(values, Tensor) else values
+    try:
+        numbers = tuple(index(v) for v in (listed if isinstance(listed, Sequence) else [listed]))
+    except TypeError:
+        raise ValueError(f"{name} {listed} is not whole: give one integer per axis") from None
+    if len(numbers) != axes:
+        raise ValueError(f"{name} {numbers} has {len(numbers)} entries: the generators have {axes} axes, give one each")
+    return numbers

@@ -1,0 +1,185 @@
+"""JourneyAttention: projections around journey attention.
+
+q, k, v = W x  →  rotated packed, in place  →  attention  →  A_i⁻¹ per head  →  W_o
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from joformer.attention.cache import JourneyCache
+from joformer.attention.functional import (
+    Backend,
+    Transport,
+    Weighting,
+    all_frames,
+    attend,
+    check_options,
+    journey_attention,
+    sides,
+)
+from joformer.rotate import FlatFrames, Frames, rotate, rotate_packed_
+
+
+class JourneyAttention(nn.Module):
+    """Multi-head attention whose scores and values travel: x (batch, tokens, dim) → the same shape.
+
+    c_i = W_o A_i⁻¹ Σ_j α_ij A_j v_j, with α = softmax((A_i q_i)ᵀ(A_j k_j) / √head_dim).
+
+    kv_heads fewer than heads is grouped-query attention; frames then have 1 head or kv_heads. `value_dim` is the
+    width of a value head (default head_dim = dim // heads). `context_dim` makes it cross-attention: keys and values
+    come from `context` (batch, keys, context_dim) in the call, with frames of their own as `key_frames`.
+
+    >>> import torch
+    >>> from joformer import FixedFrames, positions
+    >>> attention = JourneyAttention(256, 4, causal=True)
+    >>> frames = FixedFrames(64)(positions.sequence(16))
+    >>> attention(torch.rand(2, 16, 256), frames).shape
+    torch.Size([2, 16, 256])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        context_dim: int | None = None,
+        transport: Transport = "both",
+        causal: bool = False,
+        window: int | None = None,
+        dropout: float = 0.0,
+        scale: float | None = None,
+        weighting: Weighting = "softmax",
+        bias: bool = False,
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__()
+        kv_heads = heads if kv_heads is None else kv_heads
+        if heads < 1 or kv_heads < 1 or heads % kv_heads:
+            raise ValueError(f"heads={heads} must be a positive multiple of kv_heads={kv_heads}")
+        if head_dim is None and dim % heads:
+            raise ValueError(f"dim={dim} does not divide into {heads} heads: choose another number, or give head_dim=")
+        self.dim, self.heads, self.kv_heads = dim, heads, kv_heads
+        self.head_dim = dim // heads if head_dim is None else head_dim
+        self.value_dim = self.head_dim if value_dim is None else value_dim
+        self.context_dim = context_dim
+        self.scale = 1.0 / math.sqrt(self.head_dim) if scale is None else scale
+        if causal and context_dim is not None:
+            raise ValueError(
+                "cross-attention has no causal order between its two sequences: use causal=False and a mask"
+            )
+        sides(transport)
+        check_options(window, dropout, weighting, backend)
+        self.transport, self.causal, self.window = transport, causal, window
+        self.dropout, self.weighting, self.backend = dropout, weighting, backend
+        q, k, v = heads * self.head_dim, kv_heads * self.head_dim, kv_heads * self.value_dim
+        if context_dim is None:
+            self.qkv = nn.Linear(dim, q + k + v, bias=bias)
+        else:
+            self.q = nn.Linear(dim, q, bias=bias)
+            self.kv = nn.Linear(context_dim, k + v, bias=bias)
+        self.out = nn.Linear(heads * self.value_dim, dim, bias=bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch tokens dim"],
+        frames: Frames,
+        *,
+        context: Float[Tensor, "batch keys context_dim"] | None = None,
+        key_frames: Frames | None = None,
+        value_frames: Frames | None = None,
+        value_key_frames: Frames | None = None,
+        mask: Tensor | None = None,
+        segments: Int[Tensor, "*batch keys"] | None = None,
+        cache: JourneyCache | None = None,
+    ) -> Float[Tensor, "batch tokens dim"]:
+        """x (batch, tokens, dim) with the frames of its tokens; other arguments as in `journey_attention`.
+
+        With a cache, x holds the new tokens only and frames are theirs; `mask` and `segments` cover all tokens
+        seen so far. The cache grows in place.
+        """
+        if x.dim() != 3 or x.shape[-1] != self.dim:
+            raise ValueError(f"x must be (batch, tokens, dim={self.dim}), got {tuple(x.shape)}")
+        self._check_call(frames, context, key_frames, cache)
+        if self.backend == "reference":
+            q, k, v = self._project(x, context, [None, None, None])
+            return self.out(
+                journey_attention(
+                    q, k, v, frames, key_frames=key_frames, value_frames=value_frames,
+                    value_key_frames=value_key_frames, transport=self.transport, mask=mask, segments=segments,
+                    **self._options(),
+                ).flatten(2)
+            )  # fmt: skip
+        scores, values = sides(self.transport)
+        key_frames, value_frames, value_key_frames = all_frames(frames, key_frames, value_frames, value_key_frames)
+        given = [frames, key_frames, value_frames, value_key_frames]
+        check_options(self.window, self.dropout, self.weighting, self.backend, given)
+        side = [frames if scores else None, key_frames if scores else None, value_key_frames if values else None]
+        q, k, v = self._project(x, context, side)
+        if cache is not None:
+            if isinstance(frames, FlatFrames) and frames.end is not None:
+                cache.angles = frames.end.detach()
+            k, v = cache.update(k, v)
+            mask = None if mask is None else mask[..., -k.shape[1] :] if mask.shape[-1] > 1 else mask
+            segments = None if segments is None else segments[..., -k.shape[1] :]
+        out = attend(q, k, v, mask=mask, segments=segments, **self._options())
+        if values:
+            out = rotate(out, value_frames, inverse=True)
+        return self.out(out.flatten(2))
+
+    def _project(
+        self, x: Tensor, context: Tensor | None, frames: Sequence[Frames | None]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v as (batch, tokens, heads, head_dim), each moved by its frames."""
+        widths = [(self.heads, self.head_dim), (self.kv_heads, self.head_dim), (self.kv_heads, self.value_dim)]
+        if context is None:
+            q, k, v = rotate_packed_(self.qkv(x), widths, frames)
+        else:
+            (q,) = rotate_packed_(self.q(x), widths[:1], frames[:1])
+            k, v = rotate_packed_(self.kv(context), widths[1:], frames[1:])
+        return q, k, v
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "causal": self.causal,
+            "window": self.window,
+            "scale": self.scale,
+            "dropout": self.dropout if self.training else 0.0,
+            "weighting": self.weighting,
+            "backend": self.backend,
+        }
+
+    def _check_call(
+        self, frames: Frames, context: Tensor | None, key_frames: Frames | None, cache: JourneyCache | None
+    ) -> None:
+        if (context is None) != (self.context_dim is None):
+            raise ValueError(
+                "this is self-attention: build it with context_dim= to attend to a context"
+                if self.context_dim is None
+                else "this is cross-attention: call it with context= (batch, keys, context_dim)"
+            )
+        if context is None and key_frames is not None:
+            raise ValueError("key_frames belong to cross-attention: in self-attention queries and keys share frames")
+        if context is not None and key_frames is None:
+            raise ValueError("cross-attention needs the context's own frames: give key_frames=")
+        if cache is not None and (not self.causal or self.backend == "reference"):
+            raise ValueError("a cache continues a causal sequence: build with causal=True and a fast backend")
+        if cache is not None and cache.window is not None and (self.window is None or cache.window < self.window):
+            raise ValueError(
+                f"a cache that keeps {cache.window} tokens is too short for attention with window={self.window}: "
+                "use JourneyCache(window=attention.window)"
+            )
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.dim}, {self.heads}, kv_heads={self.kv_heads}, transport={self.transport!r}, "
+            f"causal={self.causal}, window={self.window}"
+        )
