@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -34,6 +34,7 @@ def geometric(planes: int, base: float = 10000.0, *, device: torch.device | None
     return base ** (-torch.arange(planes, dtype=torch.float64, device=device) / max(planes, 1))
 
 
+@runtime_checkable
 class Scaling(Protocol):
     """What `scaling=` takes: it maps a spectrum made with `base` to the one to use."""
 

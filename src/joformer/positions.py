@@ -142,7 +142,7 @@ def tree(
     return torch.tensor(rows, dtype=torch.float64, device=_exact(device))
 
 
-def joint(*parts: Float[Tensor, "*batch tokens axes"]) -> Float[Tensor, "*batch tokens axes"]:
+def joint(*parts: Tensor) -> Float[Tensor, "*batch tokens axes"]:
     """Several modalities side by side: a modality axis first, then the axes of each part in turn.
 
     Part m has m on the modality axis, its own coordinates on its own axes and 0 on the others', so that

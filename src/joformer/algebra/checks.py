@@ -20,7 +20,7 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def require_finite(a: Tensor, name: str) -> None:
-    """Refuse a tensor (...) of integers or with NaN, infinity or no entries at all in it.
+    """Refuse a tensor (...) of integers, or with NaN or infinity in it.
 
     >>> require_finite(torch.tensor([0.0, float("nan")]), "content")
     Traceback (most recent call last):

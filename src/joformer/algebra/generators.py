@@ -87,7 +87,7 @@ class Generators:
             raise ValueError(f"unknown axis {axis}: the generators have axes 0 to {self.axes - 1}")
         return axis
 
-    def power(self, axis: int, n: float | Tensor) -> Tensor:
+    def power(self, axis: int, n: int | float | Tensor) -> Tensor:
         """R_axisⁿ, (..., *element) for n (...)."""
         return self.group.power(self.steps[self.axis(axis)], n)
 

@@ -56,7 +56,7 @@ class Group(ABC):
         """The inverse a⁻¹."""
 
     @abstractmethod
-    def power(self, a: Tensor, n: float | Tensor) -> Tensor:
+    def power(self, a: Tensor, n: int | float | Tensor) -> Tensor:
         """The power aⁿ, n a number or a tensor broadcastable to the batch of a."""
 
     @abstractmethod
@@ -95,7 +95,8 @@ class Group(ABC):
         """Refuse vectors whose last dimension is not `dim`."""
         if v.ndim and v.shape[-1] == self.dim:
             return
-        odd = "an odd dimension cannot be split into planes, " if v.ndim and v.shape[-1] % 2 > self.dim % 2 else ""
+        torn = self.rank == 1 and v.ndim and v.shape[-1] % 2
+        odd = "an odd dimension cannot be split into planes, " if torn else ""
         raise ValueError(f"{name} has shape {tuple(v.shape)}: {odd}{self} needs (..., {self.dim})")
 
     def check(self, a: Tensor, name: str = "element") -> None:
@@ -162,10 +163,11 @@ class Torus(Group):
         self.check_shape(a)
         return -a
 
-    def power(self, a: Float[Tensor, "... _planes"], n: float | Tensor) -> Float[Tensor, "... _planes"]:
+    def power(self, a: Float[Tensor, "... _planes"], n: int | float | Tensor) -> Float[Tensor, "... _planes"]:
         """aⁿ for any real n: n times the angle given, (..., planes)."""
         self.check_shape(a)
-        return _within_a_turn(_fp64(a) * _fp64(torch.as_tensor(n, device=a.device))[..., None]).to(a)
+        angles = _fp64(a)
+        return _within_a_turn(angles * (n.to(angles)[..., None] if isinstance(n, Tensor) else n)).to(a)
 
     def matrix(self, a: Float[Tensor, "... _planes"]) -> Float[Tensor, "... _dim _dim"]:
         self.check_shape(a)
@@ -241,15 +243,13 @@ class Orthogonal(Group):
         self.check_shape(a)
         return a.mT
 
-    def power(self, a: Float[Tensor, "... _dim _dim"], n: float | Tensor) -> Float[Tensor, "... _dim _dim"]:
+    def power(self, a: Float[Tensor, "... _dim _dim"], n: int | float | Tensor) -> Float[Tensor, "... _dim _dim"]:
         """aⁿ for whole n, negative too, by repeated squaring: one matrix product per bit of the largest |n|."""
         self.check_shape(a)
-        exponent = torch.as_tensor(n, device=a.device)
-        if not bool((exponent == exponent.round()).all() if exponent.is_floating_point() else True):
-            raise ValueError(
-                f"the power {n} of a matrix is not whole: use integers here, real powers exist on the torus"
-            )
-        exponent = exponent.long()[..., None, None]
+        exponent = torch.as_tensor(n)
+        if (exponent.long() != exponent).any():
+            raise ValueError(f"power {n} of a matrix is not whole: give integers, real powers exist on the torus")
+        exponent = exponent.long().to(a.device)[..., None, None]
         base = torch.where(exponent < 0, a.mT, a)
         result, left = self.identity(dtype=a.dtype, device=a.device).expand_as(base), exponent.abs()
         while left.any():
@@ -274,11 +274,9 @@ class Orthogonal(Group):
 
     def check(self, a: Tensor, name: str = "element") -> None:
         super().check(a, name)
-        error = float((a.detach().mT @ a.detach() - torch.eye(self.dim, dtype=a.dtype, device=a.device)).abs().max())
-        if error > tolerance(a.dtype):
-            raise ValueError(
-                f"{name} is not orthogonal: |AᵀA − I| reaches {error:.1e}, it must be below {tolerance(a.dtype):.1e}"
-            )
+        error = (a.detach().mT @ a.detach() - torch.eye(self.dim, dtype=a.dtype, device=a.device)).abs()
+        if (error > (limit := tolerance(a.dtype))).any():
+            raise ValueError(f"{name} is not orthogonal: |AᵀA − I| is {error.max():.1e}, it must be below {limit:.1e}")
 
     def prefixes(self, steps: Float[Tensor, "steps ..."], *, exclusive: bool) -> Float[Tensor, "steps ..."]:
         if exclusive:

@@ -31,7 +31,7 @@ def absolute(generators: Generators, positions: Tensor | Sequence) -> Float[Tens
     tensor([[0.0000],
             [0.7000]])
     """
-    n = torch.as_tensor(positions, device=generators.steps.device)
+    n = positions if isinstance(positions, Tensor) else torch.tensor(positions, dtype=torch.float64)
     if n.ndim < 1 or n.shape[-1] != generators.axes:
         raise ValueError(f"positions have shape {tuple(n.shape)}: the generators need (..., {generators.axes})")
     if n.is_floating_point():

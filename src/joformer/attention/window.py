@@ -26,10 +26,10 @@ __all__ = ["window_attention"]
 
 
 class _Piece(NamedTuple):
-    """`count` query blocks of `size`, each before its own `span` keys; consecutive ones are `size` apart."""
+    """A number of query blocks of `size`, each before its own `span` keys; consecutive ones are `size` apart."""
 
     query: int  # where the first block's queries begin
-    count: int
+    blocks: int
     size: int
     key: int  # where the first block's keys begin
     span: int
@@ -78,17 +78,23 @@ def window_attention(
     segments = _as_rank_2(segments, k)
 
     start = max(keys - queries - (window - 1), 0)
-    if start > 0:  # a cache longer than the window: the old keys are never looked at
+    if start > 0:  # a cache longer than the window: its oldest keys are never looked at
         k, v, keys = k[:, start:], v[:, start:], keys - start
         mask = None if mask is None else mask[..., start:]
         segments = None if segments is None else segments[:, start:]
+    if causal and queries == keys <= window and mask is None and segments is None and weighting == "softmax":
+        # SDPA skips the upper triangle, and materialises no mask, only when told this way.
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        grouped = q.shape[1] != k.shape[1]
+        o = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scale, enable_gqa=grouped)
+        return o.transpose(1, 2)
 
     pieces = _plan(queries, keys, window, causal)
     if len(pieces) == 1:
         k_parts, v_parts = (k[:, None],), (v[:, None],)
     else:
         k_parts, v_parts = _Gather.apply(k, pieces), _Gather.apply(v, pieces)
-    q_parts = q.split([piece.count * piece.size for piece in pieces], dim=1)
+    q_parts = q.split([piece.blocks * piece.size for piece in pieces], dim=1)
     outputs = []
     for piece, q_part, k_part, v_part in zip(pieces, q_parts, k_parts, v_parts, strict=True):
         visible = _visible(piece, keys - queries, window, causal, q.device)
@@ -96,8 +102,8 @@ def window_attention(
             same = _same_segment(piece, segments, keys - queries)
             visible = same if visible is None else visible & same
         given = None if mask is None else _mask_blocks(piece, mask)
-        q_part = q_part.unflatten(1, (piece.count, piece.size))
-        outputs.append(_attend(q_part, k_part, v_part, visible, given, scale, dropout, weighting))
+        q_blocks = q_part.unflatten(1, (piece.blocks, piece.size))
+        outputs.append(_attend(q_blocks, k_part, v_part, visible, given, scale, dropout, weighting))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
@@ -114,8 +120,8 @@ def _plan(queries: int, keys: int, window: int, causal: bool) -> list[_Piece]:
         return [_Piece(0, 1, queries, 0, keys, 0, 0)]
     # The remainder goes to the head, which is never empty: no length then needs a graph of its own.
     least = max(lead - offset, 1)
-    head = least + (queries - trail - least) % size
-    count = (queries - trail - head) // size
+    count = (queries - trail - least) // size
+    head = queries - trail - count * size
     pieces = [
         _Piece(0, 1, head, 0, head + offset + trail, 0, trail),
         _Piece(head, count, size, head + offset - lead, lead + size + trail, lead, trail),
@@ -125,7 +131,7 @@ def _plan(queries: int, keys: int, window: int, causal: bool) -> list[_Piece]:
     return pieces
 
 
-def _blocks(x: Tensor, dim: int, start: int, count: int, size: int, step: int) -> Tensor:
+def _cut(x: Tensor, dim: int, start: int, count: int, size: int, step: int) -> Tensor:
     """A view: `dim` becomes `count`, and `size` is appended at the end."""
     if count == 1:  # `unfold` would fix a symbolic size, and the head's depends on the length
         return x.narrow(dim, start, size).unsqueeze(dim).movedim(dim + 1, -1)
@@ -143,9 +149,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, pieces: list[_Piece]) -> tuple[Tensor, ...]:
-        return tuple(
-            _blocks(x, 1, piece.key, piece.count, piece.span, piece.size).movedim(-1, 2) for piece in pieces
-        )
+        return tuple(_cut(x, 1, piece.key, piece.blocks, piece.span, piece.size).movedim(-1, 2) for piece in pieces)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -162,7 +166,7 @@ class _Gather(torch.autograd.Function):
         for piece, grad in parts:
             for begin, length in ((0, piece.lead), (piece.span - piece.trail, piece.trail)):
                 # Blocks must not overlap one another in an in-place addition, so no more than a step at a time.
-                most = length if piece.count == 1 else piece.size
+                most = length if piece.blocks == 1 else piece.size
                 for done in range(0, length, most or 1):
                     width = min(most, length - done)
                     _writable(total, piece, begin + done, width).add_(grad.narrow(2, begin + done, width))
@@ -174,9 +178,9 @@ def _writable(total: Tensor, piece: _Piece, begin: int, width: int) -> Tensor:
 
     Not by `unfold`: compiled, writing to such a view puts zeros in its gaps (pytorch/pytorch#198102).
     """
-    step = width if piece.count == 1 else piece.size
+    step = width if piece.blocks == 1 else piece.size
     gap = 0 if begin <= piece.lead else step - width  # before or behind the keys, whichever stays inside
-    steps = total.narrow(1, piece.key + begin - gap, piece.count * step).unflatten(1, (piece.count, step))
+    steps = total.narrow(1, piece.key + begin - gap, piece.blocks * step).unflatten(1, (piece.blocks, step))
     return steps.narrow(2, gap, width)
 
 
@@ -190,18 +194,17 @@ def _visible(piece: _Piece, offset: int, window: int, causal: bool, device: torc
 
 
 def _same_segment(piece: _Piece, segments: Tensor, offset: int) -> Tensor:
-    """(batch, 1, count, size, span)"""
-    own = _blocks(segments, 1, piece.query + offset, piece.count, piece.size, piece.size)
-    seen = _blocks(segments, 1, piece.key, piece.count, piece.span, piece.size)
-    return (own[:, None, :, :, None]) == seen[:, None, :, None, :]
+    own = _cut(segments, 1, piece.query + offset, piece.blocks, piece.size, piece.size)
+    seen = _cut(segments, 1, piece.key, piece.blocks, piece.span, piece.size)
+    return own[:, None, :, :, None] == seen[:, None, :, None, :]
 
 
 def _mask_blocks(piece: _Piece, mask: Tensor) -> Tensor:
     """A view (batch or 1, heads or 1, count, size or 1, span) of the mask along its diagonal."""
     if mask.shape[2] == 1:
-        return _blocks(mask, 3, piece.key, piece.count, piece.span, piece.size).movedim(2, 3)
-    rows = _blocks(mask, 2, piece.query, piece.count, piece.size, piece.size)
-    both = _blocks(rows, 3, piece.key, piece.count, piece.span, piece.size)
+        return _cut(mask, 3, piece.key, piece.blocks, piece.span, piece.size).movedim(2, 3)
+    rows = _cut(mask, 2, piece.query, piece.blocks, piece.size, piece.size)
+    both = _cut(rows, 3, piece.key, piece.blocks, piece.span, piece.size)
     return both.diagonal(dim1=2, dim2=3).movedim(-1, 2)
 
 
@@ -218,25 +221,19 @@ def _attend(
     batch, count, size, heads, _ = q.shape
     kv_heads, span = k.shape[3], k.shape[2]
     group = heads // kv_heads
-    live = None
-    mask = visible
+    mask, live = visible, None
     if given is not None:
         if given.dtype == torch.bool:
             mask = given if visible is None else given & visible
             live = mask.any(-1, keepdim=True)
-            mask = mask | ~live
         else:
-            mask = given.to(q.dtype)
-            mask = mask if visible is None else mask.where(visible, -torch.inf)
+            mask = given.to(q.dtype) if visible is None else given.to(q.dtype).where(visible, -torch.inf)
             live = (mask > -torch.inf).any(-1, keepdim=True)
-            mask = mask.masked_fill(~live, 0.0)
+        # What a kernel makes of a row without keys differs between devices: give it some, and drop the result.
+        mask = mask.masked_fill(~live, True if mask.dtype == torch.bool else 0.0)
 
     # The queries of a group become rows of one head: keys and values are never repeated, only views of them.
-    q = (
-        q.unflatten(3, (kv_heads, group))
-        .permute(0, 1, 3, 4, 2, 5)
-        .reshape(batch * count, kv_heads, group * size, -1)
-    )
+    q = q.unflatten(3, (kv_heads, group)).permute(0, 1, 3, 4, 2, 5).reshape(batch * count, kv_heads, group * size, -1)
     k, v = k.transpose(2, 3).flatten(0, 1), v.transpose(2, 3).flatten(0, 1)
     if mask is not None:
         mask = mask.expand(1, 1, 1, size, span) if mask.ndim == 2 else mask.movedim(1, 2)
@@ -249,13 +246,9 @@ def _attend(
         o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
     else:
         scores = q @ k.transpose(-2, -1) * scale
-        if mask is None:
-            weights = F.softplus(scores)
-        elif mask.dtype == torch.bool:
-            weights = F.softplus(scores).masked_fill(~mask, 0.0)
-        else:
-            weights = F.softplus(scores + mask)
-        o = F.dropout(weights, dropout) @ v
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        o = F.dropout(F.softplus(scores), dropout) @ v
     o = o.unflatten(2, (group, size)).unflatten(0, (batch, count)).permute(0, 1, 4, 2, 3, 5)
     o = o.flatten(3, 4).flatten(1, 2)
     if live is not None:
@@ -264,21 +257,15 @@ def _attend(
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, window: int, dropout: float, weighting: str) -> None:
+    shapes = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
     if not q.ndim == k.ndim == v.ndim == 4:
-        raise ValueError(
-            f"q, k, v must be (batch, tokens, heads, dim), not of ranks {q.ndim}, {k.ndim}, {v.ndim}"
-        )
+        raise ValueError(f"q, k, v must be (batch, tokens, heads, dim), not {shapes}")
     if k.shape[:3] != v.shape[:3] or k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
-        raise ValueError(
-            "q (batch, queries, heads, dim), k (batch, keys, kv_heads, dim) and v (batch, keys, kv_heads, value_dim)"
-            f" do not fit: {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
-        )
+        raise ValueError(f"q, k must share batch and dim, k and v batch, keys and heads, not {shapes}")
     if q.shape[2] % k.shape[2]:
         raise ValueError(f"heads must be a multiple of kv_heads, not {q.shape[2]} and {k.shape[2]}")
     if q.shape[1] > k.shape[1]:
-        raise ValueError(
-            f"a window needs a key for every query, not {q.shape[1]} queries and {k.shape[1]} keys"
-        )
+        raise ValueError(f"a window needs a key for every query, not {q.shape[1]} queries and {k.shape[1]} keys")
     if window < 1:
         raise ValueError(f"window must be at least 1 (the token itself), not {window}")
     if not 0.0 <= dropout <= 1.0:
@@ -293,13 +280,9 @@ def _as_rank_4(mask: Tensor | None, q: Tensor, keys: int) -> Tensor | None:
     full = (q.shape[0], q.shape[2], q.shape[1], keys)
     wide = mask[None, None] if mask.ndim == 2 else mask
     if wide.ndim != 4 or any(n not in (1, most) for n, most in zip(wide.shape, full, strict=True)):
-        raise ValueError(
-            f"mask must broadcast to (batch, heads, queries, keys) = {full}, not {tuple(mask.shape)}"
-        )
+        raise ValueError(f"mask must broadcast to (batch, heads, queries, keys) = {full}, not {tuple(mask.shape)}")
     if not (mask.dtype == torch.bool or mask.dtype.is_floating_point):
-        raise ValueError(
-            f"mask must be boolean (True: may attend) or floating (added to scores), not {mask.dtype}"
-        )
+        raise ValueError(f"mask must be boolean (True: may attend) or floating (added to scores), not {mask.dtype}")
     return wide.expand(-1, -1, -1, keys)
 
 
@@ -308,7 +291,5 @@ def _as_rank_2(segments: Tensor | None, k: Tensor) -> Tensor | None:
         return None
     wide = segments[None] if segments.ndim == 1 else segments
     if wide.ndim != 2 or wide.shape[1] != k.shape[1] or wide.shape[0] not in (1, k.shape[0]):
-        raise ValueError(
-            f"segments must be (batch, keys) = {tuple(k.shape[:2])}, not {tuple(segments.shape)}"
-        )
+        raise ValueError(f"segments must be (batch, keys) = {tuple(k.shape[:2])}, not {tuple(segments.shape)}")
     return wide

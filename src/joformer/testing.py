@@ -1,0 +1,163 @@
+"""Assertions about frames and rotations that hold for every right implementation and fail for wrong ones.
+
+    y_t = diag(R(θ_tb)) x_t          is_rotation      the rotation is the one of the paper, sign included
+    ‖A x‖ = ‖x‖                      norm_preserved
+    A⁻¹ A x = x                      undone
+    P_{j→k} P_{i→j} = P_{i→k}        telescopes
+    F(x, pos + u) = F(x, pos)        shift_invariant  (where the frames promise it)
+
+Use them on frames modules of your own, or on another implementation of `rotate`. They compare in the precision of
+their inputs, far below the 1e-3 that is usual: see `TOLERANCE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from joformer.algebra import Orthogonal, Torus
+from joformer.attention import journey_attention
+from joformer.frames import FramesModule
+from joformer.rotate import FlatFrames, Frames
+from joformer.rotate import rotate as library_rotate
+
+Rotate = Callable[..., Tensor]
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+"""How far results may differ, relative to the largest entry of what is expected."""
+
+
+def assert_close(actual: Tensor, expected: Tensor, *, tolerance: float | None = None, what: str = "result") -> None:
+    """|actual − expected| ≤ tolerance · max(1, |expected|max), and both finite and of one shape.
+
+    >>> assert_close(torch.ones(3), torch.ones(3))
+    """
+    assert actual.shape == expected.shape, f"{what}: shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
+    limit = TOLERANCE[actual.dtype] if tolerance is None else tolerance
+    wide = actual.detach().to(torch.float64), expected.detach().to(torch.float64)
+    assert wide[0].isfinite().all(), f"{what}: not finite"
+    worst = (wide[0] - wide[1]).abs().max().item() if actual.numel() else 0.0
+    size = max(1.0, wide[1].abs().max().item()) if actual.numel() else 1.0
+    assert worst <= limit * size, f"{what}: off by {worst:.3g}, allowed {limit * size:.3g}"
+
+
+def assert_is_rotation(frames: Frames, x: Tensor, *, rotate: Rotate = library_rotate) -> None:
+    """rotate(x, frames) is x multiplied by each token's matrix: R(φ) = [[cos, −sin], [sin, cos]] where flat.
+
+    >>> assert_is_rotation(FlatFrames.of(torch.rand(1, 5, 1, 4)), torch.rand(2, 5, 2, 8))
+    """
+    expected = torch.einsum("bthij,bthj->bthi", _matrices(frames, x), x)
+    assert_close(rotate(x, frames), expected, what="rotate(x, frames)")
+
+
+def assert_norm_preserved(frames: Frames, x: Tensor, *, rotate: Rotate = library_rotate) -> None:
+    """‖A_t x_t‖ = ‖x_t‖, forward and inverse.
+
+    >>> assert_norm_preserved(FlatFrames.of(torch.rand(1, 5, 1, 4)), torch.rand(2, 5, 2, 8))
+    """
+    for inverse in (False, True):
+        assert_close(rotate(x, frames, inverse=inverse).norm(dim=-1), x.norm(dim=-1), what="norm")
+
+
+def assert_undone(frames: Frames, x: Tensor, *, rotate: Rotate = library_rotate) -> None:
+    """A_t⁻¹ A_t x_t = x_t, and the other way round.
+
+    >>> assert_undone(FlatFrames.of(torch.rand(1, 5, 1, 4)), torch.rand(2, 5, 2, 8))
+    """
+    for first in (False, True):
+        back = rotate(rotate(x, frames, inverse=first), frames, inverse=not first)
+        assert_close(back, x, what="there and back")
+
+
+def assert_telescopes(frames: Frames, x: Tensor, *, rotate: Rotate = library_rotate) -> None:
+    """P_{j→k} P_{i→j} v = P_{i→k} v for tokens i, j, k, and P_{i→i} v = v; P_{i→j} = A_j⁻¹ A_i.
+
+    >>> assert_telescopes(FlatFrames.of(torch.rand(1, 5, 1, 4)), torch.rand(2, 5, 2, 8))
+    """
+
+    def journey(v: Tensor, src: int, dst: int) -> Tensor:
+        there = rotate(v, frames.select(slice(src, src + 1)))
+        return rotate(there, frames.select(slice(dst, dst + 1)), inverse=True)
+
+    n, v = frames.tokens, x[:, :1]
+    for i, j, k in {(0, n // 2, n - 1), (n - 1, 0, n // 2)}:
+        assert_close(journey(journey(v, i, j), j, k), journey(v, i, k), what=f"journey {i} to {j} to {k}")
+    assert_close(journey(v, n - 1, n - 1), v, what="journey from a token to itself")
+
+
+def assert_shift_invariant(
+    module: FramesModule,
+    positions: Tensor,
+    by: Tensor,
+    *,
+    x: Tensor | None = None,
+    rotate: Rotate = library_rotate,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Scores and transported values are the same when every position moves by `by` (axes,).
+
+    All tokens must have coordinates: a journey to a token at the identity is meant to change.
+
+    >>> from joformer import FixedFrames, positions
+    >>> assert_shift_invariant(FixedFrames(8), positions.sequence(5), torch.tensor([1000.0]))
+    """
+    generator = torch.Generator().manual_seed(0)
+    here, there = module(positions, x), module(positions + by, x)
+    width = 2 * here.planes if isinstance(here, FlatFrames) else here.width
+    batch = 1 if x is None else x.shape[0]
+    q, k, v = torch.randn(3, batch, here.tokens, here.heads, width, generator=generator, dtype=dtype).unbind()
+
+    def both(frames: Frames) -> tuple[Tensor, Tensor]:
+        rq, rk, rv = (rotate(t, frames) for t in (q, k, v))
+        scores = torch.einsum("bihd,bjhd->bhij", rq, rk) / width**0.5
+        return scores, rotate(torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), rv), frames, inverse=True)
+
+    for what, a, b in zip(("scores", "values"), both(there), both(here), strict=True):
+        assert_close(a, b, what=f"{what} after a shift")
+
+
+def assert_matches_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    frames: Frames,
+    *,
+    attention: Callable[..., Tensor] = journey_attention,
+    **options: object,
+) -> None:
+    """attention(q, k, v, frames, …) is Σ_j α_ij P_{j→i} v_j, forward and gradients, by the explicit formula.
+
+    >>> assert_matches_reference(*torch.rand(3, 1, 5, 2, 8), FlatFrames.of(torch.rand(1, 5, 1, 4)))
+    """  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    results = []
+    for how in (lambda *a, **o: journey_attention(*a, **o, backend="reference"), attention):
+        inputs = [t.detach().clone().requires_grad_() for t in (q, k, v)]
+        out = how(*inputs, frames, **options)
+        if not results:
+            weights = torch.randn(out.shape, generator=generator, dtype=out.dtype)
+        results.append((out, *torch.autograd.grad((out * weights).sum(), inputs)))
+    for what, expected, actual in zip(("output", "∂q", "∂k", "∂v"), *results, strict=True):
+        assert_close(actual, expected, what=what)
+
+
+def _matrices(frames: Frames, x: Tensor) -> Tensor:
+    """(batch, tokens, heads, head_dim, head_dim), by the algebra; the identity beyond what the frames act on."""
+    heads, width = x.shape[2:]
+    if isinstance(frames, FlatFrames):
+        angles = frames.angles.to(x.dtype).repeat_interleave(heads // frames.heads, dim=2)
+        blocks = Torus(frames.planes).matrix(angles).unsqueeze(3)
+        entries = torch.arange(2 * frames.planes).view(-1, 2)
+        if frames.layout == "half":
+            entries = torch.arange(2 * frames.planes).view(2, -1).T
+        entries = entries.reshape(1, -1)
+    else:
+        blocks = frames.matrices.to(x.dtype).repeat_interleave(heads // frames.heads, dim=2)
+        Orthogonal(blocks.shape[-1]).check(blocks)
+        entries = torch.arange(frames.width).view(blocks.shape[3], -1)
+    whole = torch.eye(width, dtype=x.dtype, device=x.device).repeat(*blocks.shape[:3], 1, 1)
+    for n, at in enumerate(entries):
+        whole[..., at[:, None], at] = blocks[..., n, :, :]
+    return whole.expand(x.shape[0], *whole.shape[1:])
