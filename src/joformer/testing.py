@@ -105,7 +105,7 @@ def assert_shift_invariant(
     """
     generator = torch.Generator().manual_seed(0)
     here, there = module(positions, x), module(positions + by, x)
-    width = 2 * here.planes if isinstance(here, FlatFrames) else here.width
+    width = max(2, 2 * here.planes) if isinstance(here, FlatFrames) else here.width
     batch = 1 if x is None else x.shape[0]
     q, k, v = torch.randn(3, batch, here.tokens, here.heads, width, generator=generator, dtype=dtype).unbind()
 
@@ -146,6 +146,8 @@ def assert_matches_reference(
 def _matrices(frames: Frames, x: Tensor) -> Tensor:
     """(batch, tokens, heads, head_dim, head_dim), by the algebra; the identity beyond what the frames act on."""
     heads, width = x.shape[2:]
+    if isinstance(frames, FlatFrames) and frames.planes == 0:
+        return torch.eye(width, dtype=x.dtype, device=x.device).expand(*x.shape, -1)
     if isinstance(frames, FlatFrames):
         angles = frames.angles.to(x.dtype).repeat_interleave(heads // frames.heads, dim=2)
         blocks = Torus(frames.planes).matrix(angles).unsqueeze(3)

@@ -111,7 +111,7 @@ def test_lengths_at_which_pieces_appear(length, causal):
 
 
 def test_windows_of_several_blocks_overlap_rightly():
-    """Blocks are half a window long here, so that three of them share a key."""
+    """Blocks are half a window long here, so that four of them share a key."""
     qkv = random_qkv(1100, 1130, heads=1, kv_heads=1, dim=2, value_dim=2, dtype=torch.float64)
     for causal in (True, False):
         assert_same(qkv, 1e-10, window=300, causal=causal, scale=0.5)
@@ -124,14 +124,10 @@ def test_additive_mask_gets_its_gradient():
 
 
 def test_gradcheck_and_double_backward():
-    qkv = random_qkv(70, 70, heads=1, kv_heads=1, dim=2, value_dim=3, dtype=torch.float64)
-
     def attend(q, k, v):
         return window_attention(q, k, v, window=2, causal=True, scale=0.5)[:, 60:]
 
-    assert len(module._plan(70, 70, 2, True)) == 1
     qkv = random_qkv(80, 80, heads=1, kv_heads=1, dim=1, value_dim=2, dtype=torch.float64)
-    assert len(module._plan(80, 80, 2, True)) == 2
     assert torch.autograd.gradcheck(attend, qkv, fast_mode=True)
     assert torch.autograd.gradgradcheck(attend, qkv, fast_mode=True)
 
@@ -313,9 +309,9 @@ def test_export_with_a_dynamic_length():
         def forward(self, q, k, v):
             return window_attention(q, k, v, window=8, causal=True, scale=0.5)
 
-    tokens = torch.export.Dim("tokens", min=128, max=8192)
+    tokens = torch.export.Dim("tokens", min=2, max=8192)
     example = tuple(x.detach() for x in random_qkv(150, 150))
     program = torch.export.export(Attend(), example, dynamic_shapes=({1: tokens},) * 3).module()
-    for length in (128, 333):
+    for length in (5, 64, 333):
         qkv = tuple(x.detach() for x in random_qkv(length, length))
         torch.testing.assert_close(program(*qkv), Attend()(*qkv))

@@ -3,19 +3,19 @@ r"""Local attention in O(N·w): every query sees only the keys that are near it.
     o_i = Σ_j a_ij v_j,   a_i = softmax_j(scale · q_i·k_j)   over   0 ≤ i − j < w   (causal)
                                                              or      |i − j| < w   (not causal)
 
-Queries are cut into blocks of b; a block sees one contiguous stretch of keys, so all of them are one batched
-call to SDPA with one small band mask. The ends, whose stretch would run off the sequence, are pieces of their own:
+Queries are cut into blocks; a block sees one contiguous stretch of keys, so that all blocks together are one
+batched call to SDPA. Stretches overlap, blocks of queries do not:
 
-    keys     |-- head --|.....|.....|.....|- tail -|
-    queries  |-- head --|  b  |  b  |  b  |- tail -|
-                    |lead|  b  |trail|                 the keys of the first block
+    queries         |  size  |  size  |  size  |
+    keys of   |lead|  size  |trail|
+    blocks 1, 2, …      |lead|  size  |trail|
 
-Nothing here knows of frames: q, k and v come rotated (paper, value transport = rotate, attend, rotate back).
+Nothing here knows of frames: q, k and v come rotated, and the caller rotates o back (DESIGN, the hot path).
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -25,22 +25,10 @@ from torch.nn import functional as F
 __all__ = ["window_attention"]
 
 
-class _Piece(NamedTuple):
-    """A number of query blocks of `size`, each before its own `span` keys; consecutive ones are `size` apart."""
-
-    query: int  # where the first block's queries begin
-    blocks: int
-    size: int
-    key: int  # where the first block's keys begin
-    span: int
-    lead: int  # keys at the begin of a span that belong to an earlier block's queries
-    trail: int  # and at its end, to a later one's
-
-
 def window_attention(
-    q: Float[Tensor, "batch queries heads dim"],
-    k: Float[Tensor, "_batch _keys _kv_heads _dim"],
-    v: Float[Tensor, "_batch _keys _kv_heads _value_dim"],
+    q: Float[Tensor, "_batch _queries _heads _dim"] | Float[Tensor, "..."],
+    k: Float[Tensor, "_batch _keys _kv_heads _dim"] | Float[Tensor, "..."],
+    v: Float[Tensor, "_batch _keys _kv_heads _value_dim"] | Float[Tensor, "..."],
     *,
     window: int,
     causal: bool,
@@ -74,138 +62,132 @@ def window_attention(
     """
     _check(q, k, v, window, dropout, weighting)
     queries, keys = q.shape[1], k.shape[1]
-    mask = _as_rank_4(mask, q, keys)
-    segments = _as_rank_2(segments, k)
+    mask, segments = _as_rank_4(mask, q, keys), _as_rank_2(segments, k)
 
     start = max(keys - queries - (window - 1), 0)
     if start > 0:  # a cache longer than the window: its oldest keys are never looked at
         k, v, keys = k[:, start:], v[:, start:], keys - start
         mask = None if mask is None else mask[..., start:]
         segments = None if segments is None else segments[:, start:]
-    if causal and queries == keys <= window and mask is None and segments is None and weighting == "softmax":
-        # SDPA skips the upper triangle, and materialises no mask, only when told this way.
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        grouped = q.shape[1] != k.shape[1]
-        o = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scale, enable_gqa=grouped)
-        return o.transpose(1, 2)
 
-    pieces = _plan(queries, keys, window, causal)
-    if len(pieces) == 1:
-        k_parts, v_parts = (k[:, None],), (v[:, None],)
-    else:
-        k_parts, v_parts = _Gather.apply(k, pieces), _Gather.apply(v, pieces)
-    q_parts = q.split([piece.blocks * piece.size for piece in pieces], dim=1)
-    outputs = []
-    for piece, q_part, k_part, v_part in zip(pieces, q_parts, k_parts, v_parts, strict=True):
-        visible = _visible(piece, keys - queries, window, causal, q.device)
-        if segments is not None:
-            same = _same_segment(piece, segments, keys - queries)
-            visible = same if visible is None else visible & same
-        given = None if mask is None else _mask_blocks(piece, mask)
-        q_blocks = q_part.unflatten(1, (piece.blocks, piece.size))
-        outputs.append(_attend(q_blocks, k_part, v_part, visible, given, scale, dropout, weighting))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
-
-
-def _plan(queries: int, keys: int, window: int, causal: bool) -> list[_Piece]:
-    """The fewest pieces that cover all queries: one when blocks would not pay, else head, body and tail."""
-    # A multiple of 8 keeps the rows of the block mask aligned, without which fused kernels copy it.
+    # Multiples of 8 keep the rows of the block mask aligned, without which fused kernels copy it.
     lead = -(-(window - 1) // 8) * 8
     trail = 0 if causal else lead
-    # Measured: below 64 the keys gathered grow faster than the scores shrink; above, half a window is as fast as
-    # a quarter and gathers 3 keys per token, not 5.
+    # Measured: below 64 the keys gathered grow faster than the scores shrink; above, half a window is about as
+    # fast as a quarter, and gathers 3 keys per token instead of 5.
     size = max(64, -(-window // 16) * 8)
-    offset = keys - queries
-    if queries <= lead + trail + size:
-        return [_Piece(0, 1, queries, 0, keys, 0, 0)]
-    # The remainder goes to the head, which is never empty: no length then needs a graph of its own.
-    least = max(lead - offset, 1)
-    count = (queries - trail - least) // size
-    head = queries - trail - count * size
-    pieces = [
-        _Piece(0, 1, head, 0, head + offset + trail, 0, trail),
-        _Piece(head, count, size, head + offset - lead, lead + size + trail, lead, trail),
-    ]
-    if trail:
-        pieces.append(_Piece(queries - trail, 1, trail, keys - trail - lead, lead + trail, lead, 0))
-    return pieces
+
+    # An exported graph has to serve all lengths, so there a length may decide nothing.
+    if queries == 1 or (not _exporting() and queries <= lead + trail + size):
+        if queries == keys <= window and causal and mask is None and segments is None and weighting == "softmax":
+            return _plain_causal(q, k, v, scale, dropout)
+        row = torch.arange(queries, device=q.device)[None] + (keys - queries)
+        column = torch.arange(keys, device=q.device)[None]
+        visible = None if queries == 1 and causal else _band(row, column, window, causal)
+        visible, given = _restrict(visible, row, column, keys - queries, mask, segments)
+        return _attend(q[:, None], k[:, None], v[:, None], visible, given, scale, dropout, weighting)
+
+    count = (queries + size - 1) // size
+    span = lead + size + trail
+    front = lead - (keys - queries)
+    first = torch.arange(count, device=q.device)[:, None] * size + (keys - queries)
+    row = first + torch.arange(size, device=q.device)
+    column = first + torch.arange(-lead, size + trail, device=q.device)
+    # The padding of queries, at the end, sees padding: no row is ever empty because of it.
+    exists = column[:, None] >= 0
+    if not causal:
+        exists = exists & ((column[:, None] < keys) | (row[:, :, None] >= keys))
+    visible = _band(row, column, window, causal) & exists
+    row, column = row.clamp(max=keys - 1), column.clamp(0, keys - 1)
+    visible, given = _restrict(visible, row, column, keys - queries, mask, segments)
+    q = _pad(q, 0, count * size).unflatten(1, (count, size))
+    k, v = _gather(k, front, count, size, span), _gather(v, front, count, size, span)
+    return _attend(q, k, v, visible, given, scale, dropout, weighting)[:, :queries]
 
 
-def _cut(x: Tensor, dim: int, start: int, count: int, size: int, step: int) -> Tensor:
-    """A view: `dim` becomes `count`, and `size` is appended at the end."""
-    if count == 1:  # `unfold` would fix a symbolic size, and the head's depends on the length
-        return x.narrow(dim, start, size).unsqueeze(dim).movedim(dim + 1, -1)
-    return x.narrow(dim, start, (count - 1) * step + size).unfold(dim, size, step)
+def _band(row: Tensor, column: Tensor, window: int, causal: bool) -> Tensor:
+    """(count, size, span), by the positions of queries (count, size) and keys (count, span)."""
+    distance = row[:, :, None] - column[:, None]
+    return (distance < window) & (distance >= 0 if causal else distance > -window)
+
+
+def _restrict(
+    visible: Tensor | None,
+    row: Tensor,
+    column: Tensor,
+    offset: int,
+    mask: Tensor | None,
+    segments: Tensor | None,
+) -> tuple[Tensor | None, Tensor | None]:
+    """What the window and the segments let through, and the user's mask, both in blocks (…, count, size, span)."""
+    if segments is not None:
+        same = (segments[:, row][..., None] == segments[:, column][:, :, None])[:, None]
+        visible = same if visible is None else visible & same
+    if mask is None:
+        return visible, None
+    if mask.shape[2] == 1:
+        return visible, mask[:, :, 0, column][:, :, :, None]
+    return visible, mask[:, :, (row - offset)[:, :, None], column[:, None]]
+
+
+def _exporting() -> bool:
+    return torch.compiler.is_exporting() if hasattr(torch.compiler, "is_exporting") else False
+
+
+def _pad(x: Tensor, front: int, length: int) -> Tensor:
+    # With nothing to add, `pad` copies; a symbolic length must not be asked.
+    if not torch.compiler.is_compiling() and x.shape[1] == length:
+        return x
+    return F.pad(x, (0, 0, 0, 0, front, length - front - x.shape[1]))
+
+
+def _gather(x: Tensor, front: int, count: int, size: int, span: int) -> Tensor:
+    """The overlapping blocks (batch, count, span, heads, dim) of x after `front` rows of padding."""
+    if not torch.compiler.is_compiling():
+        return _Gather.apply(x, front, count, size, span)
+    steps = -(-span // size)
+    x = _pad(x, front, (count + steps - 1) * size).unflatten(1, (count + steps - 1, size))
+    return torch.cat([x[:, i : i + count, : span - i * size] for i in range(steps)], dim=2)
 
 
 class _Gather(torch.autograd.Function):
-    """The overlapping key blocks of all pieces, (batch, count, span, heads, dim) each, as views.
+    """`_gather` for eager mode, as a view.
 
-    Autograd's own backward of such views fills a full-length tensor with zeros per piece and scatters; here
-    each gradient is written once, and only the overlaps are added.
+    Autograd's own backward of `unfold`, and of slices, goes over full-length tensors of zeros several times, half
+    of a training step; here every gradient is written once and only the overlaps are added.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, pieces: list[_Piece]) -> tuple[Tensor, ...]:
-        return tuple(_cut(x, 1, piece.key, piece.blocks, piece.span, piece.size).movedim(-1, 2) for piece in pieces)
+    def forward(x: Tensor, front: int, count: int, size: int, span: int) -> Tensor:
+        steps = -(-span // size)
+        return _pad(x, front, (count + steps - 1) * size).unfold(1, span, size).movedim(-1, 2)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.length, ctx.pieces = inputs[0].shape[1], inputs[1]
+        x, *ctx.cut = inputs
+        ctx.length = x.shape[1]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        first = grads[0]
-        total = first.new_empty((first.shape[0], ctx.length, *first.shape[3:]))
-        parts = list(zip(ctx.pieces, grads, strict=True))
-        for piece, grad in parts:
-            owned = piece.span - piece.lead - piece.trail
-            _writable(total, piece, piece.lead, owned).copy_(grad.narrow(2, piece.lead, owned))
-        for piece, grad in parts:
-            for begin, length in ((0, piece.lead), (piece.span - piece.trail, piece.trail)):
-                # Blocks must not overlap one another in an in-place addition, so no more than a step at a time.
-                most = length if piece.blocks == 1 else piece.size
-                for done in range(0, length, most or 1):
-                    width = min(most, length - done)
-                    _writable(total, piece, begin + done, width).add_(grad.narrow(2, begin + done, width))
-        return total, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        front, count, size, span = ctx.cut
+        steps = -(-span // size)
+        total = grad.new_empty(grad.shape[0], count + steps - 1, size, *grad.shape[3:])
+        total[:, :count].copy_(grad[:, :, :size])
+        total[:, count:].zero_()
+        for i in range(1, steps):
+            part = grad[:, :, i * size : (i + 1) * size]
+            total[:, i : i + count, : part.shape[2]].add_(part)
+        return total.flatten(1, 2)[:, front : front + ctx.length], None, None, None, None
 
 
-def _writable(total: Tensor, piece: _Piece, begin: int, width: int) -> Tensor:
-    """Keys begin … begin + width of every block, as a view (batch, count, width, heads, dim).
-
-    Not by `unfold`: compiled, writing to such a view puts zeros in its gaps (pytorch/pytorch#198102).
-    """
-    step = width if piece.blocks == 1 else piece.size
-    gap = 0 if begin <= piece.lead else step - width  # before or behind the keys, whichever stays inside
-    steps = total.narrow(1, piece.key + begin - gap, piece.blocks * step).unflatten(1, (piece.blocks, step))
-    return steps.narrow(2, gap, width)
-
-
-def _visible(piece: _Piece, offset: int, window: int, causal: bool, device: torch.device) -> Tensor | None:
-    """(size, span): which keys the window shows to each query of a block, the same for all blocks."""
-    if piece.span <= window and (not causal or piece.size == 1):
-        return None
-    query = torch.arange(piece.size, device=device)[:, None] + (piece.query + offset - piece.key)
-    distance = query - torch.arange(piece.span, device=device)
-    return (distance < window) & (distance >= 0 if causal else distance > -window)
-
-
-def _same_segment(piece: _Piece, segments: Tensor, offset: int) -> Tensor:
-    own = _cut(segments, 1, piece.query + offset, piece.blocks, piece.size, piece.size)
-    seen = _cut(segments, 1, piece.key, piece.blocks, piece.span, piece.size)
-    return own[:, None, :, :, None] == seen[:, None, :, None, :]
-
-
-def _mask_blocks(piece: _Piece, mask: Tensor) -> Tensor:
-    """A view (batch or 1, heads or 1, count, size or 1, span) of the mask along its diagonal."""
-    if mask.shape[2] == 1:
-        return _cut(mask, 3, piece.key, piece.blocks, piece.span, piece.size).movedim(2, 3)
-    rows = _cut(mask, 2, piece.query, piece.blocks, piece.size, piece.size)
-    both = _cut(rows, 3, piece.key, piece.blocks, piece.span, piece.size)
-    return both.diagonal(dim1=2, dim2=3).movedim(-1, 2)
+def _plain_causal(q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float) -> Tensor:
+    """The window is no narrower than the sequence: SDPA skips the upper triangle only when told this way."""
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    grouped = q.shape[1] != k.shape[1]
+    o = F.scaled_dot_product_attention(q, k, v, None, dropout, is_causal=True, scale=scale, enable_gqa=grouped)
+    return o.transpose(1, 2)
 
 
 def _attend(
@@ -218,8 +200,9 @@ def _attend(
     dropout: float,
     weighting: str,
 ) -> Float[Tensor, "batch tokens heads value_dim"]:
+    """Attention within each block; masks broadcast to (batch, heads, count, size, span)."""
     batch, count, size, heads, _ = q.shape
-    kv_heads, span = k.shape[3], k.shape[2]
+    span, kv_heads = k.shape[2:4]
     group = heads // kv_heads
     mask, live = visible, None
     if given is not None:
@@ -232,15 +215,13 @@ def _attend(
         # What a kernel makes of a row without keys differs between devices: give it some, and drop the result.
         mask = mask.masked_fill(~live, True if mask.dtype == torch.bool else 0.0)
 
-    # The queries of a group become rows of one head: keys and values are never repeated, only views of them.
-    q = q.unflatten(3, (kv_heads, group)).permute(0, 1, 3, 4, 2, 5).reshape(batch * count, kv_heads, group * size, -1)
+    # The queries of a group become rows of one head, so that keys and values need not be repeated.
+    q = q.unflatten(3, (kv_heads, group)).permute(0, 1, 3, 4, 2, 5).flatten(3, 4).flatten(0, 1)
     k, v = k.transpose(2, 3).flatten(0, 1), v.transpose(2, 3).flatten(0, 1)
     if mask is not None:
-        mask = mask.expand(1, 1, 1, size, span) if mask.ndim == 2 else mask.movedim(1, 2)
-        own_batch = mask.shape[0] > 1 or mask.shape[1] > 1
+        mask = mask.expand(*(1,) * (5 - mask.ndim), *mask.shape).movedim(1, 2)
         mask = mask.unflatten(2, (kv_heads, group) if mask.shape[2] > 1 else (1, 1))
-        mask = mask.expand(*((batch, count) if own_batch else (1, 1)), -1, group, size, span)
-        mask = mask.flatten(3, 4).flatten(0, 1)
+        mask = mask.expand(batch, count, -1, group, size, span).flatten(3, 4).flatten(0, 1)
 
     if weighting == "softmax":
         o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
@@ -251,9 +232,9 @@ def _attend(
         o = F.dropout(F.softplus(scores), dropout) @ v
     o = o.unflatten(2, (group, size)).unflatten(0, (batch, count)).permute(0, 1, 4, 2, 3, 5)
     o = o.flatten(3, 4).flatten(1, 2)
-    if live is not None:
-        o = o.masked_fill(~live.expand(-1, -1, -1, size, 1).movedim(1, 3).flatten(1, 2), 0.0)
-    return o
+    if live is None:
+        return o
+    return o.masked_fill(~live.expand(-1, -1, -1, size, 1).movedim(1, 3).flatten(1, 2), 0.0)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, window: int, dropout: float, weighting: str) -> None:

@@ -1,0 +1,293 @@
+"""What each kind of frames promises beyond what all of them do."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from joformer import (
+    CumulativeFrames,
+    DenseFrames,
+    FixedFrames,
+    JourneyAttention,
+    LearnedFrames,
+    ProjectedFrames,
+    TreeFrames,
+    journey_attention,
+    positions,
+    rotate,
+)
+from joformer.algebra import Generators, Torus, absolute, path_transport
+from joformer.testing import assert_close
+
+
+@given(st.integers(1, 3), st.integers(1, 12), st.sampled_from(["axial", "combined", "diagonal"]), st.data())
+@settings(max_examples=150)
+def test_fixed_angles_are_the_absolute_operators(axes, planes, split, data):
+    """A_n = R_1^{n_1} ⋯ R_D^{n_D} by the algebra, on real coordinates."""
+    if split == "axial" and planes < axes:
+        return
+    torch.manual_seed(data.draw(st.integers(0, 1000)))
+    module = FixedFrames(2 * planes, axes=axes, split=split, base=50.0)
+    where = 20 * torch.randn(4, axes, dtype=torch.float64)
+    per_axis = module.frequencies()
+    steps = torch.zeros(axes, module.planes, dtype=torch.float64)
+    for axis in range(axes):
+        if split == "axial":
+            each = module.planes // axes
+            steps[axis, axis * each : (axis + 1) * each] = per_axis[axis]
+        else:
+            steps[axis] = per_axis[axis]
+    expected = absolute(Generators.torus(steps), where)
+    got = module(where).angles[0, :, 0]
+    assert Torus(module.planes).distance(got, expected).max() < 1e-11
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_angles_are_reduced_before_they_are_rounded(axes):
+    """Far from the origin: cos and sin are right to the last bit of fp32."""
+    where = positions.grid(*[2] * axes) + 1_000_000
+    frames = FixedFrames(32 * axes, axes=axes)(where)
+    exact = where[:, :, None] * FixedFrames(32 * axes, axes=axes).frequencies()
+    exact = exact.flatten(1)
+    assert (frames.cos_sin[0, :, 0, :, 0].double() - exact.cos()).abs().max() < 6.1e-8
+    assert (frames.cos_sin[0, :, 0, :, 1].double() - exact.sin()).abs().max() < 6.1e-8
+
+
+def test_learned_starts_as_fixed_and_counts_as_the_table_says(dtype):
+    fixed = FixedFrames(16, axes=2, base=100.0)(positions.grid(3, 4))
+    learned = LearnedFrames(16, axes=2, heads=3, base=100.0)
+    assert (learned(positions.grid(3, 4)).angles - fixed.angles).abs().max() < 1e-6
+    heads, planes = 6, 32
+    count = lambda **kw: sum(p.numel() for p in LearnedFrames(64, axes=2, heads=heads, **kw).parameters())  # noqa: E731
+    assert count() == heads * planes
+    assert count(split="combined") == 2 * heads * planes
+    assert count(layers=4) == 4 * heads * planes
+    assert LearnedFrames(64, axes=2, heads=heads, layers=4).frequencies.shape == (2, 4, heads, planes // 2)
+
+
+def test_learned_layers_are_independent():
+    module = LearnedFrames(8, layers=2)
+    with torch.no_grad():
+        module.frequencies[:, 1] += 1
+    first, second = (module(positions.sequence(3), layer=i).angles for i in (0, 1))
+    assert not torch.equal(first, second)
+    first.sum().backward()
+    assert module.frequencies.grad[:, 1].abs().max() == 0
+    assert module.frequencies.grad[:, 0].abs().max() > 0
+
+
+@pytest.mark.parametrize("base", ["fixed", "learned"])
+def test_projected_starts_as_its_base_with_only_w2_at_zero(base):
+    module = ProjectedFrames(24, 8, heads=3, base=base)
+    x = torch.randn(2, 5, 24)
+    frames = module(positions.sequence(5), x)
+    assert_close(frames.angles, FixedFrames(8)(positions.sequence(5)).angles.float().expand_as(frames.angles))
+    assert module.projector.w2.weight.abs().max() == 0
+    assert module.projector.w2.bias is None
+    assert module.projector.w1.weight.abs().max() > 0
+
+
+def test_projected_without_base_does_not_start_at_zero():
+    module = ProjectedFrames(24, 8, heads=3, base="none")
+    assert module(positions.sequence(5), torch.randn(2, 5, 24)).angles.abs().max() > 0
+
+
+def test_projector_has_about_one_and_a_half_d_squared_parameters():
+    module = ProjectedFrames(64, 16, heads=4, base="none")
+    weights = sum(p.numel() for n, p in module.named_parameters() if n.endswith(("w1.weight", "w2.weight")))
+    assert weights == 1.5 * 64**2
+
+
+def test_pure_projected_frames_are_permutation_equivariant_and_a_base_is_not(dtype):
+    """CLAIMS row 24: without base and mask the layer does not know order."""
+    x = torch.randn(2, 7, 24, dtype=dtype)
+    order = torch.randperm(7)
+    attention = JourneyAttention(24, 3).to(dtype)
+
+    def layer(x, base):
+        torch.manual_seed(0)
+        frames = ProjectedFrames(24, 8, heads=3, base=base).to(dtype)
+        torch.nn.init.normal_(frames.projector.w2.weight)
+        return attention(x, frames(positions.sequence(7), x))
+
+    assert_close(
+        layer(x[:, order], "none"), layer(x, "none")[:, order], tolerance=1e-5 if dtype == torch.float32 else None
+    )
+    assert (layer(x[:, order], "fixed") - layer(x, "fixed")[:, order]).abs().max() > 1e-3
+
+
+def awake(module):
+    torch.nn.init.normal_(module.projector.w2.weight)
+    return module
+
+
+def test_cumulative_is_the_running_sum(dtype):
+    module = awake(CumulativeFrames(12, 8, heads=2)).to(dtype)
+    x = torch.randn(2, 9, 12, dtype=dtype)
+    frames = module(positions.sequence(9), x)
+    steps = module.projector(x).unflatten(-1, (2, 4)).double()
+    omega = FixedFrames(8).frequencies()[0]
+    for t in range(9):
+        expected = omega * t + steps[:, :t].sum(1)
+        apart = Torus(4).distance(frames.angles[:, t].double(), expected)
+        assert apart.max() < (1e-5 if dtype == torch.float32 else 1e-12)
+
+
+def test_cumulative_sees_what_lies_between_and_projected_does_not():
+    """CLAIMS row 33: the journey from j to k changes with the content between them, only when accumulated."""
+    x = torch.randn(1, 6, 12, dtype=torch.float64)
+    changed = x.clone()
+    changed[:, 3] = torch.randn(12, dtype=torch.float64)
+    where = positions.sequence(6)
+
+    def journey_changes(module):
+        before, after = (module(where, t).angles for t in (x, changed))
+        return ((after[:, 5] - after[:, 1]) - (before[:, 5] - before[:, 1])).abs().max()
+
+    torch.manual_seed(0)
+    assert journey_changes(awake(CumulativeFrames(12, 8, heads=2)).double()) > 1e-3
+    assert journey_changes(awake(ProjectedFrames(12, 8, heads=2)).double()) < 1e-12
+
+
+@given(st.integers(1, 8), st.integers(1, 8))
+@settings(max_examples=30)
+def test_cumulative_goes_on_from_its_state(first, rest):
+    torch.manual_seed(0)
+    module = awake(CumulativeFrames(12, 8, heads=2)).double()
+    x = torch.randn(2, first + rest, 12, dtype=torch.float64)
+    whole = module(positions.sequence(first + rest), x)
+    head = module(positions.sequence(first), x[:, :first])
+    tail = module(positions.sequence(rest, offset=first), x[:, first:], state=head.end)
+    for part, at in ((head, slice(0, first)), (tail, slice(first, None))):
+        assert Torus(4).distance(part.angles, whole.angles[:, at]).max() < 1e-12
+    assert Torus(4).distance(tail.end, whole.end).max() < 1e-12
+
+
+def test_cumulative_on_a_grid_walks_the_canonical_path():
+    """θ_(i,j) accumulates φ₁ down the first column, then φ₂ along the row; against an explicit walk."""
+    module = awake(CumulativeFrames(12, 8, heads=2, axes=2, base="none")).double()
+    h, w = 3, 4
+    x = torch.randn(2, 1 + h * w, 12, dtype=torch.float64)
+    frames = module(positions.grid(h, w, prefix=1), x, grid=(h, w))
+    steps = module.projector(x)[:, 1:].unflatten(-1, (2, 2, 4)).unflatten(1, (h, w))
+    assert frames.angles[:, 0].abs().max() == 0
+    for i in range(h):
+        for j in range(w):
+            walk = torch.zeros(2, 2, 4, dtype=torch.float64)
+            for s in range(i):
+                walk = walk + steps[:, s, 0, 0]
+            for s in range(j):
+                walk = walk + steps[:, i, s, 1]
+            assert Torus(4).distance(frames.angles[:, 1 + i * w + j], walk).max() < 1e-12
+
+
+def test_cumulative_with_constant_content_is_a_learned_frequency():
+    """Every step the same: the frames of the grid are the path transport of the algebra."""
+    module = awake(CumulativeFrames(12, 8, heads=1, axes=2, base="none")).double()
+    x = torch.randn(1, 1, 12, dtype=torch.float64).expand(1, 6, 12)
+    angles = module(positions.grid(2, 3), x, grid=(2, 3)).angles[0, :, 0]
+    generators = Generators.torus(module.projector(x)[0, 0].view(2, 4).detach())
+    assert Torus(4).distance(angles[5], path_transport(generators, [0, 1, 1])).max() < 1e-12
+
+
+def test_tree_journeys_forget_what_both_ends_share():
+    module = TreeFrames(8, branches=2).double()
+    torch.nn.init.normal_(module.generators)
+    where = positions.tree([-1, 0, 0, 1, 1, 3])
+    angles = module(where).angles[0, :, 0]
+    left, right = module.generators[0, 0]
+    torus = Torus(4)
+    assert torus.distance(torus.journey(angles[3], angles[4]), left - right).max() < 1e-12
+    assert torus.distance(angles[5], 3 * left).max() < 1e-12
+    assert angles[0].abs().max() == 0
+
+
+def test_tree_by_depth_sees_the_order_of_branches_and_shared_does_not():
+    where = positions.tree([-1, 0, 0, 1, 2], branches=[0, 0, 1, 1, 0])  # nodes 3: left-right, 4: right-left
+    shared, by_depth = TreeFrames(8, branches=2), TreeFrames(8, branches=2, depth=2)
+    a, b = shared(where).angles[0, 3:, 0]
+    assert (a - b).abs().max() < 1e-12
+    a, b = by_depth(where).angles[0, 3:, 0]
+    assert (a - b).abs().max() > 1e-3
+
+
+def test_dense_axial_is_shift_invariant_and_lie_is_the_exponential(dtype):
+    torch.manual_seed(0)
+    where = positions.grid(2, 3)
+    axial = DenseFrames(8, axes=2, split="axial").to(dtype)
+    q, k = torch.randn(2, 1, 6, 1, 8, dtype=dtype)
+    score = lambda f: torch.einsum("bihd,bjhd->bij", rotate(q, f), rotate(k, f))  # noqa: E731
+    assert_close(score(axial(where + 5)), score(axial(where)), tolerance=1e-4 if dtype == torch.float32 else 1e-10)
+    lie = DenseFrames(8, axes=2).to(dtype)
+    skew = (lie.generators - lie.generators.mT)[:, 0]
+    expected = torch.matrix_exp(1 * skew[0] + 2 * skew[1])
+    assert_close(lie(where).matrices[0, 5, 0, 0], expected)
+
+
+def test_lie_generators_count_as_the_paper_says():
+    """CLAIMS row 52: LieRE64 on ViT-Tiny (12 layers, 6 heads of 64) has 0.59M generators."""
+    assert 12 * sum(p.numel() for p in DenseFrames(64, axes=2, heads=6).parameters()) == 589_824
+
+
+def test_joint_modalities_travel_by_the_modality_generator():
+    """CLAIMS row 47: P_{text→image} = R_mod⁻¹ A_image⁻¹ A_text, all commuting."""
+    module = FixedFrames(16, axes=4)
+    where = positions.joint(positions.sequence(3), positions.grid(2, 2))
+    angles = module(where).angles[0, :, 0]
+    text, image = angles[2], angles[6]
+    own = lambda *at: module(torch.tensor([at], dtype=torch.float64)).angles[0, 0, 0]  # noqa: E731
+    expected = own(0, 2, 0, 0) - own(0, 0, 1, 1) - own(1, 0, 0, 0)
+    torus = Torus(8)
+    assert torus.distance(torus.journey(text, image), expected).max() < 1e-12
+
+
+def test_softplus_is_refused_with_content_and_allowed_without():
+    q, k, v = torch.randn(3, 1, 5, 2, 8)
+    x = torch.randn(1, 5, 12)
+    journey_attention(q, k, v, LearnedFrames(8)(positions.sequence(5)), weighting="softplus")
+    for module in (ProjectedFrames(12, 8, heads=2), CumulativeFrames(12, 8, heads=2)):
+        with pytest.raises(ValueError, match="softplus"):
+            journey_attention(q, k, v, module(positions.sequence(5), x), weighting="softplus")
+
+
+@pytest.mark.refused
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: FixedFrames(7), "even"),
+        (lambda: FixedFrames(8, axes=0), "axes"),
+        (lambda: FixedFrames(8, axes=5), "split='combined'"),
+        (lambda: FixedFrames(8, planes=5), "between 1 and"),
+        (lambda: FixedFrames(8, split="diag"), "axial"),
+        (lambda: FixedFrames(8, base=-1.0), "positive"),
+        (lambda: FixedFrames(8, base=[1.0]), "one frequency per plane"),
+        (lambda: FixedFrames(8, layout="x"), "interleaved"),
+        (lambda: FixedFrames(8)(torch.arange(5)), "unsqueeze"),
+        (lambda: FixedFrames(8)([[0], [1]]), "got list"),
+        (lambda: LearnedFrames(8, heads=0), "heads"),
+        (lambda: LearnedFrames(8, layers=0), "layers"),
+        (lambda: LearnedFrames(8, layers=2)(positions.sequence(2), layer=2), "0 … 1"),
+        (lambda: ProjectedFrames(12, 8, heads=2, base="rope"), "'none', 'fixed' or 'learned'"),
+        (lambda: ProjectedFrames(12, 8, heads=2)(positions.sequence(2), torch.zeros(1, 2, 11)), "dim=12"),
+        (lambda: CumulativeFrames(12, 8, heads=2, axes=2)(positions.grid(2, 2), torch.zeros(1, 4, 12)), "grid="),
+        (lambda: TreeFrames(8, branches=0), "1 or more"),
+        (lambda: TreeFrames(8, branches=2)(torch.tensor([[2.0]])), "0 … 1"),
+        (lambda: TreeFrames(8, branches=2)(torch.tensor([[0.5]])), "whole numbers"),
+        (lambda: TreeFrames(8, branches=2, depth=1)(positions.tree([-1, 0, 1])), "2 deep"),
+        (lambda: DenseFrames(8, split="x"), "LieRE"),
+        (lambda: DenseFrames(2, axes=2, split="axial"), "too narrow"),
+    ],
+)
+def test_bad_input_says_what_would_be_right(call, says):
+    with pytest.raises(ValueError, match=says) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_pi():
+    """The angles of a literal table are taken modulo 2π, never beyond ±π."""
+    angles = FixedFrames(2, base=[3.0])(positions.sequence(50)).angles
+    assert angles.abs().max() <= math.pi
