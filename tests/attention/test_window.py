@@ -132,6 +132,7 @@ def test_gradcheck_and_double_backward():
     assert torch.autograd.gradgradcheck(attend, qkv, fast_mode=True)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # SDPA's, not ours
 def test_vmap_equals_batch():
     q, k, v = (x.detach() for x in random_qkv(150, 150, batch=3))
 

@@ -145,6 +145,7 @@ def all_frames(
 ) -> tuple[Frames, Frames, Frames]:
     """Frames of keys, of values at the queries and of values at the keys, where not given taken from the others."""
     key_frames = frames if key_frames is None else key_frames
+    _check_pair(frames, key_frames)
     if value_frames is None:
         if value_key_frames is not None:
             raise ValueError("value_key_frames are given without value_frames: give both, or value_frames alone")
@@ -153,7 +154,19 @@ def all_frames(
         if key_frames is not frames:
             raise ValueError("value_frames are given without value_key_frames: cross-attention needs both")
         value_key_frames = value_frames
+    _check_pair(value_frames, value_key_frames)
     return key_frames, value_frames, value_key_frames
+
+
+def _check_pair(at_queries: Frames, at_keys: Frames) -> None:
+    """Both ends of a journey must turn the same planes; no frames at all (zero planes) go with any."""
+    ends = [f for f in (at_queries, at_keys) if not isinstance(f, FlatFrames) or f.planes]
+    kinds = {(f.layout, f.planes) if isinstance(f, FlatFrames) else ("curved", None) for f in ends}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"frames of queries and keys must be of one kind, layout and number of planes, got {kinds}: "
+            "build both with the same arguments"
+        )
 
 
 def check_options(

@@ -26,9 +26,9 @@ __all__ = ["window_attention"]
 
 
 def window_attention(
-    q: Float[Tensor, "_batch _queries _heads _dim"] | Float[Tensor, "..."],
-    k: Float[Tensor, "_batch _keys _kv_heads _dim"] | Float[Tensor, "..."],
-    v: Float[Tensor, "_batch _keys _kv_heads _value_dim"] | Float[Tensor, "..."],
+    q: Float[Tensor, "*_batch_queries_heads_dim"],
+    k: Float[Tensor, "*_batch_keys_kv_heads_dim"],
+    v: Float[Tensor, "*_batch_keys_kv_heads_value_dim"],
     *,
     window: int,
     causal: bool,
@@ -40,6 +40,7 @@ def window_attention(
 ) -> Float[Tensor, "batch queries heads value_dim"]:
     """Attention over the `window` nearest keys: time and memory grow as tokens × window, backward too.
 
+    q is (batch, queries, heads, dim), k (batch, keys, kv_heads, dim) and v (batch, keys, kv_heads, value_dim).
     The last query sits at the last key, so with fewer queries than keys this is a chunk after a cache. Query
     head h reads key/value head h // (heads // kv_heads).
 
@@ -62,7 +63,7 @@ def window_attention(
     """
     _check(q, k, v, window, dropout, weighting)
     queries, keys = q.shape[1], k.shape[1]
-    mask, segments = _as_rank_4(mask, q, keys), _as_rank_2(segments, k)
+    mask, segments = _widen(mask, segments, q, keys)
 
     start = max(keys - queries - (window - 1), 0)
     if start > 0:  # a cache longer than the window: its oldest keys are never looked at
@@ -87,7 +88,9 @@ def window_attention(
         visible, given = _restrict(visible, row, column, keys - queries, mask, segments)
         return _attend(q[:, None], k[:, None], v[:, None], visible, given, scale, dropout, weighting)
 
-    count = (queries + size - 1) // size
+    # Nor may one graph ask whether there is one block, or whether it is full: hence one to spare when traced.
+    spare = size if torch.compiler.is_compiling() else 0
+    count = (queries + spare + size - 1) // size
     span = lead + size + trail
     front = lead - (keys - queries)
     first = torch.arange(count, device=q.device)[:, None] * size + (keys - queries)
@@ -102,7 +105,7 @@ def window_attention(
     visible, given = _restrict(visible, row, column, keys - queries, mask, segments)
     q = _pad(q, 0, count * size).unflatten(1, (count, size))
     k, v = _gather(k, front, count, size, span), _gather(v, front, count, size, span)
-    return _attend(q, k, v, visible, given, scale, dropout, weighting)[:, :queries]
+    return _unpad(_attend(q, k, v, visible, given, scale, dropout, weighting), queries)
 
 
 def _band(row: Tensor, column: Tensor, window: int, causal: bool) -> Tensor:
@@ -131,7 +134,7 @@ def _restrict(
 
 
 def _exporting() -> bool:
-    return torch.compiler.is_exporting() if hasattr(torch.compiler, "is_exporting") else False
+    return getattr(torch.compiler, "is_exporting", bool)()  # torch 2.6 has none
 
 
 def _pad(x: Tensor, front: int, length: int) -> Tensor:
@@ -141,13 +144,22 @@ def _pad(x: Tensor, front: int, length: int) -> Tensor:
     return F.pad(x, (0, 0, 0, 0, front, length - front - x.shape[1]))
 
 
+def _unpad(x: Tensor, length: int) -> Tensor:
+    if _exporting():  # a slice would have to be proved to lie inside, which is beyond the tracer
+        return x.index_select(1, torch.arange(length, device=x.device))
+    if not torch.compiler.is_compiling() and x.shape[1] == length:
+        return x
+    return x[:, :length]
+
+
 def _gather(x: Tensor, front: int, count: int, size: int, span: int) -> Tensor:
     """The overlapping blocks (batch, count, span, heads, dim) of x after `front` rows of padding."""
     if not torch.compiler.is_compiling():
         return _Gather.apply(x, front, count, size, span)
     steps = -(-span // size)
-    x = _pad(x, front, (count + steps - 1) * size).unflatten(1, (count + steps - 1, size))
-    return torch.cat([x[:, i : i + count, : span - i * size] for i in range(steps)], dim=2)
+    x = _pad(x, front, (count + steps - 1) * size)
+    shifted = (x.narrow(1, i * size, count * size).unflatten(1, (count, size)) for i in range(steps))
+    return torch.cat([part[:, :, : span - i * size] for i, part in enumerate(shifted)], dim=2)
 
 
 class _Gather(torch.autograd.Function):
@@ -255,22 +267,19 @@ def _check(q: Tensor, k: Tensor, v: Tensor, window: int, dropout: float, weighti
         raise ValueError(f"weighting must be 'softmax' or 'softplus', not {weighting!r}")
 
 
-def _as_rank_4(mask: Tensor | None, q: Tensor, keys: int) -> Tensor | None:
-    if mask is None:
-        return None
-    full = (q.shape[0], q.shape[2], q.shape[1], keys)
-    wide = mask[None, None] if mask.ndim == 2 else mask
-    if wide.ndim != 4 or any(n not in (1, most) for n, most in zip(wide.shape, full, strict=True)):
-        raise ValueError(f"mask must broadcast to (batch, heads, queries, keys) = {full}, not {tuple(mask.shape)}")
-    if not (mask.dtype == torch.bool or mask.dtype.is_floating_point):
-        raise ValueError(f"mask must be boolean (True: may attend) or floating (added to scores), not {mask.dtype}")
-    return wide.expand(-1, -1, -1, keys)
-
-
-def _as_rank_2(segments: Tensor | None, k: Tensor) -> Tensor | None:
-    if segments is None:
-        return None
-    wide = segments[None] if segments.ndim == 1 else segments
-    if wide.ndim != 2 or wide.shape[1] != k.shape[1] or wide.shape[0] not in (1, k.shape[0]):
-        raise ValueError(f"segments must be (batch, keys) = {tuple(k.shape[:2])}, not {tuple(segments.shape)}")
-    return wide
+def _widen(mask: Tensor | None, segments: Tensor | None, q: Tensor, keys: int) -> tuple[Tensor | None, Tensor | None]:
+    """The mask in rank 4 with all keys, the segments in rank 2; both views."""
+    if mask is not None:
+        full, shape = (q.shape[0], q.shape[2], q.shape[1], keys), tuple(mask.shape)
+        mask = mask[None, None] if mask.ndim == 2 else mask
+        if mask.ndim != 4 or any(n not in (1, most) for n, most in zip(mask.shape, full, strict=True)):
+            raise ValueError(f"mask must broadcast to (batch, heads, queries, keys) = {full}, not {shape}")
+        if not (mask.dtype == torch.bool or mask.dtype.is_floating_point):
+            raise ValueError(f"mask must be boolean (True: may attend) or floating (added), not {mask.dtype}")
+        mask = mask.expand(-1, -1, -1, keys)
+    if segments is not None:
+        shape = tuple(segments.shape)
+        segments = segments[None] if segments.ndim == 1 else segments
+        if segments.ndim != 2 or segments.shape[1] != keys or segments.shape[0] not in (1, q.shape[0]):
+            raise ValueError(f"segments must be (batch, keys) = {(q.shape[0], keys)}, not {shape}")
+    return mask, segments

@@ -1,0 +1,86 @@
+"""JourneyCache by itself: what goes in comes out, in order, and stays where it was put."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from joformer import JourneyCache
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.sampled_from(["dynamic", "length", "window"]))
+@settings(max_examples=100)
+def test_update_returns_what_was_put_in(cuts, kind):
+    total = sum(cuts)
+    k, v = torch.randn(2, total, 3, 4), torch.randn(2, total, 3, 6)
+    cache = {
+        "dynamic": JourneyCache,
+        "length": lambda: JourneyCache(length=total),
+        "window": lambda: JourneyCache(window=7),
+    }[kind]()
+    at = 0
+    for n in cuts:
+        keys, values = cache.update(k[:, at : at + n], v[:, at : at + n])
+        start = 0 if kind != "window" else max(0, at - 6)
+        assert torch.equal(keys, k[:, start : at + n])
+        assert torch.equal(values, v[:, start : at + n])
+        at += n
+    assert cache.tokens == total
+
+
+def test_growing_copies_little():
+    """Doubling: n single steps allocate O(log n) times, not n times."""
+    cache, rooms = JourneyCache(), set()
+    for _ in range(1000):
+        keys, _ = cache.update(torch.zeros(1, 1, 1, 2), torch.zeros(1, 1, 1, 2))
+        rooms.add(keys.untyped_storage().data_ptr())
+    assert len(rooms) <= 8
+
+
+def test_sliding_memory_stays_small():
+    cache = JourneyCache(window=8)
+    cache.update(torch.zeros(1, 1000, 1, 2), torch.zeros(1, 1000, 1, 2))
+    assert cache._store[0].untyped_storage().nbytes() == 7 * 2 * 4
+
+
+def test_reorder_follows_the_beams():
+    cache = JourneyCache()
+    k = torch.arange(3.0).view(3, 1, 1, 1).expand(3, 2, 1, 2)
+    cache.update(k, k)
+    cache.angles = torch.arange(3.0).view(3, 1, 1, 1)
+    cache.reorder(torch.tensor([2, 2, 0]))
+    keys, values = cache.update(k[:, :1], k[:, :1])
+    assert keys[:, 0, 0, 0].tolist() == values[:, 0, 0, 0].tolist() == [2.0, 2.0, 0.0]
+    assert cache.angles.flatten().tolist() == [2.0, 2.0, 0.0]
+
+
+def test_reset_forgets_and_keeps_preallocated_room():
+    cache = JourneyCache(length=4)
+    first, _ = cache.update(torch.ones(1, 3, 1, 2), torch.ones(1, 3, 1, 2))
+    cache.reset()
+    assert (cache.tokens, cache.angles) == (0, None)
+    second, _ = cache.update(torch.zeros(1, 4, 1, 2), torch.zeros(1, 4, 1, 2))
+    assert second.shape[1] == 4
+    assert second.data_ptr() == first.data_ptr()
+
+
+@pytest.mark.refused
+def test_bad_input_says_what_would_be_right():
+    one = torch.zeros(1, 1, 1, 2)
+    full = JourneyCache(length=1)
+    full.update(one, one)
+    started = JourneyCache()
+    started.update(one, one)
+    for call, says in (
+        (lambda: JourneyCache(length=3, window=3), "not both"),
+        (lambda: JourneyCache(length=0), "1 or more"),
+        (lambda: JourneyCache(window=-1), "1 or more"),
+        (lambda: full.update(one, one), "room for 1"),
+        (lambda: JourneyCache(length=2).update(one.clone().requires_grad_(), one), "no_grad"),
+        (lambda: started.update(torch.zeros(2, 1, 1, 2), torch.zeros(2, 1, 1, 2)), "reset"),
+        (lambda: started.update(one.double(), one.double()), "reset"),
+    ):
+        with pytest.raises(ValueError, match=says) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+    assert (full.tokens, started.tokens) == (1, 1)  # a refused update leaves the cache as it was

@@ -1,0 +1,262 @@
+"""JourneyAttention: the layer as a whole."""
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from joformer import (
+    CumulativeFrames,
+    FixedFrames,
+    FlatFrames,
+    JourneyAttention,
+    JourneyCache,
+    LearnedFrames,
+    ProjectedFrames,
+    convert_layout,
+    journey_attention,
+    positions,
+)
+from joformer.testing import assert_close
+
+DIM, HEADS, HEAD = 24, 3, 8
+
+
+def oracle_of(attention):
+    """The same layer on the reference backend."""
+    other = JourneyAttention(
+        attention.dim, attention.heads, kv_heads=attention.kv_heads, head_dim=attention.head_dim,
+        value_dim=attention.value_dim, context_dim=attention.context_dim, transport=attention.transport,
+        causal=attention.causal, window=attention.window, weighting=attention.weighting,
+        bias=attention.out.bias is not None, backend="reference",
+    )  # fmt: skip
+    other.load_state_dict(attention.state_dict())
+    return other.to(next(attention.parameters()).dtype)
+
+
+@pytest.mark.parametrize("transport", ["none", "scores", "values", "both"])
+@pytest.mark.parametrize("kv_heads", [6, 3, 2, 1])
+@pytest.mark.parametrize("per_head", [True, False])
+def test_layer_and_all_its_gradients_are_the_reference(transport, kv_heads, per_head, dtype):
+    attention = JourneyAttention(DIM, 6, kv_heads=kv_heads, value_dim=6, transport=transport, causal=True, bias=True)
+    attention, frames = attention.to(dtype), LearnedFrames(4, heads=kv_heads if per_head else 1).to(dtype)
+    oracle = oracle_of(attention)
+    x = torch.randn(2, 7, DIM, dtype=dtype)
+    results = []
+    for layer in (attention, oracle):
+        inputs = x.clone().requires_grad_()
+        out = layer(inputs, frames(positions.sequence(7)))
+        wanted = [inputs, *layer.parameters(), *frames.parameters()]
+        gradients = torch.autograd.grad(out.square().sum(), wanted, allow_unused=True)
+        results.append([out, *(torch.zeros_like(w) if g is None else g for g, w in zip(gradients, wanted))])
+    for fast, slow in zip(*results):
+        assert_close(fast, slow, tolerance=2e-5 if dtype == torch.float32 else 1e-12)
+
+
+def test_cross_attention_with_other_frames(dtype):
+    attention = JourneyAttention(DIM, HEADS, context_dim=10).to(dtype)
+    x, context = torch.randn(2, 7, DIM, dtype=dtype), torch.randn(2, 4, 10, dtype=dtype)
+    here = FixedFrames(HEAD)(positions.sequence(7))
+    there = FixedFrames(HEAD)(positions.sequence(4, offset=100))
+    got = attention(x, here, context=context, key_frames=there)
+    assert_close(got, oracle_of(attention)(x, here, context=context, key_frames=there))
+
+
+def test_double_backward_where_sdpa_allows():
+    attention = JourneyAttention(DIM, HEADS).double()
+    x = torch.randn(1, 5, DIM, dtype=torch.float64, requires_grad=True)
+    frames = FixedFrames(HEAD)(positions.sequence(5))
+    with sdpa_kernel(SDPBackend.MATH):
+        assert torch.autograd.gradgradcheck(lambda x: attention(x, frames), (x,), fast_mode=True)
+
+
+def test_input_and_frames_are_left_untouched():
+    attention = JourneyAttention(DIM, HEADS)
+    x, frames = torch.randn(1, 5, DIM), FixedFrames(HEAD)(positions.sequence(5))
+    before = x.clone(), frames.angles.clone(), frames.cos_sin.clone()
+    first = attention(x, frames)
+    assert torch.equal(attention(x, frames), first)
+    for now, then in zip((x, frames.angles, frames.cos_sin), before):
+        assert torch.equal(now, then)
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [FixedFrames(HEAD), LearnedFrames(HEAD, heads=HEADS), ProjectedFrames(DIM, HEAD, heads=HEADS)],
+    ids=["fixed", "learned", "base+projected"],
+)
+def test_the_whole_layer_is_invariant_under_a_joint_shift(frames, dtype):
+    """CLAIMS row 18: F(x, pos + u) = F(x, pos) for the whole softmax layer, even a million tokens away."""
+    if isinstance(frames, ProjectedFrames):
+        torch.nn.init.normal_(frames.projector.w2.weight)
+    attention, frames = JourneyAttention(DIM, HEADS).to(dtype), frames.to(dtype)
+    x = torch.randn(2, 9, DIM, dtype=dtype)
+    here = attention(x, frames(positions.sequence(9), x))
+    there = attention(x, frames(positions.sequence(9, offset=1_048_576), x))
+    assert_close(there, here, tolerance=2e-6 if dtype == torch.float32 else 1e-9)
+    frames.float()
+
+
+def frames_of(kind, dtype):
+    module = {
+        "fixed": lambda: FixedFrames(HEAD),
+        "learned": lambda: LearnedFrames(HEAD, heads=HEADS),
+        "projected": lambda: ProjectedFrames(DIM, HEAD, heads=HEADS),
+        "cumulative": lambda: CumulativeFrames(DIM, HEAD, heads=HEADS),
+    }[kind]()
+    if hasattr(module, "projector"):
+        torch.nn.init.normal_(module.projector.w2.weight)
+    return module.to(dtype)
+
+
+KINDS = ["fixed", "learned", "projected", "cumulative"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("window", [None, 3])
+def test_packed_is_separate(kind, window, dtype):
+    lengths = [4, 1, 6]
+    module, attention = frames_of(kind, dtype), JourneyAttention(DIM, HEADS, causal=True, window=window).to(dtype)
+    x = torch.randn(2, sum(lengths), DIM, dtype=dtype)
+    together = attention(x, module(positions.packed(lengths), x), segments=positions.segments(lengths))
+    for part, at in zip(x.split(lengths, 1), together.split(lengths, 1)):
+        alone = attention(part, module(positions.sequence(part.shape[1]), part))
+        assert_close(at, alone, tolerance=1e-5 if dtype == torch.float32 else 1e-11)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("window", [None, 3])
+def test_padded_is_unpadded(kind, left, window, dtype):
+    module, attention = frames_of(kind, dtype), JourneyAttention(DIM, HEADS, causal=True, window=window).to(dtype)
+    real = torch.tensor([[True] * 7, [False] * 3 + [True] * 4 if left else [True] * 4 + [False] * 3])
+    x = torch.randn(2, 7, DIM, dtype=dtype)
+    together = attention(x, module(positions.padded(real), x), mask=real[:, None, None, :])
+    for row in (0, 1):
+        alone = x[row : row + 1, real[row]]
+        expected = attention(alone, module(positions.sequence(alone.shape[1]), alone))
+        assert_close(together[row : row + 1, real[row]], expected, tolerance=1e-5 if dtype == torch.float32 else 1e-11)
+
+
+CACHES = {
+    "dynamic": JourneyCache,
+    "preallocated": lambda: JourneyCache(length=20),
+    "sliding": lambda: JourneyCache(window=4),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("transport", ["scores", "both"])
+def test_prefill_is_chunks_is_steps(kind, cache, transport, dtype):
+    window = 4 if cache == "sliding" else None
+    module = frames_of(kind, dtype)
+    attention = JourneyAttention(DIM, HEADS, causal=True, window=window, transport=transport).to(dtype)
+    x = torch.randn(2, 12, DIM, dtype=dtype)
+    with torch.no_grad():
+        whole = attention(x, module(positions.sequence(12), x))
+        for cuts in ([12], [1] * 12, [6, 1, 1, 4]):
+            memory, outs = CACHES[cache](), []
+            for part in x.split(cuts, 1):
+                where = positions.sequence(part.shape[1], offset=memory.tokens)
+                state = {"state": memory.angles} if kind == "cumulative" else {}
+                outs.append(attention(part, module(where, part, **state), cache=memory))
+            assert memory.tokens == 12
+            assert_close(torch.cat(outs, 1), whole, tolerance=1e-5 if dtype == torch.float32 else 1e-11)
+
+
+def test_left_padding_with_a_cache(dtype):
+    module, attention = FixedFrames(HEAD), JourneyAttention(DIM, HEADS, causal=True).to(dtype)
+    real = torch.tensor([[False, False, True, True, True], [True] * 5])
+    x = torch.randn(2, 5, DIM, dtype=dtype)
+    where, cache = positions.padded(real), JourneyCache()
+    with torch.no_grad():
+        outs = []
+        for t in range(5):
+            mask = real[:, None, None, : t + 1]
+            outs.append(attention(x[:, t : t + 1], module(where[:, t : t + 1]), mask=mask, cache=cache))
+        alone = attention(x[:1, 2:], module(positions.sequence(3)))
+    assert_close(torch.cat(outs, 1)[:1, 2:], alone)
+
+
+def test_gradients_through_a_growing_cache():
+    attention, module = JourneyAttention(DIM, HEADS, causal=True).double(), FixedFrames(HEAD)
+    x = torch.randn(1, 6, DIM, dtype=torch.float64, requires_grad=True)
+    cache = JourneyCache()
+    parts = [
+        attention(part, module(positions.sequence(part.shape[1], offset=cache.tokens)), cache=cache)
+        for part in x.split([4, 2], 1)
+    ]
+    (through_cache,) = torch.autograd.grad(torch.cat(parts, 1).square().sum(), x)
+    (at_once,) = torch.autograd.grad(attention(x, module(positions.sequence(6))).square().sum(), x)
+    assert_close(through_cache, at_once)
+
+
+def test_converted_weights_compute_the_same_in_the_other_layout(dtype):
+    """W_q, W_k, W_v rows and W_o columns reordered: same function on the half layout's frames."""
+    attention, other = (JourneyAttention(DIM, HEADS).to(dtype) for _ in range(2))
+    with torch.no_grad():
+        other.qkv.weight.copy_(convert_layout(attention.qkv.weight, head_dim=HEAD, to="half", dim=0))
+        other.out.weight.copy_(convert_layout(attention.out.weight, head_dim=HEAD, to="half", dim=1))
+    x = torch.randn(2, 5, DIM, dtype=dtype)
+    a = attention(x, FixedFrames(HEAD)(positions.sequence(5)))
+    b = other(x, FixedFrames(HEAD, layout="half")(positions.sequence(5)))
+    assert_close(a, b)
+
+
+def test_dropout_only_in_training():
+    attention = JourneyAttention(DIM, HEADS, dropout=0.5)
+    x, frames = torch.randn(1, 9, DIM), FixedFrames(HEAD)(positions.sequence(9))
+    assert not torch.equal(attention(x, frames), attention(x, frames))
+    attention.eval()
+    assert torch.equal(attention(x, frames), attention(x, frames))
+
+
+def test_scale_is_used():
+    x, frames = torch.randn(1, 5, DIM), FixedFrames(HEAD)(positions.sequence(5))
+    attention = JourneyAttention(DIM, HEADS, scale=0.01)
+    q, k, v = (t.unflatten(-1, (HEADS, HEAD)) for t in attention.qkv(x).chunk(3, -1))
+    expected = attention.out(journey_attention(q, k, v, frames, scale=0.01).flatten(2))
+    assert_close(attention(x, frames), expected)
+
+
+def test_ensembles_by_vmap():
+    """The module under torch.func: the in-place path steps aside."""
+    layers = [JourneyAttention(DIM, HEADS) for _ in range(3)]
+    frames, x = FixedFrames(HEAD)(positions.sequence(5)), torch.randn(2, 5, DIM)
+    stacked, _ = torch.func.stack_module_state(layers)
+    with sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        outs = torch.vmap(lambda p: torch.func.functional_call(layers[0], p, (x, frames)))(stacked)
+        for out, layer in zip(outs, layers):
+            assert_close(out, layer(x, frames))
+
+
+X, F = torch.zeros(1, 5, DIM), FlatFrames.of(torch.zeros(1, 5, 1, 4))
+
+
+@pytest.mark.refused
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: JourneyAttention(25, 3), "does not divide"),
+        (lambda: JourneyAttention(24, 3, kv_heads=2), "multiple"),
+        (lambda: JourneyAttention(24, 0), "positive"),
+        (lambda: JourneyAttention(24, 3, transport="all"), "transport"),
+        (lambda: JourneyAttention(24, 3, window=0), "window"),
+        (lambda: JourneyAttention(24, 3, dropout=2.0), "dropout"),
+        (lambda: JourneyAttention(24, 3, context_dim=5, causal=True), "cross-attention"),
+        (lambda: JourneyAttention(24, 3)(X[0], F), "batch, tokens, dim=24"),
+        (lambda: JourneyAttention(24, 3)(X, F, context=X), "context_dim="),
+        (lambda: JourneyAttention(24, 3, context_dim=24)(X, F), "context="),
+        (lambda: JourneyAttention(24, 3, context_dim=24)(X, F, context=X), "key_frames="),
+        (lambda: JourneyAttention(24, 3)(X, F, key_frames=F), "share frames"),
+        (lambda: JourneyAttention(24, 3)(X, F, cache=JourneyCache()), "causal=True"),
+        (lambda: JourneyAttention(24, 3, causal=True)(X, F, cache=JourneyCache(window=3)), "too short"),
+        (lambda: JourneyAttention(24, 3, causal=True, window=9)(X, F, cache=JourneyCache(window=3)), "too short"),
+        (lambda: JourneyAttention(24, 3)(X, FixedFrames(8)), "call the module first"),
+        (lambda: JourneyAttention(24, 3)(X, FlatFrames.of(torch.zeros(1, 5, 2, 4))), "divisor"),
+    ],
+)
+def test_bad_input_says_what_would_be_right(call, says):
+    with pytest.raises(ValueError, match=says) as caught:
+        call()
+    assert "\n" not in str(caught.value)

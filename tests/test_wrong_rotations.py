@@ -1,0 +1,141 @@
+"""Identities are worth what they catch: each of these wrong rotations must fail, in every identity meant for it."""
+
+import sys
+
+import pytest
+import torch
+
+from joformer import FixedFrames, FlatFrames, journey_attention, kernels, positions, rotate
+from joformer.testing import (
+    assert_is_rotation,
+    assert_matches_reference,
+    assert_norm_preserved,
+    assert_shift_invariant,
+    assert_telescopes,
+    assert_undone,
+)
+
+
+def by_planes(x, frames, formula):
+    cos, sin = frames.angles.cos().to(x.dtype), frames.angles.sin().to(x.dtype)
+    a, b = x[..., 0::2], x[..., 1::2]
+    return torch.stack(formula(a, b, cos, sin), -1).flatten(-2)
+
+
+def one_sign_flipped(x, frames, inverse=False):
+    s = -1 if inverse else 1
+    return by_planes(x, frames, lambda a, b, c, sin: (a * c + b * s * sin, a * s * sin + b * c))
+
+
+def inverse_ignored(x, frames, inverse=False):
+    return rotate(x, frames)
+
+
+def turned_the_other_way(x, frames, inverse=False):
+    return rotate(x, frames, inverse=not inverse)
+
+
+def planes_mispaired(x, frames, inverse=False):
+    return rotate(x, FlatFrames.of(frames.angles, layout="half"), inverse)
+
+
+def positions_off(x, frames, inverse=False):
+    return rotate(x, FlatFrames.of(frames.angles.abs()), inverse)
+
+
+WRONG = {
+    one_sign_flipped: {"is_rotation", "norm", "undone", "telescopes", "shift"},
+    inverse_ignored: {"undone", "telescopes", "shift"},
+    turned_the_other_way: {"is_rotation"},
+    planes_mispaired: {"is_rotation"},
+    positions_off: {"is_rotation", "shift"},
+}
+
+
+def identities(rotate):
+    torch.manual_seed(0)
+    frames = FlatFrames.of(torch.randn(1, 6, 1, 4, dtype=torch.float64))
+    x = torch.randn(2, 6, 2, 8, dtype=torch.float64)
+    shift = torch.tensor([3.0], dtype=torch.float64)
+    return {
+        "is_rotation": lambda: assert_is_rotation(frames, x, rotate=rotate),
+        "norm": lambda: assert_norm_preserved(frames, x, rotate=rotate),
+        "undone": lambda: assert_undone(frames, x, rotate=rotate),
+        "telescopes": lambda: assert_telescopes(frames, x, rotate=rotate),
+        "shift": lambda: assert_shift_invariant(
+            FixedFrames(8), positions.sequence(6), shift, rotate=rotate, dtype=torch.float64
+        ),
+    }
+
+
+def fails(check):
+    try:
+        check()
+    except AssertionError:
+        return True
+    return False
+
+
+def test_the_right_rotation_passes_all():
+    assert not [name for name, check in identities(rotate).items() if fails(check)]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda f: f.__name__)
+def test_wrong_rotations_are_caught(wrong):
+    caught = {name for name, check in identities(wrong).items() if fails(check)}
+    assert caught == WRONG[wrong]
+
+
+def flipped_kernels():
+    """Every sign of the arithmetic itself, flipped one at a time, forward or backward."""
+    turn, real, gradient, undone = kernels.turn, kernels.turn_real, kernels._angle_gradient, kernels.undone
+    mirror = torch.tensor([1.0, -1.0])
+
+    def other_way(x, unit, layout, out):
+        turn(x, unit * mirror.to(unit), layout, out)
+
+    return {
+        "turn": ("turn", other_way),
+        "angle gradient": ("_angle_gradient", lambda *a, **k: -gradient(*a, **k)),
+        "inverse": ("undone", lambda unit, layout: unit),
+        "inverse of cos": ("undone", lambda unit, layout: -undone(unit, layout)),
+        "real": ("turn_real", lambda x, unit, layout, inverse: real(x, unit, layout, not inverse)),
+    }
+
+
+@pytest.mark.parametrize("which", flipped_kernels())
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+def test_a_flipped_sign_in_the_hot_path_is_caught_by_the_reference(which, layout, monkeypatch):
+    name, wrong = flipped_kernels()[which]
+    monkeypatch.setattr(kernels, name, wrong)
+    # As an attribute of the package, `joformer.rotate` is the function; the module that imported the kernel is meant.
+    monkeypatch.setattr(sys.modules["joformer.rotate"], name, wrong, raising=False)
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 5, 2, 8, dtype=torch.float64)
+    angles = torch.randn(1, 5, 1, 4, dtype=torch.float64)
+
+    def values_and_angle_gradient():
+        # Scores alone are blind to turning everything the other way round twice; one-sided transports are not.
+        still = FlatFrames.of(torch.zeros_like(angles), layout=layout)
+        for options in ({}, {"value_frames": still}, {"value_frames": still, "value_key_frames": still}):
+            assert_matches_reference(q, k, v, FlatFrames.of(angles, layout=layout), **options)
+        a = angles.clone().requires_grad_()
+        both = [
+            torch.autograd.grad(
+                journey_attention(q, k, v, FlatFrames.of(a, layout=layout), backend=backend).square().sum(), a
+            )[0]
+            for backend in ("auto", "reference")
+        ]
+        assert torch.allclose(*both, atol=1e-10)
+        assert_is_rotation(FlatFrames.of(angles, layout=layout), q)
+        together = torch.vmap(lambda q: rotate(q, FlatFrames.of(angles, layout=layout)))(q[None])[0]
+        assert torch.allclose(together, rotate(q, FlatFrames.of(angles, layout=layout)))
+
+    with pytest.raises(AssertionError):
+        values_and_angle_gradient()
+
+
+def test_the_same_checks_pass_unflipped():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 5, 2, 8, dtype=torch.float64)
+    assert_matches_reference(q, k, v, FlatFrames.of(torch.randn(1, 5, 1, 4, dtype=torch.float64)))
