@@ -29,7 +29,7 @@ def geometric(planes: int, base: float = 10000.0, *, device: torch.device | None
     """
     if planes < 0:
         raise ValueError(f"planes must be 0 or more, got {planes}")
-    if not base > 0 or not math.isfinite(base):
+    if not 0 < base < math.inf:
         raise ValueError(f"base must be a positive number, got {base}; 10000 is usual for text, 100 for images")
     return base ** (-torch.arange(planes, dtype=torch.float64, device=device) / max(planes, 1))
 
@@ -179,5 +179,5 @@ def per_axis(
 
 
 def _check_factor(factor: float) -> None:
-    if not factor >= 1 or not math.isfinite(factor):
+    if not 1 <= factor < math.inf:
         raise ValueError(f"factor must be how many times longer the context gets, 1 or more, got {factor}")

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 Layout = Literal["interleaved", "half"]
 Turn = tuple[Tensor, Tensor, Layout]
@@ -198,6 +199,47 @@ class RotatePacked(torch.autograd.Function):
             else:
                 turn(g, turns[1], turns[2], out)
         return packed, None, None, *to_angles
+
+
+class UnrotateLinear(torch.autograd.Function):
+    """W A⁻¹ o + b: the end of an attention layer, which keeps o alone for its backward.
+
+    Attention keeps o too, so that undoing the frames adds no memory; A⁻¹ o is made again when W's gradient needs it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, o: Tensor, angles: Tensor, turns: Turn, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.turns, ctx.biased = turns, bias is not None
+        ctx.save_for_backward(o, angles, weight)
+        return F.linear(_fresh_turn(o, turns).flatten(2), weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        o, angles, weight = ctx.saved_tensors
+        unit, back, layout = ctx.turns
+        again = torch.is_grad_enabled()  # create_graph: every step must itself be differentiable
+        to_o = to_angles = to_weight = to_bias = None
+        undone = Rotate.apply(o, angles, ctx.turns, True) if again else _fresh_turn(o, ctx.turns)
+        if ctx.needs_input_grad[3]:
+            to_weight = grad.flatten(0, 1).T @ undone.flatten(2).flatten(0, 1)
+        if ctx.biased and ctx.needs_input_grad[4]:
+            to_bias = grad.sum((0, 1))
+        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
+            inner = (grad @ weight).unflatten(-1, o.shape[2:])
+            if ctx.needs_input_grad[1]:
+                to_angles = _angle_gradient(inner, undone, angles, layout, inverse=True)
+            if again:
+                to_o = Rotate.apply(inner, angles, (back, unit, layout), False)
+            else:
+                turn(inner, back, layout, inner)
+                to_o = inner
+        return to_o, to_angles, None, to_weight, to_bias
+
+
+def _fresh_turn(x: Tensor, turns: Turn) -> Tensor:
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    turn(x, turns[0], turns[2], out)
+    return out
 
 
 def _runs(packed: Tensor, widths: Any, turns: Sequence[Turn | None]) -> list[tuple[Tensor, Turn]]:

@@ -22,9 +22,20 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from joformer.kernels import Layout, Rotate, RotatePacked, Turn, cos_sin, cut_heads, traced, turn_real, undone
+from joformer.kernels import (
+    Layout,
+    Rotate,
+    RotatePacked,
+    Turn,
+    UnrotateLinear,
+    cos_sin,
+    cut_heads,
+    traced,
+    turn_real,
+    undone,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,6 +232,29 @@ def rotate_packed_(
         return tuple(parts)
     turns = [None if its is None else its.turns(packed.dtype, inverse=False) for its in flat]
     return RotatePacked.apply(packed, widths, turns, *(None if its is None else its.angles for its in flat))
+
+
+def unrotate_linear(
+    o: Float[Tensor, "batch tokens heads head_dim"], frames: Frames, linear: nn.Linear
+) -> Float[Tensor, "batch tokens out"]:
+    """W (A_t⁻¹ o_t) + b, heads side by side: undo the frames and project, keeping nothing that attention does not.
+
+    >>> frames = FlatFrames.of(torch.rand(1, 3, 1, 2))
+    >>> o, linear = torch.rand(1, 3, 2, 4), nn.Linear(8, 5)
+    >>> torch.allclose(unrotate_linear(o, frames, linear), linear(rotate(o, frames, inverse=True).flatten(2)))
+    True
+    """
+    check_fits(o, frames)
+    # Whatever listens to the module, or replaces it, must be heard: adapters, hooks, sharding, autocast.
+    plain = (
+        type(linear) is nn.Linear
+        and not (linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks)
+        and not torch.is_autocast_enabled(o.device.type)
+        and o.dtype == linear.weight.dtype
+    )
+    if traced() or not plain or isinstance(frames, CurvedFrames) or frames.planes == 0 or not torch.is_grad_enabled():
+        return linear(rotate(o, frames, inverse=True).flatten(2))
+    return UnrotateLinear.apply(o, frames.angles, frames.turns(o.dtype, inverse=True), linear.weight, linear.bias)
 
 
 def convert_layout(

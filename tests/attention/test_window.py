@@ -13,6 +13,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import joformer.attention.window as module
 from joformer.attention.window import window_attention
 
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Thousands of tiny calls: on a shared machine, waiting for a second thread costs more than it brings."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-11}
 
 
@@ -206,12 +216,16 @@ def test_dropout_drops_weights_and_keeps_their_mean(weighting, length):
 class Largest(TorchDispatchMode):
     """The number of elements of the largest tensor that any operation returned with memory of its own."""
 
-    numel = 0
+    def __init__(self, known=None):
+        super().__init__()
+        self.numel, self.known = 0, known
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         for tensor in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(tensor, Tensor):
+            view = self.known is not None and isinstance(tensor, Tensor)
+            view = view and tensor.untyped_storage().data_ptr() == self.known.untyped_storage().data_ptr()
+            if isinstance(tensor, Tensor) and not view:
                 self.numel = max(self.numel, tensor.untyped_storage().nbytes() // tensor.element_size())
         return out
 
@@ -247,10 +261,9 @@ def test_largest_tensor_grows_with_length_not_its_square(extra, causal):
 
 def test_dense_mask_is_read_in_blocks():
     mask = torch.rand(4096, 4096) < 0.9
-    with Largest() as largest:
+    with Largest(known=mask) as largest:
         window_attention(*(x.detach() for x in random_qkv(4096, 4096)), window=16, causal=True, scale=0.5, mask=mask)
-    views_of_it = mask.numel()
-    assert largest.numel <= views_of_it
+    assert largest.numel < mask.numel() / 8
 
 
 @pytest.mark.parametrize(
@@ -290,14 +303,12 @@ def test_one_graph_serves_all_lengths(causal):
     def attend(q, k, v, mask):
         return window_attention(q, k, v, window=8, causal=causal, scale=0.5, mask=mask)
 
-    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    # Code generation is left out: it takes half a minute and is not ours.
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="aot_eager")
     with torch._dynamo.config.patch(error_on_recompile=True):
         for length in (150, 192, 333):
-            qkv = random_qkv(length, length, heads=4)
+            qkv = random_qkv(length, length, batch=2, heads=4)
             mask = torch.arange(length).view(1, 1, 1, length) < length - 3
-            for x in qkv:
-                torch._dynamo.mark_dynamic(x, 1)
-            torch._dynamo.mark_dynamic(mask, 3)
             found = torch.autograd.grad(compiled(*qkv, mask).square().sum(), qkv)
             wanted = torch.autograd.grad(attend(*qkv, mask).square().sum(), qkv)
             for a, b in zip(found, wanted):

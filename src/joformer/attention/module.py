@@ -23,7 +23,7 @@ from joformer.attention.functional import (
     journey_attention,
     sides,
 )
-from joformer.rotate import FlatFrames, Frames, rotate, rotate_packed_
+from joformer.rotate import FlatFrames, Frames, rotate_packed_, unrotate_linear
 
 
 class JourneyAttention(nn.Module):
@@ -131,9 +131,7 @@ class JourneyAttention(nn.Module):
             mask = None if mask is None else mask[..., -k.shape[1] :] if mask.shape[-1] > 1 else mask
             segments = None if segments is None else segments[..., -k.shape[1] :]
         out = attend(q, k, v, mask=mask, segments=segments, **self._options())
-        if values:
-            out = rotate(out, value_frames, inverse=True)
-        return self.out(out.flatten(2))
+        return unrotate_linear(out, value_frames, self.out) if values else self.out(out.flatten(2))
 
     def _project(
         self, x: Tensor, context: Tensor | None, frames: Sequence[Frames | None]

@@ -51,7 +51,6 @@ def window_attention(
         segments: (batch, keys) or (keys,): tokens of packed sequences see only those of equal number.
         dropout: probability with which a weight is dropped (the rest is scaled up).
         weighting: "softmax", or "softplus" for the unnormalised weights log(1 + exp(score)).
-
     A query that may attend to nothing gives zeros, and zero gradients, never NaN.
 
     >>> q = k = v = torch.eye(4).view(1, 4, 1, 4)
@@ -77,60 +76,47 @@ def window_attention(
     # Measured: below 64 the keys gathered grow faster than the scores shrink; above, half a window is about as
     # fast as a quarter, and gathers 3 keys per token instead of 5.
     size = max(64, -(-window // 16) * 8)
-
+    offset = keys - queries
     # An exported graph has to serve all lengths, so there a length may decide nothing.
-    if queries == 1 or (not _exporting() and queries <= lead + trail + size):
-        if queries == keys <= window and causal and mask is None and segments is None and weighting == "softmax":
-            return _plain_causal(q, k, v, scale, dropout)
-        row = torch.arange(queries, device=q.device)[None] + (keys - queries)
-        column = torch.arange(keys, device=q.device)[None]
-        visible = None if queries == 1 and causal else _band(row, column, window, causal)
-        visible, given = _restrict(visible, row, column, keys - queries, mask, segments)
-        return _attend(q[:, None], k[:, None], v[:, None], visible, given, scale, dropout, weighting)
+    whole = queries == 1 or (not _exporting() and queries <= lead + trail + size)
+    plain = causal and weighting == "softmax" and mask is segments is None
+    if whole and plain and (queries == 1 or queries == keys <= window):
+        # All that is left is visible, or the lower triangle, and SDPA is fastest when told so without a mask.
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        few = q.shape[1] != k.shape[1]
+        o = F.scaled_dot_product_attention(q, k, v, None, dropout, queries > 1, scale=scale, enable_gqa=few)
+        return o.transpose(1, 2)
+    if whole:
+        count, size, lead, trail = 1, queries, offset, 0
+    else:
+        # Nor may one graph ask whether there is one block, or whether it is full: hence one to spare when traced.
+        spare = size if torch.compiler.is_compiling() else 0
+        count = (queries + spare + size - 1) // size
 
-    # Nor may one graph ask whether there is one block, or whether it is full: hence one to spare when traced.
-    spare = size if torch.compiler.is_compiling() else 0
-    count = (queries + spare + size - 1) // size
-    span = lead + size + trail
-    front = lead - (keys - queries)
-    first = torch.arange(count, device=q.device)[:, None] * size + (keys - queries)
-    row = first + torch.arange(size, device=q.device)
-    column = first + torch.arange(-lead, size + trail, device=q.device)
-    # The padding of queries, at the end, sees padding: no row is ever empty because of it.
-    exists = column[:, None] >= 0
-    if not causal:
-        exists = exists & ((column[:, None] < keys) | (row[:, :, None] >= keys))
-    visible = _band(row, column, window, causal) & exists
-    row, column = row.clamp(max=keys - 1), column.clamp(0, keys - 1)
-    visible, given = _restrict(visible, row, column, keys - queries, mask, segments)
-    q = _pad(q, 0, count * size).unflatten(1, (count, size))
-    k, v = _gather(k, front, count, size, span), _gather(v, front, count, size, span)
-    return _unpad(_attend(q, k, v, visible, given, scale, dropout, weighting), queries)
-
-
-def _band(row: Tensor, column: Tensor, window: int, causal: bool) -> Tensor:
-    """(count, size, span), by the positions of queries (count, size) and keys (count, span)."""
-    distance = row[:, :, None] - column[:, None]
-    return (distance < window) & (distance >= 0 if causal else distance > -window)
-
-
-def _restrict(
-    visible: Tensor | None,
-    row: Tensor,
-    column: Tensor,
-    offset: int,
-    mask: Tensor | None,
-    segments: Tensor | None,
-) -> tuple[Tensor | None, Tensor | None]:
-    """What the window and the segments let through, and the user's mask, both in blocks (…, count, size, span)."""
+    begin = torch.arange(count, device=q.device)[:, None] * size + offset
+    row = begin + torch.arange(size, device=q.device)
+    column = begin + torch.arange(-lead, size + trail, device=q.device)
+    distance = row[:1, :, None] - column[:1, None]
+    visible = (distance < window) & (distance >= 0 if causal else distance > -window)
+    if whole:
+        q, k, v = q[:, None], k[:, None], v[:, None]
+    else:
+        visible = visible & (column[:, None] >= 0)
+        if not causal:  # queries that are padding do see padding, so that no row is empty because of it
+            visible = visible & ((column[:, None] < keys) | (row[:, :, None] >= keys))
+        row, column = row.clamp(max=keys - 1), column.clamp(0, keys - 1)
+        q = _pad(q, 0, count * size).unflatten(1, (count, size))
+        k, v = (_gather(x, lead - offset, count, size, lead + size + trail) for x in (k, v))
     if segments is not None:
-        same = (segments[:, row][..., None] == segments[:, column][:, :, None])[:, None]
-        visible = same if visible is None else visible & same
-    if mask is None:
-        return visible, None
-    if mask.shape[2] == 1:
-        return visible, mask[:, :, 0, column][:, :, :, None]
-    return visible, mask[:, :, (row - offset)[:, :, None], column[:, None]]
+        visible = visible & (segments[:, row][..., None] == segments[:, column][:, :, None])[:, None]
+    if mask is not None and mask.shape[2] == 1:
+        mask = mask[:, :, 0, column][:, :, :, None]
+    elif mask is not None:
+        mask = mask[:, :, (row - offset)[:, :, None], column[:, None]]
+    o = _attend(q, k, v, visible, mask, scale, dropout, weighting)
+    if _exporting() and not whole:  # a slice would have to be proved to lie inside, which is beyond the tracer
+        return o.index_select(1, torch.arange(queries, device=q.device))
+    return o if whole or (not torch.compiler.is_compiling() and o.shape[1] == queries) else o[:, :queries]
 
 
 def _exporting() -> bool:
@@ -142,14 +128,6 @@ def _pad(x: Tensor, front: int, length: int) -> Tensor:
     if not torch.compiler.is_compiling() and x.shape[1] == length:
         return x
     return F.pad(x, (0, 0, 0, 0, front, length - front - x.shape[1]))
-
-
-def _unpad(x: Tensor, length: int) -> Tensor:
-    if _exporting():  # a slice would have to be proved to lie inside, which is beyond the tracer
-        return x.index_select(1, torch.arange(length, device=x.device))
-    if not torch.compiler.is_compiling() and x.shape[1] == length:
-        return x
-    return x[:, :length]
 
 
 def _gather(x: Tensor, front: int, count: int, size: int, span: int) -> Tensor:
@@ -194,19 +172,11 @@ class _Gather(torch.autograd.Function):
         return total.flatten(1, 2)[:, front : front + ctx.length], None, None, None, None
 
 
-def _plain_causal(q: Tensor, k: Tensor, v: Tensor, scale: float, dropout: float) -> Tensor:
-    """The window is no narrower than the sequence: SDPA skips the upper triangle only when told this way."""
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    grouped = q.shape[1] != k.shape[1]
-    o = F.scaled_dot_product_attention(q, k, v, None, dropout, is_causal=True, scale=scale, enable_gqa=grouped)
-    return o.transpose(1, 2)
-
-
 def _attend(
     q: Float[Tensor, "batch count size heads dim"],
     k: Float[Tensor, "batch count span kv_heads dim"],
     v: Float[Tensor, "batch count span kv_heads value_dim"],
-    visible: Bool[Tensor, "..."] | None,
+    visible: Bool[Tensor, "..."],
     given: Shaped[Tensor, "..."] | None,
     scale: float,
     dropout: float,
@@ -218,29 +188,24 @@ def _attend(
     group = heads // kv_heads
     mask, live = visible, None
     if given is not None:
-        if given.dtype == torch.bool:
-            mask = given if visible is None else given & visible
-            live = mask.any(-1, keepdim=True)
-        else:
-            mask = given.to(q.dtype) if visible is None else given.to(q.dtype).where(visible, -torch.inf)
-            live = (mask > -torch.inf).any(-1, keepdim=True)
+        additive = given.dtype != torch.bool
+        mask = given.to(q.dtype).where(visible, -torch.inf) if additive else given & visible
+        live = (mask > -torch.inf if additive else mask).any(-1, keepdim=True)
         # What a kernel makes of a row without keys differs between devices: give it some, and drop the result.
-        mask = mask.masked_fill(~live, True if mask.dtype == torch.bool else 0.0)
+        mask = mask.masked_fill(~live, 0.0 if additive else True)
 
     # The queries of a group become rows of one head, so that keys and values need not be repeated.
     q = q.unflatten(3, (kv_heads, group)).permute(0, 1, 3, 4, 2, 5).flatten(3, 4).flatten(0, 1)
     k, v = k.transpose(2, 3).flatten(0, 1), v.transpose(2, 3).flatten(0, 1)
-    if mask is not None:
-        mask = mask.expand(*(1,) * (5 - mask.ndim), *mask.shape).movedim(1, 2)
-        mask = mask.unflatten(2, (kv_heads, group) if mask.shape[2] > 1 else (1, 1))
-        mask = mask.expand(batch, count, -1, group, size, span).flatten(3, 4).flatten(0, 1)
+    mask = mask.expand(*(1,) * (5 - mask.ndim), *mask.shape).movedim(1, 2)
+    mask = mask.unflatten(2, (kv_heads, group) if mask.shape[2] > 1 else (1, 1))
+    mask = mask.expand(batch, count, -1, group, size, span).flatten(3, 4).flatten(0, 1)
 
     if weighting == "softmax":
         o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
     else:
         scores = q @ k.transpose(-2, -1) * scale
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
         o = F.dropout(F.softplus(scores), dropout) @ v
     o = o.unflatten(2, (group, size)).unflatten(0, (batch, count)).permute(0, 1, 4, 2, 3, 5)
     o = o.flatten(3, 4).flatten(1, 2)
@@ -250,15 +215,17 @@ def _attend(
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, window: int, dropout: float, weighting: str) -> None:
-    shapes = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+    wrong = None
     if not q.ndim == k.ndim == v.ndim == 4:
-        raise ValueError(f"q, k, v must be (batch, tokens, heads, dim), not {shapes}")
-    if k.shape[:3] != v.shape[:3] or k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
-        raise ValueError(f"q, k must share batch and dim, k and v batch, keys and heads, not {shapes}")
-    if q.shape[2] % k.shape[2]:
-        raise ValueError(f"heads must be a multiple of kv_heads, not {q.shape[2]} and {k.shape[2]}")
-    if q.shape[1] > k.shape[1]:
-        raise ValueError(f"a window needs a key for every query, not {q.shape[1]} queries and {k.shape[1]} keys")
+        wrong = "q, k, v must be (batch, tokens, heads, dim)"
+    elif k.shape[:3] != v.shape[:3] or k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
+        wrong = "q, k must share batch and dim, k and v batch, keys and heads"
+    elif q.shape[2] % k.shape[2]:
+        wrong = "heads must be a multiple of kv_heads"
+    elif q.shape[1] > k.shape[1]:
+        wrong = "a window needs a key for every query"
+    if wrong:  # formatted here only, because a tracer cannot format symbolic sizes
+        raise ValueError(f"{wrong}, not {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
     if window < 1:
         raise ValueError(f"window must be at least 1 (the token itself), not {window}")
     if not 0.0 <= dropout <= 1.0:

@@ -8,7 +8,6 @@ changes scores by no more than float32 rounding. Paper: "Architecture Variants";
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import ClassVar, Literal
 
@@ -107,7 +106,8 @@ def linear_angles(
 
 def wrap(angles: Tensor) -> Tensor:
     """The same angles in [−π, π]; the gradient passes through."""
-    return angles - 2 * math.pi * (angles / (2 * math.pi)).round()
+    turn = 6.283185307179586  # 2π, written out: the compiler takes a global float for an input that may change
+    return angles - turn * (angles / turn).round()
 
 
 def place(angles: Tensor, x: Tensor | None) -> Tensor:

@@ -1,0 +1,222 @@
+"""The figures, each a function that gives rows. Bars are those of the issue that asked for them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from joformer import positions
+from joformer.algebra import Torus, scan
+from joformer.attention import JourneyAttention, JourneyCache, journey_attention
+from joformer.bench.measure import Row, fastest, geometric_mean, peak_bytes
+from joformer.bench.models import SHAPES, Block, PeerTransformer, Shape, Transformer, peers, training_step
+from joformer.frames import FixedFrames, NoFrames
+from joformer.rotate import FlatFrames, rotate, rotate_packed_
+
+Report = Callable[[str], None]
+
+
+def training(repeats: int, say: Report, *, compiled: bool) -> Iterator[Row]:
+    """A training step with both sides transported, against none and against scores alone."""
+    how = "compiled" if compiled else "eager"
+    ratios: dict[str, list[float]] = {"none": [], "scores": []}
+    theirs: dict[str, list[float]] = {}
+    for shape in SHAPES:
+        say(f"training step, {how}, {shape.name}")
+        models: dict[str, nn.Module] = {t: Transformer(shape, t) for t in ("none", "scores", "both")}
+        if not compiled:
+            models |= {peer: PeerTransformer(shape, apply) for peer, apply in peers(shape).items()}
+        torch._dynamo.reset()
+        best = fastest({name: training_step(m, shape, compiled) for name, m in models.items()}, repeats, warmup=3)
+        for against, values in ratios.items():
+            values.append(best["both"] / best[against])
+            yield Row(f"step {how}, {shape.name}: both / {against}", values[-1])
+        for peer in best.keys() - {"none", "scores", "both"}:
+            theirs.setdefault(peer, []).append(best[peer] / best["none"])
+    yield Row(f"step {how}: both / none, geometric mean", geometric_mean(ratios["none"]), 1.03)
+    yield Row(f"step {how}: both / scores, geometric mean", geometric_mean(ratios["scores"]), 1.02)
+    for peer in sorted(theirs):
+        yield Row(f"step {how}: {peer} on q and k / none, geometric mean", geometric_mean(theirs[peer]))
+
+
+def rotation(repeats: int, say: Report) -> Iterator[Row]:
+    """q, k, v rotated and o rotated back, forward and backward, against each peer's rotation of q and k alone."""
+    ratios: dict[str, list[float]] = {}
+    for shape in SHAPES:
+        say(f"rotation alone, {shape.name}")
+        frames = FixedFrames(shape.head_dim, axes=shape.axes)(shape.positions())
+        heads = (shape.batch, shape.tokens, shape.heads, shape.head_dim)
+        qkv = torch.randn(shape.batch, shape.tokens, 3 * shape.dim, requires_grad=True)
+        o = torch.randn(heads, requires_grad=True)
+        q, k = (torch.randn(heads).transpose(1, 2).requires_grad_() for _ in range(2))
+        gradient = torch.randn(heads)
+        widths = [(shape.heads, shape.head_dim)] * 3
+
+        def ours(
+            qkv: Tensor = qkv, o: Tensor = o, frames: FlatFrames = frames, widths: list[tuple[int, int]] = widths,
+            gradient: Tensor = gradient,
+        ) -> None:  # fmt: skip
+            # The projection's fresh output, which the module rotates in place, is stood in for by a copy.
+            parts = rotate_packed_(qkv.clone(), widths, [frames] * 3)
+            out = rotate(o, frames, inverse=True)
+            torch.autograd.grad((*parts, out), (qkv, o), (gradient,) * 4)
+
+        def usual(
+            apply: Callable[..., tuple[Tensor, Tensor]], q: Tensor = q, k: Tensor = k, g: Tensor = gradient
+        ) -> Callable[[], None]:
+            def run() -> None:
+                torch.autograd.grad(apply(q, k), (q, k), (g.transpose(1, 2),) * 2)
+
+            return run
+
+        best = fastest({"ours": ours} | {p: usual(a) for p, a in peers(shape).items()}, 4 * repeats)
+        for peer in best.keys() - {"ours"}:
+            ratios.setdefault(peer, []).append(best["ours"] / best[peer])
+    for peer in sorted(ratios):
+        bar = 0.85 if peer == "Hugging Face" else None
+        yield Row(f"rotation of q, k, v, o / {peer}'s of q, k, geometric mean", geometric_mean(ratios[peer]), bar)
+
+
+def memory(repeats: int, say: Report) -> Iterator[Row]:
+    """Peak memory of a training step, both against none."""
+    ratios = []
+    for shape in SHAPES:
+        say(f"memory, {shape.name}")
+        peaks = {}
+        for transport in ("none", "both"):
+            step = training_step(Transformer(shape, transport), shape)
+            step()
+            peaks[transport] = peak_bytes(step)
+        ratios.append(peaks["both"] / peaks["none"])
+        yield Row(f"peak memory, {shape.name}: both / none", ratios[-1])
+    yield Row("peak memory of a training step: both / none, worst shape", max(ratios), 1.05)
+
+
+def drift(repeats: int, say: Report) -> Iterator[Row]:
+    """How far scores move when all positions move by 1,048,576; relative to ‖q‖‖k‖, fp32."""
+    say("drift")
+    shift, head_dim, tokens = 1_048_576, 64, 128
+    q, k = torch.randn(2, 1, tokens, 4, head_dim, generator=torch.Generator().manual_seed(0))
+    size = q.norm(dim=-1).transpose(1, 2)[..., :, None] * k.norm(dim=-1).transpose(1, 2)[..., None, :]
+
+    def worst(score: Callable[[int], Tensor]) -> float:
+        return ((score(shift) - score(0)).abs() / size).max().item()
+
+    def ours(offset: int) -> Tensor:
+        frames = FixedFrames(head_dim)(positions.sequence(tokens, offset))
+        return torch.einsum("bihd,bjhd->bhij", rotate(q, frames), rotate(k, frames))
+
+    yield Row("score drift after a shift of 1,048,576, fp32", worst(ours), 1e-6)
+    try:
+        from transformers import LlamaConfig
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+    except ImportError:
+        return
+    rotary = LlamaRotaryEmbedding(LlamaConfig(hidden_size=4 * head_dim, num_attention_heads=4))
+
+    def theirs(offset: int) -> Tensor:
+        cos, sin = rotary(q, torch.arange(tokens)[None] + offset)
+        rotated = apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+        return torch.einsum("bhid,bhjd->bhij", *rotated)
+
+    yield Row("score drift of Hugging Face", worst(theirs))
+
+
+def window(repeats: int, say: Report) -> Iterator[Row]:
+    """Window 32: a training step at 8,192 tokens against one at 1,024."""
+    say("window")
+
+    def step(tokens: int) -> Callable[[], None]:
+        q, k, v = (torch.randn(1, tokens, 4, 64, requires_grad=True) for _ in range(3))
+        frames, gradient = FixedFrames(64)(positions.sequence(tokens)), torch.randn(1, tokens, 4, 64)
+
+        def run() -> None:
+            out = journey_attention(q, k, v, frames, causal=True, window=32)
+            torch.autograd.grad(out, (q, k, v), gradient)
+
+        return run
+
+    best = fastest({str(n): step(n) for n in (1024, 8192)}, repeats)
+    yield Row("window 32: step at 8,192 tokens / at 1,024", best["8192"] / best["1024"], 9.0)
+
+
+@torch.no_grad()
+def decoding(repeats: int, say: Report) -> Iterator[Row]:
+    """One decoded token with 4,096 cached, both against none; four layers share one frames value."""
+    say("decoding")
+    shape, cached, layers = Shape("LM", 1, 1, 256, 4, 1), 4096, 4
+    variants = {}
+    for transport in ("none", "both"):
+        frames = NoFrames() if transport == "none" else FixedFrames(shape.head_dim)
+        attentions = [JourneyAttention(shape.dim, shape.heads, causal=True, transport=transport) for _ in range(layers)]
+        blocks = [Block(shape.dim, attention).eval() for attention in attentions]
+        room = cached + 8 * repeats * 4 + 64
+        caches = [JourneyCache(length=room) for _ in range(layers)]
+        for cache in caches:
+            filled = torch.randn(1, cached, shape.heads, shape.head_dim)
+            cache.update(filled, filled)
+
+        def token(
+            frames: FixedFrames | NoFrames = frames, blocks: list[Block] = blocks, caches: list[JourneyCache] = caches
+        ) -> Tensor:
+            x = torch.ones(1, 1, shape.dim)
+            here = frames(positions.sequence(1, offset=caches[0].tokens))
+            for block, cache in zip(blocks, caches, strict=True):
+                x = block(x, here, cache=cache)
+            return x
+
+        variants[transport] = token
+    best = fastest(variants, 8 * repeats)
+    yield Row("one decoded token at 4,096 cached: both / none", best["both"] / best["none"], 1.05)
+
+
+def scanning(repeats: int, say: Report) -> Iterator[Row]:
+    """All prefixes on the torus at once, against the loop that multiplies them one by one."""
+    say("scan")
+    group, steps = Torus(32), torch.randn(65_536, 32)
+
+    def loop() -> Tensor:
+        at, prefixes = group.identity(), []
+        for step in steps:
+            prefixes.append(at)
+            at = group.multiply(at, step)
+        return torch.stack(prefixes)
+
+    best = fastest({"scan": lambda: scan(group, steps)}, repeats)["scan"]
+    slow = fastest({"loop": loop}, 2, warmup=0)["loop"]
+    yield Row(
+        "scan of 65,536 steps × 32 planes: speed-up over the loop of Torus.multiply", slow / best, 200.0, higher=True
+    )
+
+
+def importing(repeats: int, say: Report) -> Iterator[Row]:
+    """`import joformer` against `import torch`, each in a fresh interpreter."""
+    say("import")
+
+    def fresh(module: str) -> Callable[[], None]:
+        code = f"import {module}"
+        return lambda: void(subprocess.run([sys.executable, "-c", code], check=True))
+
+    best = fastest({m: fresh(m) for m in ("torch", "joformer")}, max(5, repeats // 4), warmup=1)
+    yield Row("import joformer / import torch", best["joformer"] / best["torch"], 1.1)
+
+
+def void(_: object) -> None:
+    """A call for its time alone."""
+
+
+FIGURES: dict[str, Callable[[int, Report], Iterator[Row]]] = {
+    "drift": drift,
+    "memory": memory,
+    "eager": lambda repeats, say: training(repeats, say, compiled=False),
+    "compiled": lambda repeats, say: training(repeats, say, compiled=True),
+    "rotation": rotation,
+    "window": window,
+    "decoding": decoding,
+    "scan": scanning,
+    "import": importing,
+}
