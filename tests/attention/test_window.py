@@ -296,19 +296,21 @@ def test_docstring_example():
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("causal", [True, False])
-def test_one_graph_serves_all_lengths(causal):
+@pytest.mark.parametrize(("causal", "dynamic"), [(True, None), (False, True)])
+def test_one_graph_serves_all_lengths(causal, dynamic):
     torch._dynamo.reset()
 
     def attend(q, k, v, mask):
         return window_attention(q, k, v, window=8, causal=causal, scale=0.5, mask=mask)
 
     # Code generation is left out: it takes half a minute and is not ours.
-    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled = torch.compile(attend, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     with torch._dynamo.config.patch(error_on_recompile=True):
         for length in (150, 192, 333):
             qkv = random_qkv(length, length, batch=2, heads=4)
             mask = torch.arange(length).view(1, 1, 1, length) < length - 3
+            for x, dim in (*((x, 1) for x in qkv), (mask, 3)):
+                torch._dynamo.mark_dynamic(x, dim)
             found = torch.autograd.grad(compiled(*qkv, mask).square().sum(), qkv)
             wanted = torch.autograd.grad(attend(*qkv, mask).square().sum(), qkv)
             for a, b in zip(found, wanted):

@@ -63,7 +63,6 @@ def window_attention(
     _check(q, k, v, window, dropout, weighting)
     queries, keys = q.shape[1], k.shape[1]
     mask, segments = _widen(mask, segments, q, keys)
-
     start = max(keys - queries - (window - 1), 0)
     if start > 0:  # a cache longer than the window: its oldest keys are never looked at
         k, v, keys = k[:, start:], v[:, start:], keys - start
@@ -92,7 +91,6 @@ def window_attention(
         # Nor may one graph ask whether there is one block, or whether it is full: hence one to spare when traced.
         spare = size if torch.compiler.is_compiling() else 0
         count = (queries + spare + size - 1) // size
-
     begin = torch.arange(count, device=q.device)[:, None] * size + offset
     row = begin + torch.arange(size, device=q.device)
     column = begin + torch.arange(-lead, size + trail, device=q.device)
@@ -235,7 +233,6 @@ def _check(q: Tensor, k: Tensor, v: Tensor, window: int, dropout: float, weighti
 
 
 def _widen(mask: Tensor | None, segments: Tensor | None, q: Tensor, keys: int) -> tuple[Tensor | None, Tensor | None]:
-    """The mask in rank 4 with all keys, the segments in rank 2; both views."""
     if mask is not None:
         full, shape = (q.shape[0], q.shape[2], q.shape[1], keys), tuple(mask.shape)
         mask = mask[None, None] if mask.ndim == 2 else mask
