@@ -40,7 +40,7 @@ def planes_mispaired(x, frames, inverse=False):
 
 
 def positions_off(x, frames, inverse=False):
-    return rotate(x, FlatFrames.of(frames.angles.abs()), inverse)
+    return rotate(x, FlatFrames.of(frames.angles.sin()), inverse)
 
 
 WRONG = {
@@ -89,16 +89,15 @@ def test_wrong_rotations_are_caught(wrong):
 def flipped_kernels():
     """Every sign of the arithmetic itself, flipped one at a time, forward or backward."""
     turn, real, gradient, undone = kernels.turn, kernels.turn_real, kernels._angle_gradient, kernels.undone
-    mirror = torch.tensor([1.0, -1.0])
 
     def other_way(x, unit, layout, out):
-        turn(x, unit * mirror.to(unit), layout, out)
+        turn(x, undone(unit), layout, out)
 
     return {
         "turn": ("turn", other_way),
         "angle gradient": ("_angle_gradient", lambda *a, **k: -gradient(*a, **k)),
-        "inverse": ("undone", lambda unit, layout: unit),
-        "inverse of cos": ("undone", lambda unit, layout: -undone(unit, layout)),
+        "inverse": ("undone", lambda unit: unit),
+        "inverse of cos": ("undone", lambda unit: -undone(unit)),
         "real": ("turn_real", lambda x, unit, layout, inverse: real(x, unit, layout, not inverse)),
     }
 

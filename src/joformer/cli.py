@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 try:
     import tyro
 except ImportError:  # the core does without the command line's dependencies
     sys.exit("joformer: the command needs tyro and rich: pip install 'joformer[train]'")
+
+if TYPE_CHECKING:
+    from joformer.bench import Row
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Bench:
             rows = self._with_progress()
         return 1 if any(row.ok is False for row in rows) else 0
 
-    def _with_progress(self) -> list[object]:
+    def _with_progress(self) -> list[Row]:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.table import Table
@@ -46,7 +50,7 @@ class Bench:
         from joformer import bench
 
         names = [name for name in bench.FIGURES if not self.only or name in self.only]
-        rows: list[bench.Row] = []
+        rows: list[Row] = []
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         error = Console(stderr=True)
         with Progress(*columns, console=error, transient=True, disable=not error.is_terminal) as progress:
@@ -60,7 +64,7 @@ class Bench:
             bar = "" if row.bar is None else f"{'≥' if row.higher else '≤'} {row.bar:g}"
             table.add_row(row.name, f"{row.value:.4g}", bar, {True: "yes", False: "NO", None: ""}[row.ok])
         Console().print(table)
-        return list(rows)
+        return rows
 
 
 def main() -> None:

@@ -4,12 +4,14 @@
 
 In eager mode one complex product per tensor, in place where the tensor is ours; under the compiler and under
 `torch.func` the same in real arithmetic, which they see through. Everywhere `unit` is (cos θ, ± sin θ) with
-shape (batch or 1, tokens, heads or 1, planes, 2), and x is (batch, tokens, heads, head_dim).
+shape (batch or 1, tokens, heads or 1, planes, 2), or the same as complex numbers where pairs are neighbours; x is
+(batch, tokens, heads, head_dim).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -21,6 +23,9 @@ Turn = tuple[Tensor, Tensor, Layout]
 """What rotates a tensor: the unit of the rotation, the unit of its inverse, the plane layout."""
 
 
+_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+
+
 def traced() -> bool:
     """Whether a compiler or a `torch.func` transform is watching: then only plain operations will do."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
@@ -29,22 +34,36 @@ def traced() -> bool:
 def cos_sin(angles: Tensor, dtype: torch.dtype, layout: Layout) -> Tensor:
     """(…, planes) angles as (…, planes, 2), evaluated in the angles' own precision before rounding."""
     wide = angles if angles.dtype == torch.float64 else angles.to(dtype)
-    return _join(wide.cos().to(dtype), wide.sin().to(dtype), layout)
-
-
-def undone(unit: Tensor, layout: Layout) -> Tensor:
-    """The unit of the inverse rotation."""
-    cos, sin = unit.unbind(-1)
-    return _join(cos, -sin, layout)
-
-
-def _join(cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    both = wide.cos(), wide.sin()
     # Same logical shape either way; the memory order is the one the layout's kernel reads contiguously.
-    return torch.stack((cos, sin), -1) if layout == "interleaved" else torch.stack((cos, sin)).movedim(0, -1)
+    unit = torch.stack(both, -1) if layout == "interleaved" else torch.stack(both).movedim(0, -1)
+    return unit.to(dtype)
 
 
-def cut_heads(packed: Tensor, widths: Sequence[tuple[int, int]]) -> list[Tensor]:
+def undone(unit: Tensor) -> Tensor:
+    """The unit of the inverse rotation, in the kernel's form as `for_kernel` gives it."""
+    if unit.is_complex():
+        return unit.conj_physical()
+    return unit * torch.tensor([1.0, -1.0], dtype=unit.dtype, device=unit.device)
+
+
+def for_kernel(unit: Tensor, layout: Layout, heads: int) -> Tensor:
+    """The unit as `turn` takes it: complex where pairs are neighbours, spread over the heads that share it.
+
+    Spreading costs a little memory once and lets every product run over long stretches; it is left out where the
+    unit differs from row to row, which would cost memory that grows with the batch.
+    """
+    if layout == "interleaved":
+        unit = torch.view_as_complex(unit)
+    if heads > 1 and unit.shape[:3].numel() == unit.shape[1] > 1:
+        unit = unit.expand(1, -1, heads, *unit.shape[3:]).contiguous()
+    return unit
+
+
+def cut_heads(packed: Tensor, widths: Sequence[tuple[int, int]]) -> Sequence[Tensor]:
     """(batch, tokens, width) as views (batch, tokens, heads, head_dim), one for each (heads, head_dim)."""
+    if widths.count(widths[0]) == len(widths):
+        return packed.view(packed.shape[0], packed.shape[1], len(widths), *widths[0]).unbind(2)
     cuts = packed.split([heads * dim for heads, dim in widths], -1)
     return [cut.unflatten(-1, pair) for cut, pair in zip(cuts, widths, strict=True)]
 
@@ -67,52 +86,53 @@ def turn_real(x: Tensor, unit: Tensor, layout: Layout, inverse: bool) -> Tensor:
 
 def turn(x: Tensor, unit: Tensor, layout: Layout, out: Tensor) -> None:
     """Write the rotated x into out, which may be x itself."""
-    heads, planes = unit.shape[2], unit.shape[3]
-    whole = 2 * planes == x.shape[-1]
-    if not whole:
-        if out is not x:
-            out[..., 2 * planes :] = x[..., 2 * planes :]
-        x, out = x[..., : 2 * planes], out[..., : 2 * planes]
-    if heads not in (1, x.shape[2]):
-        x, out, unit = _grouped(x, heads), _grouped(out, heads), unit.unsqueeze(3)
-    if x.dtype != unit.dtype or (layout == "interleaved" and not _pairs_up(x)):
-        wide = x.to(unit.dtype, memory_format=torch.contiguous_format, copy=True)
-        _turn_wide(wide, unit, layout, wide)
-        out.copy_(wide)
-    elif layout == "interleaved" and not _pairs_up(out):
-        wide = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        _turn_wide(x, unit, layout, wide)
-        out.copy_(wide)
-    else:
-        _turn_wide(x, unit, layout, out)
-
-
-def _turn_wide(x: Tensor, unit: Tensor, layout: Layout, out: Tensor) -> None:
-    if layout == "interleaved":
+    heads, planes = unit.shape[2:4]
+    whole = 2 * planes == x.shape[3] and heads in (1, x.shape[2])
+    if whole and layout == "interleaved" and unit.dtype is _COMPLEX.get(x.dtype):
         # A complex product is the rotation of a pair in one pass over memory.
-        turned = _as_complex(out)
-        torch.mul(_as_complex(x), torch.view_as_complex(unit), out=turned)
-        return
-    cos, sin = unit.unbind(-1)
-    (a, b), (out_a, out_b) = x.chunk(2, -1), out.chunk(2, -1)
-    if out_a.data_ptr() == a.data_ptr():
-        a = a.clone()
-    torch.mul(a, cos, out=out_a)
-    out_a.addcmul_(b, sin, value=-1)
-    if out_b.data_ptr() == b.data_ptr():
-        out_b.mul_(cos)
+        pairs = _pairs(x)
+        to = pairs if out is x else _pairs(out)
+        if pairs is not None and to is not None:
+            torch.mul(pairs, unit, out=to)
+            return
+    _turn_anything(x, unit, layout, out)
+
+
+def _turn_anything(x: Tensor, unit: Tensor, layout: Layout, out: Tensor) -> None:
+    """The same for partial heads, grouped heads, other precisions, the half layout and any memory order."""
+    heads, planes = unit.shape[2:4]
+    if out is not x and 2 * planes < x.shape[3]:
+        out[..., 2 * planes :] = x[..., 2 * planes :]
+    x, out = _grouped(x[..., : 2 * planes], heads), _grouped(out[..., : 2 * planes], heads)
+    unit = unit.unsqueeze(3)
+    wide_dtype = torch.float64 if unit.dtype in (torch.float64, torch.complex128) else torch.float32
+    wide = torch.empty(x.shape, dtype=wide_dtype, device=x.device).copy_(x)
+    if layout == "interleaved":
+        torch.view_as_complex(wide.unflatten(-1, (-1, 2))).mul_(unit)
+        out.copy_(wide)
     else:
-        torch.mul(b, cos, out=out_b)
-    out_b.addcmul_(a, sin)
+        _turn_halves(wide, unit, out)
 
 
-def _pairs_up(x: Tensor) -> bool:
-    """Whether neighbouring entries can be viewed as complex numbers without a copy."""
-    return x.stride(-1) == 1 and x.storage_offset() % 2 == 0 and all(s % 2 == 0 for s in x.stride()[:-1])
+def _turn_halves(x: Tensor, unit: Tensor, out: Tensor) -> None:
+    cos, sin = unit.unbind(-1)
+    a, b = x.chunk(2, -1)
+    out_a, out_b = out.chunk(2, -1)
+    if x.dtype == out.dtype:
+        torch.mul(a, cos, out=out_a).addcmul_(b, sin, value=-1)
+        torch.mul(b, cos, out=out_b).addcmul_(a, sin)
+    else:
+        out_a.copy_((a * cos).addcmul_(b, sin, value=-1))
+        out_b.copy_(b.mul(cos).addcmul_(a, sin))
 
 
-def _as_complex(x: Tensor) -> Tensor:
-    return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+def _pairs(x: Tensor) -> Tensor | None:
+    """Neighbouring entries as complex numbers, where memory allows it without a copy."""
+    batch, tokens, heads, dim = x.shape
+    try:
+        return torch.view_as_complex(x.view(batch, tokens, heads, dim // 2, 2))
+    except RuntimeError:
+        return None
 
 
 def _halves(x: Tensor, planes: int, layout: Layout) -> tuple[Tensor, Tensor]:
@@ -141,13 +161,13 @@ class Rotate(torch.autograd.Function):
     """Eager rotation. Differentiable twice, since its backward is written with itself."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, angles: Tensor, turns: Turn, inverse: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, angles: Tensor | None, turns: Turn, inverse: bool) -> Tensor:
         unit, _, layout = turns
         dense = x.is_contiguous() or x.transpose(1, 2).is_contiguous()
         out = torch.empty_like(x) if dense else torch.empty(x.shape, dtype=x.dtype, device=x.device)
         turn(x, unit, layout, out)
         ctx.turns, ctx.inverse = turns, inverse
-        ctx.save_for_backward(angles, out if angles.requires_grad else None)
+        ctx.save_for_backward(angles, out if angles is not None and angles.requires_grad else None)
         return out
 
     @staticmethod
@@ -157,48 +177,65 @@ class Rotate(torch.autograd.Function):
         to_x = to_angles = None
         if ctx.needs_input_grad[0]:
             to_x = Rotate.apply(grad, angles, (back, unit, layout), not ctx.inverse)
-        if ctx.needs_input_grad[1]:
+        if turned is not None:
             to_angles = _angle_gradient(grad, turned, angles, layout, ctx.inverse)
         return to_x, to_angles, None, None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a packed projection is rotated: made once per frames value, used by every layer."""
+
+    widths: tuple[tuple[int, int], ...]
+    """(heads, head_dim) of each part."""
+    runs: tuple[tuple[int, int, int, Tensor, Layout], ...]
+    """Stretches that one call rotates: start, stop, head_dim, unit, layout."""
+    turns: tuple[Turn | None, ...]
+    """What rotates each part."""
+
+
+def turn_packed(packed: Tensor, plan: Plan) -> Sequence[Tensor]:
+    """Rotate (batch, tokens, width) in place and cut it into its parts."""
+    batch, tokens, width = packed.shape
+    for start, stop, dim, unit, layout in plan.runs:
+        stretch = packed if stop - start == width else packed[..., start:stop]
+        x = stretch.view(batch, tokens, -1, dim)
+        turn(x, unit, layout, x)
+    return cut_heads(packed, plan.widths)
 
 
 class RotatePacked(torch.autograd.Function):
     """In place forward, and backward into one gradient for the whole projection."""
 
     @staticmethod
-    def forward(
-        ctx: Any, packed: Tensor, widths: Any, turns: Sequence[Turn | None], *angles: Tensor | None
-    ) -> tuple[Tensor, ...]:
-        packed = packed.detach()
-        parts = cut_heads(packed, widths)
-        for x, (unit, _, layout) in _runs(packed, widths, turns):
-            turn(x, unit, layout, x)
-        ctx.widths, ctx.turns = widths, turns
-        wants = [a is not None and a.requires_grad for a in angles]
-        ctx.save_for_backward(*angles, *(p if want else None for p, want in zip(parts, wants, strict=True)))
+    def forward(ctx: Any, packed: Tensor, plan: Plan, *angles: Tensor | None) -> tuple[Tensor, ...]:
+        """`angles` of each part where any needs a gradient, none otherwise."""
+        parts = turn_packed(packed.detach(), plan)
+        ctx.plan = plan
+        ctx.save_for_backward(*angles, *(parts if angles else ()))
         return tuple(parts)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        n = len(ctx.widths)
-        angles, turned = ctx.saved_tensors[:n], ctx.saved_tensors[n:]
+        plan, n = ctx.plan, len(ctx.saved_tensors) // 2
+        angles, turned = ctx.saved_tensors[:n] or (None,) * len(grads), ctx.saved_tensors[n:]
         to_angles = [
-            None if y is None else _angle_gradient(g, y, a, turns[2], inverse=False)
-            for g, y, a, turns in zip(grads, turned, angles, ctx.turns, strict=True)
+            _angle_gradient(g, y, a, turns[2], inverse=False) if turns and a.requires_grad else None
+            for g, y, a, turns in zip(grads, turned, angles, plan.turns, strict=False)
         ]
         if torch.is_grad_enabled():  # create_graph: every step must itself be differentiable
             parts = [
-                g if turns is None else Rotate.apply(g, a, (turns[1], turns[0], turns[2]), True)
-                for g, a, turns in zip(grads, angles, ctx.turns, strict=True)
+                Rotate.apply(g, a, (turns[1], turns[0], turns[2]), True) if turns else g
+                for g, a, turns in zip(grads, angles, plan.turns, strict=True)
             ]
-            return torch.cat([part.flatten(2) for part in parts], -1), None, None, *to_angles
-        packed = grads[0].new_empty(*grads[0].shape[:2], sum(heads * dim for heads, dim in ctx.widths))
-        for out, g, turns in zip(cut_heads(packed, ctx.widths), grads, ctx.turns, strict=True):
+            return torch.cat([part.flatten(2) for part in parts], -1), None, *to_angles
+        packed = grads[0].new_empty(*grads[0].shape[:2], sum(heads * dim for heads, dim in plan.widths))
+        for out, g, turns in zip(cut_heads(packed, plan.widths), grads, plan.turns, strict=True):
             if turns is None:
                 out.copy_(g)
             else:
                 turn(g, turns[1], turns[2], out)
-        return packed, None, None, *to_angles
+        return packed, None, *to_angles
 
 
 class UnrotateLinear(torch.autograd.Function):
@@ -208,7 +245,7 @@ class UnrotateLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, o: Tensor, angles: Tensor, turns: Turn, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, o: Tensor, angles: Tensor | None, turns: Turn, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.turns, ctx.biased = turns, bias is not None
         ctx.save_for_backward(o, angles, weight)
         return F.linear(_fresh_turn(o, turns).flatten(2), weight, bias)
@@ -218,41 +255,26 @@ class UnrotateLinear(torch.autograd.Function):
         o, angles, weight = ctx.saved_tensors
         unit, back, layout = ctx.turns
         again = torch.is_grad_enabled()  # create_graph: every step must itself be differentiable
-        to_o = to_angles = to_weight = to_bias = None
+        to_o, to_angles, _, to_weight, to_bias = ctx.needs_input_grad
         undone = Rotate.apply(o, angles, ctx.turns, True) if again else _fresh_turn(o, ctx.turns)
-        if ctx.needs_input_grad[3]:
-            to_weight = grad.flatten(0, 1).T @ undone.flatten(2).flatten(0, 1)
-        if ctx.biased and ctx.needs_input_grad[4]:
-            to_bias = grad.sum((0, 1))
-        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
-            inner = (grad @ weight).unflatten(-1, o.shape[2:])
-            if ctx.needs_input_grad[1]:
-                to_angles = _angle_gradient(inner, undone, angles, layout, inverse=True)
+        results: list[Tensor | None] = [None] * 5
+        if to_weight:
+            results[3] = grad.flatten(0, 1).T @ undone.flatten(2).flatten(0, 1)
+        if to_bias:
+            results[4] = grad.sum((0, 1))
+        if to_o or to_angles:
+            inner = (grad @ weight).view(o.shape)
+            if to_angles:
+                results[1] = _angle_gradient(inner, undone, angles, layout, inverse=True)
             if again:
-                to_o = Rotate.apply(inner, angles, (back, unit, layout), False)
+                results[0] = Rotate.apply(inner, angles, (back, unit, layout), False)
             else:
                 turn(inner, back, layout, inner)
-                to_o = inner
-        return to_o, to_angles, None, to_weight, to_bias
+                results[0] = inner
+        return tuple(results)
 
 
 def _fresh_turn(x: Tensor, turns: Turn) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     turn(x, turns[0], turns[2], out)
     return out
-
-
-def _runs(packed: Tensor, widths: Any, turns: Sequence[Turn | None]) -> list[tuple[Tensor, Turn]]:
-    """The parts to rotate, neighbours joined where one call does both: same unit, one angle for all heads."""
-    runs: list[tuple[int, int, int, Turn]] = []
-    start = 0
-    for its, (heads, dim) in zip(turns, widths, strict=True):
-        stop = start + heads * dim
-        if its is not None:
-            before = runs[-1] if runs else None
-            if before and before[1] == start and before[2] == dim and before[3] is its and its[0].shape[2] == 1:
-                runs[-1] = (before[0], stop, dim, its)
-            else:
-                runs.append((start, stop, dim, its))
-        start = stop
-    return [(packed[..., a:b].unflatten(-1, (-1, dim)), its) for a, b, dim, its in runs]

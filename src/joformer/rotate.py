@@ -26,13 +26,17 @@ from torch import Tensor, nn
 
 from joformer.kernels import (
     Layout,
+    Plan,
     Rotate,
     RotatePacked,
     Turn,
     UnrotateLinear,
     cos_sin,
     cut_heads,
+    for_kernel,
     traced,
+    turn,
+    turn_packed,
     turn_real,
     undone,
 )
@@ -59,7 +63,8 @@ class FlatFrames:
     layout: Layout = "interleaved"
     content: bool = False
     end: Float[Tensor, "batch 1 heads planes"] | None = None
-    _turns: dict[tuple[torch.dtype, bool], Turn] = field(default_factory=dict, repr=False)
+    _units: dict[tuple[torch.dtype, int, bool], Tensor] = field(default_factory=dict, repr=False)
+    _plans: dict[tuple[Any, ...], Plan] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -100,7 +105,7 @@ class FlatFrames:
         1
         """
         angles, cos_sin = (_select(t, tokens) for t in (self.angles, self.cos_sin))
-        return replace(self, angles=angles, cos_sin=cos_sin, end=None, _turns={})
+        return replace(self, angles=angles, cos_sin=cos_sin, end=None, _units={}, _plans={})
 
     def shift(self, by: Float[Tensor, "*#shape planes"]) -> FlatFrames:
         """Every frame moved by the same angles, θ_t + by: the frames change, no journey does (gauge).
@@ -119,20 +124,52 @@ class FlatFrames:
         """The same frames on another device; precision is never changed."""
         angles = self.angles
         if torch.device(device).type == "mps" and angles.dtype == torch.float64:
-            angles = angles.float()
+            angles = angles.remainder(2 * torch.pi).float()
         end = None if self.end is None else self.end.to(device)
-        return replace(self, angles=angles.to(device), cos_sin=self.cos_sin.to(device), end=end, _turns={})
+        return replace(self, angles=angles.to(device), cos_sin=self.cos_sin.to(device), end=end, _units={}, _plans={})
 
-    def turns(self, dtype: torch.dtype, inverse: bool) -> Turn:
-        """What rotates a tensor of `dtype`: made once per frames value and precision, then shared."""
+    def unit(self, dtype: torch.dtype, heads: int, inverse: bool) -> Tensor:
+        """(cos, ± sin) as the kernel takes it for a tensor of `dtype` and `heads`: made once per frames value."""
         wide = torch.float64 if dtype == torch.float64 else torch.float32
-        if (wide, inverse) not in self._turns:
+        key = (wide, heads, inverse)
+        if key not in self._units:
             with torch.no_grad():
-                unit = self.cos_sin if wide == torch.float32 else cos_sin(self.angles, wide, self.layout)
-                unit, back = unit.detach(), undone(unit, self.layout)
-            self._turns[wide, False] = (unit, back, self.layout)
-            self._turns[wide, True] = (back, unit, self.layout)
-        return self._turns[wide, inverse]
+                if inverse:
+                    unit = undone(self.unit(dtype, heads, inverse=False))
+                else:
+                    unit = self.cos_sin if wide == torch.float32 else cos_sin(self.angles, wide, self.layout)
+                    unit = for_kernel(unit.detach(), self.layout, heads)
+            self._units[key] = unit
+        return self._units[key]
+
+    def turns(self, dtype: torch.dtype, heads: int, inverse: bool) -> Turn:
+        """What rotates a tensor of `dtype` and `heads`, and what rotates its gradient."""
+        return self.unit(dtype, heads, inverse), self.unit(dtype, heads, not inverse), self.layout
+
+    def plan(self, dtype: torch.dtype, widths: tuple[tuple[int, int], ...], moved: tuple[bool, ...]) -> Plan:
+        """How a packed projection is rotated in place: made once per frames value, then shared by all layers."""
+        forward_only = not torch.is_grad_enabled()
+        key = (dtype, widths, moved, forward_only)
+        if key not in self._plans:
+            turns = [
+                None if forward_only or not move else self.turns(dtype, heads, inverse=False)
+                for (heads, _), move in zip(widths, moved, strict=True)
+            ]
+            joined: list[tuple[int, int, int]] = []
+            start = 0
+            for (heads, dim), move in zip(widths, moved, strict=True):
+                stop = start + heads * dim
+                if move:
+                    check_shapes(len(self.angles), self.tokens, heads, dim, self.angles.device, self)
+                    # Neighbours go in one call where all heads share their angles.
+                    if joined and joined[-1][1:] == (start, dim) and self.heads == 1:
+                        joined[-1] = (joined[-1][0], stop, dim)
+                    else:
+                        joined.append((start, stop, dim))
+                start = stop
+            runs = [(a, b, dim, self.unit(dtype, (b - a) // dim, inverse=False), self.layout) for a, b, dim in joined]
+            self._plans[key] = Plan(widths, tuple(runs), tuple(turns))
+        return self._plans[key]
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,7 +239,7 @@ def rotate(
     if traced():
         unit = frames.cos_sin if x.dtype != torch.float64 else cos_sin(frames.angles, x.dtype, frames.layout)
         return turn_real(x, unit, frames.layout, inverse)
-    return Rotate.apply(x, frames.angles, frames.turns(x.dtype, inverse), inverse)
+    return Rotate.apply(x, frames.angles, frames.turns(x.dtype, x.shape[2], inverse), inverse)
 
 
 def rotate_packed_(
@@ -221,17 +258,20 @@ def rotate_packed_(
     >>> v.shape
     torch.Size([1, 3, 2, 4])
     """
-    parts = cut_heads(packed, widths)
-    for part, its in zip(parts, frames, strict=True):
+    first, one = None, True
+    for its in frames:
         if its is not None:
-            check_fits(part, its)
-    if traced() or any(isinstance(its, CurvedFrames) for its in frames):
+            first, one = its if first is None else first, one and (first is None or its is first)
+    if traced() or not one or not isinstance(first, FlatFrames) or first.planes == 0:
+        parts = cut_heads(packed, widths)
         return tuple(p if its is None else rotate(p, its) for p, its in zip(parts, frames, strict=True))
-    flat = [its if isinstance(its, FlatFrames) and its.planes else None for its in frames]
-    if not any(flat):
-        return tuple(parts)
-    turns = [None if its is None else its.turns(packed.dtype, inverse=False) for its in flat]
-    return RotatePacked.apply(packed, widths, turns, *(None if its is None else its.angles for its in flat))
+    batch, tokens, _ = packed.shape
+    check_shapes(batch, tokens, first.heads, 2 * first.planes, packed.device, first)
+    plan = first.plan(packed.dtype, tuple(widths), tuple([its is not None for its in frames]))
+    if not torch.is_grad_enabled():
+        return tuple(turn_packed(packed, plan))
+    angles = (first.angles,) * len(widths) if first.angles.requires_grad else ()
+    return RotatePacked.apply(packed, plan, *angles)
 
 
 def unrotate_linear(
@@ -239,12 +279,23 @@ def unrotate_linear(
 ) -> Float[Tensor, "batch tokens out"]:
     """W (A_t⁻¹ o_t) + b, heads side by side: undo the frames and project, keeping nothing that attention does not.
 
+    `o` must be a tensor nobody else will read, such as the output of attention: without gradients it is turned in
+    place.
+
     >>> frames = FlatFrames.of(torch.rand(1, 3, 1, 2))
     >>> o, linear = torch.rand(1, 3, 2, 4), nn.Linear(8, 5)
-    >>> torch.allclose(unrotate_linear(o, frames, linear), linear(rotate(o, frames, inverse=True).flatten(2)))
+    >>> expected = linear(rotate(o, frames, inverse=True).flatten(2))
+    >>> torch.allclose(unrotate_linear(o, frames, linear), expected)
     True
     """
-    check_fits(o, frames)
+    if traced() or isinstance(frames, CurvedFrames) or frames.planes == 0:
+        return linear(rotate(o, frames, inverse=True).flatten(2))
+    batch, tokens, heads, head_dim = o.shape
+    check_shapes(batch, tokens, heads, head_dim, o.device, frames)
+    if not torch.is_grad_enabled():
+        turn(o, frames.unit(o.dtype, heads, inverse=True), frames.layout, o)
+        return linear(o.flatten(2))
+    turns = frames.turns(o.dtype, heads, inverse=True)
     # Whatever listens to the module, or replaces it, must be heard: adapters, hooks, sharding, autocast.
     plain = (
         type(linear) is nn.Linear
@@ -252,9 +303,9 @@ def unrotate_linear(
         and not torch.is_autocast_enabled(o.device.type)
         and o.dtype == linear.weight.dtype
     )
-    if traced() or not plain or isinstance(frames, CurvedFrames) or frames.planes == 0 or not torch.is_grad_enabled():
-        return linear(rotate(o, frames, inverse=True).flatten(2))
-    return UnrotateLinear.apply(o, frames.angles, frames.turns(o.dtype, inverse=True), linear.weight, linear.bias)
+    if plain:
+        return UnrotateLinear.apply(o, frames.angles, turns, linear.weight, linear.bias)
+    return linear(Rotate.apply(o, frames.angles, turns, True).flatten(2))
 
 
 def convert_layout(
@@ -291,28 +342,35 @@ def check_fits(x: Tensor, frames: Frames) -> None:
     if not x.is_floating_point():
         raise ValueError(f"x must be floating point to be rotated, got {x.dtype}")
     batch, tokens, heads, head_dim = x.shape
-    if tokens != frames.tokens:
-        if heads == frames.tokens:
+    check_shapes(batch, tokens, heads, head_dim, x.device, frames)
+
+
+def check_shapes(batch: int, tokens: int, heads: int, head_dim: int, device: torch.device, frames: Frames) -> None:
+    """One-line errors where frames do not fit a tensor (batch, tokens, heads, head_dim)."""
+    flat = isinstance(frames, FlatFrames)
+    its = frames.angles if isinstance(frames, FlatFrames) else frames.matrices
+    rows, its_tokens, its_heads, last = its.shape[:4]
+    if tokens != its_tokens:
+        if heads == its_tokens:
             raise ValueError(
-                f"x {tuple(x.shape)} looks heads-first: frames have {frames.tokens} tokens; "
+                f"x {(batch, tokens, heads, head_dim)} looks heads-first: frames have {its_tokens} tokens; "
                 "use x.transpose(1, 2) to get (batch, tokens, heads, head_dim)"
             )
-        raise ValueError(f"x has {tokens} tokens but the frames have {frames.tokens}: give each token one frame")
-    if heads % frames.heads:
+        raise ValueError(f"x has {tokens} tokens but the frames have {its_tokens}: give each token one frame")
+    if heads % its_heads:
         raise ValueError(
-            f"x has {heads} heads but the frames have {frames.heads}: frames need 1 head, or a divisor of x's"
+            f"x has {heads} heads but the frames have {its_heads}: frames need 1 head, or a divisor of x's"
         )
-    its = frames.angles if isinstance(frames, FlatFrames) else frames.matrices
-    width = 2 * frames.planes if isinstance(frames, FlatFrames) else frames.width
-    if its.shape[0] not in (1, batch):
-        raise ValueError(f"x has batch {batch} but the frames have batch {its.shape[0]}: it must be 1 or {batch}")
+    if rows not in (1, batch):
+        raise ValueError(f"x has batch {batch} but the frames have batch {rows}: it must be 1 or {batch}")
+    width = 2 * last if flat else last * its.shape[4]
     if width > head_dim:
         raise ValueError(
             f"frames act on {width} entries of a head but head_dim is {head_dim}: "
             f"build the frames with head_dim={head_dim} or fewer planes"
         )
-    if its.device != x.device:
-        raise ValueError(f"frames are on {its.device} but x is on {x.device}: use frames.to({str(x.device)!r})")
+    if its.device != device:
+        raise ValueError(f"frames are on {its.device} but x is on {device}: use frames.to({str(device)!r})")
 
 
 def _check_layout(layout: str) -> None:

@@ -132,7 +132,7 @@ def assert_matches_reference(
     >>> assert_matches_reference(*torch.rand(3, 1, 5, 2, 8), FlatFrames.of(torch.rand(1, 5, 1, 4)))
     """  # fmt: skip
     generator = torch.Generator().manual_seed(0)
-    results = []
+    results: list[tuple[Tensor, ...]] = []
     for how in (lambda *a, **o: journey_attention(*a, **o, backend="reference"), attention):
         inputs = [t.detach().clone().requires_grad_() for t in (q, k, v)]
         out = how(*inputs, frames, **options)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -73,7 +73,8 @@ def journey_attention(
     _check_shapes(q, k, v, mask)
     scores, values = sides(transport)
     key_frames, value_frames, value_key_frames = all_frames(frames, key_frames, value_frames, value_key_frames)
-    check_options(window, dropout, weighting, backend, [frames, key_frames, value_frames, value_key_frames])
+    check_options(window, dropout, weighting, backend)
+    check_frames(weighting, frames, key_frames, value_frames, value_key_frames)
     if frames is key_frames and k.shape[1] != q.shape[1] and transport != "none":
         raise ValueError(f"{q.shape[1]} queries but {k.shape[1]} keys: give the keys' frames as key_frames=")
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -160,6 +161,8 @@ def all_frames(
 
 def _check_pair(at_queries: Frames, at_keys: Frames) -> None:
     """Both ends of a journey must turn the same planes; no frames at all (zero planes) go with any."""
+    if at_queries is at_keys:
+        return
     ends = [f for f in (at_queries, at_keys) if not isinstance(f, FlatFrames) or f.planes]
     kinds = {(f.layout, f.planes) if isinstance(f, FlatFrames) else ("curved", None) for f in ends}
     if len(kinds) > 1:
@@ -169,9 +172,7 @@ def _check_pair(at_queries: Frames, at_keys: Frames) -> None:
         )
 
 
-def check_options(
-    window: int | None, dropout: float, weighting: str, backend: str, frames: Sequence[Frames] = ()
-) -> None:
+def check_options(window: int | None, dropout: float, weighting: str, backend: str) -> None:
     """One-line errors for options that cannot be."""
     if window is not None and window < 1:
         raise ValueError(f"window must be 1 or more tokens, or None for all, got {window}")
@@ -181,13 +182,17 @@ def check_options(
         raise ValueError(f"weighting must be 'softmax' or 'softplus', got {weighting!r}")
     if backend not in ("auto", "reference", "sdpa", "flex"):
         raise ValueError(f"backend must be 'auto', 'reference', 'sdpa' or 'flex', got {backend!r}")
+
+
+def check_frames(weighting: str, *frames: Frames) -> None:
+    """One-line errors for what is no frames value, and for weights that content-dependent frames make unstable."""
     for its in frames:
-        if not isinstance(its, FlatFrames | CurvedFrames):
+        if not isinstance(its, (FlatFrames, CurvedFrames)):
             raise ValueError(
                 f"frames must be what a frames module returns, got {type(its).__name__}: "
                 "call the module first, frames = module(positions, x)"
             )
-        if weighting == "softplus" and its.content:
+        if its.content and weighting == "softplus":
             raise ValueError(
                 "softplus weights are unstable with content-dependent frames: use weighting='softmax', "
                 "or fixed or learned frames"
@@ -315,7 +320,7 @@ def _flex(
     per_head = heads if allowed is not None and allowed.dtype == torch.bool else None
     per_row = batch if per_head is not None or by_row is not None else None
     block_mask = create_block_mask(visible, per_row, per_head, queries, keys, device=str(q.device))
-    attend_blocks: Callable[..., Any] = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
+    attend_blocks: Any = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
     out = attend_blocks(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
         score_mod=biased if allowed is not None and allowed.dtype != torch.bool else None,

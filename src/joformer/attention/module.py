@@ -19,6 +19,7 @@ from joformer.attention.functional import (
     Weighting,
     all_frames,
     attend,
+    check_frames,
     check_options,
     journey_attention,
     sides,
@@ -118,11 +119,15 @@ class JourneyAttention(nn.Module):
                     **self._options(),
                 ).flatten(2)
             )  # fmt: skip
+        if key_frames is None and value_frames is None:
+            if value_key_frames is not None:
+                raise ValueError("value_key_frames are given without value_frames: give both, or value_frames alone")
+            key_frames = value_frames = value_key_frames = frames
+        else:
+            key_frames, value_frames, value_key_frames = all_frames(frames, key_frames, value_frames, value_key_frames)
+        check_frames(self.weighting, frames, key_frames, value_frames, value_key_frames)
         scores, values = sides(self.transport)
-        key_frames, value_frames, value_key_frames = all_frames(frames, key_frames, value_frames, value_key_frames)
-        given = [frames, key_frames, value_frames, value_key_frames]
-        check_options(self.window, self.dropout, self.weighting, self.backend, given)
-        side = [frames if scores else None, key_frames if scores else None, value_key_frames if values else None]
+        side = (frames if scores else None, key_frames if scores else None, value_key_frames if values else None)
         q, k, v = self._project(x, context, side)
         if cache is not None:
             if isinstance(frames, FlatFrames) and frames.end is not None:
@@ -137,12 +142,12 @@ class JourneyAttention(nn.Module):
         self, x: Tensor, context: Tensor | None, frames: Sequence[Frames | None]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """q, k and v as (batch, tokens, heads, head_dim), each moved by its frames."""
-        widths = [(self.heads, self.head_dim), (self.kv_heads, self.head_dim), (self.kv_heads, self.value_dim)]
+        widths = ((self.heads, self.head_dim), (self.kv_heads, self.head_dim), (self.kv_heads, self.value_dim))
         if context is None:
-            q, k, v = rotate_packed_(self.qkv(x), widths, frames)
+            q, k, v = rotate_packed_(_own(self.qkv, x), widths, frames)
         else:
-            (q,) = rotate_packed_(self.q(x), widths[:1], frames[:1])
-            k, v = rotate_packed_(self.kv(context), widths[1:], frames[1:])
+            (q,) = rotate_packed_(_own(self.q, x), widths[:1], frames[:1])
+            k, v = rotate_packed_(_own(self.kv, context), widths[1:], frames[1:])
         return q, k, v
 
     def _options(self) -> dict[str, Any]:
@@ -181,3 +186,9 @@ class JourneyAttention(nn.Module):
             f"{self.dim}, {self.heads}, kv_heads={self.kv_heads}, transport={self.transport!r}, "
             f"causal={self.causal}, window={self.window}"
         )
+
+
+def _own(linear: nn.Linear, x: Tensor) -> Tensor:
+    """The projection of x as a tensor of ours: a hook may have kept the one it saw."""
+    out = linear(x)
+    return out.clone() if linear._forward_hooks else out

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from joformer.bench.measure import Row
+from joformer.bench.measure import Row, keep_freed_memory
 from joformer.bench.rows import FIGURES, Report
 
 __all__ = ["FIGURES", "Row", "run"]
@@ -25,6 +25,7 @@ def run(
         raise ValueError(f"unknown figure {unknown[0]!r}: choose from {', '.join(FIGURES)}")
     if repeats < 1:
         raise ValueError(f"repeats must be 1 or more, got {repeats}")
+    keep_freed_memory()
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)

@@ -149,7 +149,7 @@ def decoding(repeats: int, say: Report) -> Iterator[Row]:
     """One decoded token with 4,096 cached, both against none; four layers share one frames value."""
     say("decoding")
     shape, cached, layers = Shape("LM", 1, 1, 256, 4, 1), 4096, 4
-    variants = {}
+    variants: dict[str, Callable[[], object]] = {}
     for transport in ("none", "both"):
         frames = NoFrames() if transport == "none" else FixedFrames(shape.head_dim)
         attentions = [JourneyAttention(shape.dim, shape.heads, causal=True, transport=transport) for _ in range(layers)]

@@ -73,8 +73,8 @@ def planes_of(head_dim: int, planes: int | None, axes: int, split: str) -> int:
     return planes
 
 
-def coordinates(positions: Tensor, axes: int, x: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Positions as float64 (batch or 1, tokens, axes) with 0 for tokens that have none, and who has some."""
+def coordinates(positions: Tensor, axes: int, x: Tensor | None = None) -> Float[Tensor, "batch tokens axes"]:
+    """Positions as float64 (batch or 1, tokens, axes); tokens without coordinates get 0, whose angle is 0."""
     if not isinstance(positions, Tensor) or positions.dim() not in (2, 3) or positions.shape[-1] != axes:
         shape = tuple(positions.shape) if isinstance(positions, Tensor) else type(positions).__name__
         raise ValueError(
@@ -87,21 +87,20 @@ def coordinates(positions: Tensor, axes: int, x: Tensor | None = None) -> tuple[
         )
     if positions.device.type == "mps":
         positions = positions.cpu()
-    wide = positions.to(torch.float64)
-    known, located = wide.nan_to_num(nan=0.0), ~wide.isnan().all(-1)
-    if known.dim() == 2:
-        known, located = known.unsqueeze(0), located.unsqueeze(0)
-    return known, located
+    known = positions.to(torch.float64).nan_to_num(nan=0.0)
+    return known if known.dim() == 3 else known.unsqueeze(0)
 
 
 def linear_angles(
-    known: Float[Tensor, "batch tokens axes"], frequencies: Float[Tensor, "axes heads each"], split: str
+    known: Float[Tensor, "batch tokens axes"], steps: Float[Tensor, "heads axes each"], split: str
 ) -> Float[Tensor, "batch tokens heads planes"]:
-    """θ = ω·n: planes side by side axis by axis where axial, summed over the axes otherwise; modulo 2π."""
-    turns = frequencies.to(device=known.device, dtype=known.dtype)
+    """θ = ω·n: planes side by side axis by axis where axial, summed over the axes otherwise.
+
+    Left unreduced: cos and sin of a float64 angle are exact at any size, and `wrap` goes before any rounding.
+    """
     if split == "axial":
-        return wrap((known[:, :, None, :, None] * turns.movedim(0, 1)).flatten(-2))
-    return wrap(torch.einsum("btk,khp->bthp", known, turns))
+        return (known[:, :, None, :, None] * steps).flatten(-2)
+    return torch.einsum("btk,hkp->bthp", known, steps)
 
 
 def wrap(angles: Tensor) -> Tensor:
@@ -114,7 +113,7 @@ def place(angles: Tensor, x: Tensor | None) -> Tensor:
     """Angles on x's device."""
     if x is None or angles.device == x.device:
         return angles
-    return angles.float().to(x.device) if x.device.type == "mps" else angles.to(x.device)
+    return wrap(angles).float().to(x.device) if x.device.type == "mps" else angles.to(x.device)
 
 
 def check_layout_and_heads(layout: Layout, heads: int) -> None:

@@ -52,7 +52,7 @@ class DenseFrames(FramesModule):
         nn.init.normal_(self.generators, std=0.5 / self.generators.shape[-1] ** 0.5)
 
     def forward(self, positions: Tensor, x: Tensor | None = None) -> CurvedFrames:
-        known, _ = coordinates(positions, self.axes, x)
+        known = coordinates(positions, self.axes, x)
         device = self.generators.device if x is None else x.device
         known = known.to(device=device, dtype=self.generators.dtype)
         skew = self.generators - self.generators.mT

@@ -29,7 +29,7 @@ class FixedFrames(FramesModule):
     (per plane of an axis where axial); `scaling` one of `joformer.frequencies.Linear`, `NTK`, `YaRN`;
     `planes` fewer than head_dim / 2 rotates only the first 2·planes entries of each head. `split` says how
     several axes share the planes, see `joformer.frequencies.per_axis`. There is nothing to save or to move:
-    frequencies are made anew from the arguments, on the device of the positions.
+    frequencies are made from the arguments, on the device of the positions.
 
     >>> from joformer import positions
     >>> FixedFrames(64)(positions.sequence(16)).angles.shape
@@ -55,16 +55,27 @@ class FixedFrames(FramesModule):
         self.planes = planes_of(head_dim, planes, axes, split)
         self.base = base if isinstance(base, (int, float)) else tuple(float(f) for f in base)
         self.scaling = scaling
+        self._ready: dict[torch.device, Tensor] = {}
         self.frequencies()  # bad arguments fail here rather than at the first forward
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:
         """The spectrum in use, float64 (axes, planes of an axis)."""
         return per_axis(self.planes, self.axes, self.split, self.base, self.scaling, device=device)
 
+    def _steps(self, device: torch.device) -> Float[Tensor, "1 axes each"]:
+        if torch.compiler.is_compiling():
+            return self.frequencies(device).unsqueeze(0)
+        if device not in self._ready:
+            steps = self.frequencies(device).unsqueeze(0)
+            if type(steps) is not Tensor:  # a fake or wrapped tensor must not outlive its mode
+                return steps
+            self._ready[device] = steps
+        return self._ready[device]
+
     def angles(self, positions: Tensor, x: Tensor | None = None) -> Float[Tensor, "batch tokens 1 planes"]:
-        """θ = ω·t modulo 2π, float64."""
-        known, _ = coordinates(positions, self.axes, x)
-        return place(linear_angles(known, self.frequencies(known.device).unsqueeze(1), self.split), x)
+        """θ = ω·t, float64."""
+        known = coordinates(positions, self.axes, x)
+        return place(linear_angles(known, self._steps(known.device), self.split), x)
 
     def forward(self, positions: Tensor, x: Tensor | None = None) -> FlatFrames:
         return FlatFrames.of(self.angles(positions, x), layout=self.layout)

@@ -65,11 +65,12 @@ class LearnedFrames(FramesModule):
     def angles(
         self, positions: Tensor, x: Tensor | None = None, *, layer: int = 0
     ) -> Float[Tensor, "batch tokens heads planes"]:
-        """θ = ω·t modulo 2π, float64."""
+        """θ = ω·t, float64."""
         if not 0 <= layer < self.layers:
             raise ValueError(f"layer must be 0 … {self.layers - 1} of these frames, got {layer}")
-        known, _ = coordinates(positions, self.axes, x)
-        return place(linear_angles(known, self.frequencies[:, layer], self.split), x)
+        known = coordinates(positions, self.axes, x)
+        steps = self.frequencies[:, layer].movedim(0, 1).to(device=known.device, dtype=known.dtype)
+        return place(linear_angles(known, steps, self.split), x)
 
     def forward(self, positions: Tensor, x: Tensor | None = None, *, layer: int = 0) -> FlatFrames:
         return FlatFrames.of(self.angles(positions, x, layer=layer), layout=self.layout)

@@ -13,10 +13,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from joformer.frames.base import FramesModule, Split, check_layout_and_heads, coordinates, planes_of
+from joformer.frames.base import FramesModule, Split, check_layout_and_heads, coordinates, planes_of, wrap
 from joformer.frames.fixed import FixedFrames
 from joformer.frames.learned import LearnedFrames
 from joformer.kernels import Layout
+from joformer.positions import located as positions_located
 from joformer.rotate import FlatFrames
 
 Base = Literal["none", "fixed", "learned"]
@@ -96,7 +97,9 @@ class ContentFrames(FramesModule):
         """Which tokens have coordinates; refuses a missing x."""
         if x is None:
             raise ValueError(f"{type(self).__name__} needs the tokens' content: call it as module(positions, x)")
-        return coordinates(positions, self.axes, x)[1].to(x.device)
+        coordinates(positions, self.axes, x)  # for its checks
+        has = positions_located(positions)
+        return (has if has.dim() == 2 else has.unsqueeze(0)).to(x.device)
 
 
 class ProjectedFrames(ContentFrames):
@@ -116,5 +119,5 @@ class ProjectedFrames(ContentFrames):
         assert x is not None
         angles = self.projector(x).unflatten(-1, (self.heads, self.planes)) * located[..., None, None]
         if self.base is not None:
-            angles = angles + self.base.angles(positions, x).to(angles.dtype)
+            angles = angles + wrap(self.base.angles(positions, x)).to(angles.dtype)
         return FlatFrames.of(angles, layout=self.layout, content=True)

@@ -59,7 +59,7 @@ class TreeFrames(FramesModule):
         self.generators.copy_(start.view(-1, 1, self.branches, self.planes).expand_as(self.generators))
 
     def forward(self, positions: Tensor, x: Tensor | None = None) -> FlatFrames:
-        known, _ = coordinates(positions, positions.shape[-1], x)
+        known = coordinates(positions, positions.shape[-1], x)
         below = positions.to(known.device).isnan().view(known.shape)
         self._check(known, below)
         taken = known.unsqueeze(-1) == torch.arange(self.branches, device=known.device)
