@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Bench:
     """What value transport costs here: ratios measured side by side, beside no positions, RoPE and installed peers.
 
-    Takes about four minutes. Example: joformer bench --only eager decoding --json
+    Takes about five minutes. Example: joformer bench --only eager decoding --json
     """
 
     only: tuple[str, ...] = ()

@@ -63,8 +63,7 @@ class FlatFrames:
     layout: Layout = "interleaved"
     content: bool = False
     end: Float[Tensor, "batch 1 heads planes"] | None = None
-    _units: dict[tuple[torch.dtype, int, bool], Tensor] = field(default_factory=dict, repr=False)
-    _plans: dict[tuple[Any, ...], Plan] = field(default_factory=dict, repr=False)
+    _ready: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -105,7 +104,7 @@ class FlatFrames:
         1
         """
         angles, cos_sin = (_select(t, tokens) for t in (self.angles, self.cos_sin))
-        return replace(self, angles=angles, cos_sin=cos_sin, end=None, _units={}, _plans={})
+        return replace(self, angles=angles, cos_sin=cos_sin, end=None, _ready={})
 
     def shift(self, by: Float[Tensor, "*#shape planes"]) -> FlatFrames:
         """Every frame moved by the same angles, θ_t + by: the frames change, no journey does (gauge).
@@ -126,31 +125,43 @@ class FlatFrames:
         if torch.device(device).type == "mps" and angles.dtype == torch.float64:
             angles = angles.remainder(2 * torch.pi).float()
         end = None if self.end is None else self.end.to(device)
-        return replace(self, angles=angles.to(device), cos_sin=self.cos_sin.to(device), end=end, _units={}, _plans={})
+        return replace(self, angles=angles.to(device), cos_sin=self.cos_sin.to(device), end=end, _ready={})
 
     def unit(self, dtype: torch.dtype, heads: int, inverse: bool) -> Tensor:
         """(cos, ± sin) as the kernel takes it for a tensor of `dtype` and `heads`: made once per frames value."""
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         key = (wide, heads, inverse)
-        if key not in self._units:
+        unit = self._ready.get(key)
+        if unit is None:
             with torch.no_grad():
                 if inverse:
                     unit = undone(self.unit(dtype, heads, inverse=False))
                 else:
                     unit = self.cos_sin if wide == torch.float32 else cos_sin(self.angles, wide, self.layout)
                     unit = for_kernel(unit.detach(), self.layout, heads)
-            self._units[key] = unit
-        return self._units[key]
+            self._ready[key] = unit
+        return unit
+
+    def unit_for(self, x: Tensor, inverse: bool) -> Tensor:
+        """The unit that rotates x, which is checked to fit; decoding asks for the same one layer after layer."""
+        key = (x.shape, x.dtype, x.device, inverse)
+        unit = self._ready.get(key)
+        if unit is None:
+            check_fits(x, self)
+            unit = self._ready[key] = self.unit(x.dtype, x.shape[2], inverse)
+        return unit
 
     def turns(self, dtype: torch.dtype, heads: int, inverse: bool) -> Turn:
         """What rotates a tensor of `dtype` and `heads`, and what rotates its gradient."""
         return self.unit(dtype, heads, inverse), self.unit(dtype, heads, not inverse), self.layout
 
-    def plan(self, dtype: torch.dtype, widths: tuple[tuple[int, int], ...], moved: tuple[bool, ...]) -> Plan:
+    def plan(self, packed: Tensor, widths: tuple[tuple[int, int], ...], moved: tuple[bool, ...]) -> Plan:
         """How a packed projection is rotated in place: made once per frames value, then shared by all layers."""
+        shape, dtype, device = packed.shape, packed.dtype, packed.device
         forward_only = not torch.is_grad_enabled()
-        key = (dtype, widths, moved, forward_only)
-        if key not in self._plans:
+        key = (shape, dtype, device, widths, moved, forward_only)
+        plan = self._ready.get(key)
+        if plan is None:
             turns = [
                 None if forward_only or not move else self.turns(dtype, heads, inverse=False)
                 for (heads, _), move in zip(widths, moved, strict=True)
@@ -160,7 +171,7 @@ class FlatFrames:
             for (heads, dim), move in zip(widths, moved, strict=True):
                 stop = start + heads * dim
                 if move:
-                    check_shapes(len(self.angles), self.tokens, heads, dim, self.angles.device, self)
+                    check_shapes(shape[0], shape[1], heads, dim, device, self)
                     # Neighbours go in one call where all heads share their angles.
                     if joined and joined[-1][1:] == (start, dim) and self.heads == 1:
                         joined[-1] = (joined[-1][0], stop, dim)
@@ -168,8 +179,8 @@ class FlatFrames:
                         joined.append((start, stop, dim))
                 start = stop
             runs = [(a, b, dim, self.unit(dtype, (b - a) // dim, inverse=False), self.layout) for a, b, dim in joined]
-            self._plans[key] = Plan(widths, tuple(runs), tuple(turns))
-        return self._plans[key]
+            plan = self._ready[key] = Plan(widths, tuple(runs), tuple(turns))
+        return plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,9 +276,7 @@ def rotate_packed_(
     if traced() or not one or not isinstance(first, FlatFrames) or first.planes == 0:
         parts = cut_heads(packed, widths)
         return tuple(p if its is None else rotate(p, its) for p, its in zip(parts, frames, strict=True))
-    batch, tokens, _ = packed.shape
-    check_shapes(batch, tokens, first.heads, 2 * first.planes, packed.device, first)
-    plan = first.plan(packed.dtype, tuple(widths), tuple([its is not None for its in frames]))
+    plan = first.plan(packed, tuple(widths), tuple([its is not None for its in frames]))
     if not torch.is_grad_enabled():
         return tuple(turn_packed(packed, plan))
     angles = (first.angles,) * len(widths) if first.angles.requires_grad else ()
@@ -277,7 +286,7 @@ def rotate_packed_(
 def unrotate_linear(
     o: Float[Tensor, "batch tokens heads head_dim"], frames: Frames, linear: nn.Linear
 ) -> Float[Tensor, "batch tokens out"]:
-    """W (A_t⁻¹ o_t) + b, heads side by side: undo the frames and project, keeping nothing that attention does not.
+    """W (A_t⁻¹ o_t) + b, heads side by side: undo the frames and project.
 
     `o` must be a tensor nobody else will read, such as the output of attention: without gradients it is turned in
     place.
@@ -290,12 +299,11 @@ def unrotate_linear(
     """
     if traced() or isinstance(frames, CurvedFrames) or frames.planes == 0:
         return linear(rotate(o, frames, inverse=True).flatten(2))
-    batch, tokens, heads, head_dim = o.shape
-    check_shapes(batch, tokens, heads, head_dim, o.device, frames)
+    unit = frames.unit_for(o, inverse=True)
     if not torch.is_grad_enabled():
-        turn(o, frames.unit(o.dtype, heads, inverse=True), frames.layout, o)
+        turn(o, unit, frames.layout, o)
         return linear(o.flatten(2))
-    turns = frames.turns(o.dtype, heads, inverse=True)
+    turns = frames.turns(o.dtype, o.shape[2], inverse=True)
     # Whatever listens to the module, or replaces it, must be heard: adapters, hooks, sharding, autocast.
     plain = (
         type(linear) is nn.Linear

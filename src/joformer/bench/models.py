@@ -46,9 +46,9 @@ class Shape:
 
 
 SHAPES = (
-    Shape("ViT-S", batch=4, tokens=197, dim=384, heads=6, axes=2),
-    Shape("small ViT", batch=32, tokens=65, dim=128, heads=4, axes=2),
-    Shape("LM", batch=4, tokens=512, dim=256, heads=4, axes=1),
+    Shape("ViT-S", batch=8, tokens=197, dim=384, heads=6, axes=2),
+    Shape("small ViT", batch=128, tokens=65, dim=128, heads=4, axes=2),
+    Shape("LM", batch=8, tokens=512, dim=256, heads=4, axes=1),
 )
 
 
