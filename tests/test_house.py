@@ -15,6 +15,7 @@ ORDER = [
     "positions",
     "frequencies",
     "kernels",
+    "values",
     "rotate",
     "frames",
     "attention",

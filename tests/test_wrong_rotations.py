@@ -107,8 +107,9 @@ def flipped_kernels():
 def test_a_flipped_sign_in_the_hot_path_is_caught_by_the_reference(which, layout, monkeypatch):
     name, wrong = flipped_kernels()[which]
     monkeypatch.setattr(kernels, name, wrong)
-    # As an attribute of the package, `joformer.rotate` is the function; the module that imported the kernel is meant.
-    monkeypatch.setattr(sys.modules["joformer.rotate"], name, wrong, raising=False)
+    # The modules that imported the kernel; as an attribute of the package, `joformer.rotate` is the function.
+    for module in ("joformer.rotate", "joformer.values"):
+        monkeypatch.setattr(sys.modules[module], name, wrong, raising=False)
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 5, 2, 8, dtype=torch.float64)
     angles = torch.randn(1, 5, 1, 4, dtype=torch.float64)

@@ -15,7 +15,8 @@ from joformer.frames import (
     ProjectedFrames,
     TreeFrames,
 )
-from joformer.rotate import CurvedFrames, FlatFrames, convert_layout, rotate
+from joformer.rotate import convert_layout, rotate
+from joformer.values import CurvedFrames, FlatFrames
 
 __version__ = "0.1.0"
 

@@ -31,6 +31,11 @@ def traced() -> bool:
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
+def check_layout(layout: str) -> None:
+    if layout not in ("interleaved", "half"):
+        raise ValueError(f"layout must be 'interleaved' or 'half', got {layout!r}")
+
+
 def cos_sin(angles: Tensor, dtype: torch.dtype, layout: Layout) -> Tensor:
     """(…, planes) angles as (…, planes, 2), evaluated in the angles' own precision before rounding."""
     wide = angles if angles.dtype == torch.float64 else angles.to(dtype)

@@ -21,7 +21,8 @@ from torch.nn import functional as F
 
 from joformer.attention.reference import reference_attention
 from joformer.attention.window import window_attention
-from joformer.rotate import CurvedFrames, FlatFrames, Frames, rotate
+from joformer.rotate import rotate
+from joformer.values import CurvedFrames, FlatFrames, Frames
 
 Transport = Literal["none", "scores", "values", "both"]
 Weighting = Literal["softmax", "softplus"]

@@ -24,7 +24,8 @@ from joformer.attention.functional import (
     journey_attention,
     sides,
 )
-from joformer.rotate import FlatFrames, Frames, rotate_packed_, unrotate_linear
+from joformer.rotate import rotate_packed_, unrotate_linear
+from joformer.values import FlatFrames, Frames
 
 
 class JourneyAttention(nn.Module):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from joformer.algebra import Orthogonal, Torus, scores_path, value_path
-from joformer.rotate import CurvedFrames, FlatFrames, Frames
+from joformer.values import CurvedFrames, FlatFrames, Frames
 
 
 def reference_attention(

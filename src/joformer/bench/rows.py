@@ -16,7 +16,8 @@ from joformer.attention import JourneyAttention, JourneyCache, journey_attention
 from joformer.bench.measure import Row, fastest, geometric_mean, peak_bytes
 from joformer.bench.models import SHAPES, Block, PeerTransformer, Transformer, peers, training_step
 from joformer.frames import FixedFrames, NoFrames
-from joformer.rotate import FlatFrames, rotate, rotate_packed_
+from joformer.rotate import rotate, rotate_packed_
+from joformer.values import FlatFrames
 
 Report = Callable[[str], None]
 

@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from joformer.kernels import Layout
-from joformer.rotate import Frames
+from joformer.kernels import Layout, check_layout
+from joformer.values import Frames
 
 Split = Literal["axial", "combined", "diagonal"]
 
@@ -117,7 +117,6 @@ def place(angles: Tensor, x: Tensor | None) -> Tensor:
 
 
 def check_layout_and_heads(layout: Layout, heads: int) -> None:
-    if layout not in ("interleaved", "half"):
-        raise ValueError(f"layout must be 'interleaved' or 'half', got {layout!r}")
+    check_layout(layout)
     if heads < 1:
         raise ValueError(f"heads must be 1 (shared by all heads) or the number of key/value heads, got {heads}")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from joformer.frames.base import wrap
 from joformer.frames.projected import ContentFrames, Projector
-from joformer.rotate import FlatFrames
+from joformer.values import FlatFrames
 
 
 class CumulativeFrames(ContentFrames):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from joformer.frames.base import FramesModule, check_layout_and_heads, coordinates
-from joformer.rotate import CurvedFrames
+from joformer.values import CurvedFrames
 
 
 class DenseFrames(FramesModule):

@@ -19,7 +19,7 @@ from joformer.frames.base import (
 )
 from joformer.frequencies import Scaling, per_axis
 from joformer.kernels import Layout
-from joformer.rotate import FlatFrames
+from joformer.values import FlatFrames
 
 
 class FixedFrames(FramesModule):

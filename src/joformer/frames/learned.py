@@ -17,7 +17,7 @@ from joformer.frames.base import (
 )
 from joformer.frequencies import per_axis
 from joformer.kernels import Layout
-from joformer.rotate import FlatFrames
+from joformer.values import FlatFrames
 
 
 class LearnedFrames(FramesModule):

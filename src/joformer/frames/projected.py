@@ -18,7 +18,7 @@ from joformer.frames.fixed import FixedFrames
 from joformer.frames.learned import LearnedFrames
 from joformer.kernels import Layout
 from joformer.positions import located as positions_located
-from joformer.rotate import FlatFrames
+from joformer.values import FlatFrames
 
 Base = Literal["none", "fixed", "learned"]
 

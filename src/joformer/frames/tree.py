@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from joformer.frames.base import FramesModule, check_layout_and_heads, coordinates, place, planes_of, wrap
 from joformer.frequencies import per_axis
 from joformer.kernels import Layout
-from joformer.rotate import FlatFrames
+from joformer.values import FlatFrames
 
 
 class TreeFrames(FramesModule):
