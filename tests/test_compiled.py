@@ -93,6 +93,23 @@ def test_one_graph_for_all_lengths_with_the_gradients_of_eager(name, options):
     assert len(made) == first
 
 
+@pytest.mark.parametrize("transport", ["none", "scores", "values", "both"])
+@pytest.mark.parametrize("kv_heads", [3, 1])
+def test_weights_reordered_for_the_compiler_compute_the_same(transport, kv_heads):
+    torch.manual_seed(0)
+    layer = Layer(FixedFrames(HEAD), causal=True, transport=transport, kv_heads=kv_heads, bias=True)
+    fast, _ = compiled(layer)
+    x, where = torch.randn(2, 9, DIM), positions.sequence(9)
+    gradients = []
+    for call in (layer, fast):
+        layer.zero_grad()
+        out = call(x, where)
+        out.square().sum().backward()
+        gradients.append([out, *(p.grad.clone() for p in layer.parameters())])
+    for a, b in zip(*gradients):
+        assert_close(b, a, tolerance=5e-5)
+
+
 @pytest.mark.parametrize("layout", ["interleaved", "half"])
 def test_inductor_gives_the_numbers_of_eager(layout):
     """Frames made outside, with gradient to their angles, used inside."""

@@ -112,16 +112,20 @@ def unrotate_linear(
         turn(o, unit, frames.layout, o)
         return linear(o.flatten(2))
     turns = frames.turns(o.dtype, o.shape[2], inverse=True)
-    # Whatever listens to the module, or replaces it, must be heard: adapters, hooks, sharding, autocast.
-    plain = (
-        type(linear) is nn.Linear
-        and not (linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks)
-        and not torch.is_autocast_enabled(o.device.type)
-        and o.dtype == linear.weight.dtype
-    )
+    plain = is_plain(linear) and not torch.is_autocast_enabled(o.device.type) and o.dtype == linear.weight.dtype
     if plain:
         return UnrotateLinear.apply(o, frames.angles, turns, linear.weight, linear.bias)
     return linear(Rotate.apply(o, frames.angles, turns, True).flatten(2))
+
+
+def is_plain(linear: nn.Module) -> bool:
+    """Whether only the weights of a linear layer matter: adapters, hooks and sharding must be heard.
+
+    >>> is_plain(nn.Linear(2, 2)), is_plain(nn.Sequential(nn.Linear(2, 2)))
+    (True, False)
+    """
+    hooks = linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks
+    return type(linear) is nn.Linear and not hooks
 
 
 def convert_layout(
