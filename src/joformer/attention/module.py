@@ -123,20 +123,11 @@ class JourneyAttention(nn.Module):
                     **self._options(),
                 ).flatten(2)
             )  # fmt: skip
-        if key_frames is None and value_frames is None:
-            if value_key_frames is not None:
-                raise ValueError("value_key_frames are given without value_frames: give both, or value_frames alone")
-            key_frames = value_frames = value_key_frames = frames
-        else:
-            key_frames, value_frames, value_key_frames = all_frames(frames, key_frames, value_frames, value_key_frames)
+        key_frames, value_frames, value_key_frames = all_frames(frames, key_frames, value_frames, value_key_frames)
         check_frames(self.weighting, frames, key_frames, value_frames, value_key_frames)
         scores, values = sides(self.transport)
-        if (
-            cache is None
-            and context is None
-            and frames is value_frames is value_key_frames
-            and self._halves_pay(frames)
-        ):
+        alone = cache is None and context is None and frames is value_frames is value_key_frames
+        if isinstance(frames, FlatFrames) and alone and self._halves_pay(frames):
             return self._forward_in_halves(x, frames, mask, segments)
         side = (frames if scores else None, key_frames if scores else None, value_key_frames if values else None)
         q, k, v = self._project(x, context, side)
