@@ -16,8 +16,8 @@ run: $(INSTALLED)
 test: lint types check
 
 lint: $(INSTALLED)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
 
 types: $(INSTALLED)
 	$(BIN)/mypy
