@@ -78,6 +78,13 @@ def test_joint_keeps_each_modality_on_its_own_axes():
     assert got[4:].tolist() == [[1, 0, r, c] for r in range(2) for c in range(2)]
 
 
+def test_integers_are_welcome_and_stay_exact():
+    far = torch.tensor([[2**24 + 1]])
+    assert positions.joint(far, far)[0, 1].item() == 2**24 + 1
+    assert positions.with_prefix(far, 1)[1].item() == 2**24 + 1
+    torch.testing.assert_close(positions.tree(torch.tensor([-1, 0])), positions.tree([-1, 0]), equal_nan=True)
+
+
 def test_real_coordinates_are_welcome():
     half = FixedFrames(8)(torch.tensor([[0.5]])).angles
     whole = FixedFrames(8)(torch.tensor([[1.0]])).angles
@@ -103,6 +110,9 @@ def test_real_coordinates_are_welcome():
         (lambda: positions.tree([-1, 2, 1]), "cycle"),
         (lambda: positions.tree([-1, 0], branches=[0]), "one branch per node"),
         (positions.joint, "at least one part"),
+        (lambda: positions.joint(positions.sequence(2), torch.zeros(1, 2, 1)), "batch"),
+        (lambda: positions.grid((3, 2)), "at least one axis"),
+        (lambda: positions.sequence(2.5), "number of tokens"),
     ],
 )
 def test_bad_input_says_what_would_be_right(call, says):

@@ -288,6 +288,8 @@ GOOD = FlatFrames.of(torch.zeros(1, 5, 2, 3))
         (lambda: rotate(torch.zeros(2, 5, 2, 6, dtype=torch.long), GOOD), "floating point"),
         (lambda: rotate(torch.zeros(2, 5, 2, 6), FlatFrames.of(torch.zeros(3, 5, 2, 3))), "batch 3"),
         (lambda: rotate(torch.zeros(2, 5, 2, 6, device="meta"), GOOD), r"frames.to\('meta'\)"),
+        (lambda: rotate(torch.zeros(2, 5, 2, 6), FixedFrames(6)), "call the module first"),
+        (lambda: GOOD.select(torch.ones(5, dtype=torch.bool)), "indices"),
         (lambda: FlatFrames.of(torch.zeros(5, 3)), "missing dimensions"),
         (lambda: FlatFrames.of(torch.zeros(1, 5, 1, 3), layout="neox"), "interleaved"),
         (lambda: FlatFrames.of(torch.zeros(1, 5, 1, 3, dtype=torch.bfloat16)), "float32 or float64"),

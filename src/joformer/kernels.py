@@ -205,7 +205,7 @@ def turn_packed(packed: Tensor, plan: Plan) -> Sequence[Tensor]:
     batch, tokens, width = packed.shape
     for start, stop, dim, unit, layout in plan.runs:
         stretch = packed if stop - start == width else packed[..., start:stop]
-        x = stretch.view(batch, tokens, -1, dim)
+        x = stretch.view(batch, tokens, (stop - start) // dim, dim)
         turn(x, unit, layout, x)
     return cut_heads(packed, plan.widths)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 Device = torch.device | str | None
 NOWHERE = float("nan")
+WHOLE = (int, torch.SymInt)
 
 
 def sequence(n: int, offset: int | float | Tensor = 0, *, device: Device = None) -> Float[Tensor, "*batch n 1"]:
@@ -25,7 +26,7 @@ def sequence(n: int, offset: int | float | Tensor = 0, *, device: Device = None)
     >>> sequence(3, offset=5).tolist()
     [[5.0], [6.0], [7.0]]
     """
-    if n < 0:
+    if not isinstance(n, WHOLE) or n < 0:
         raise ValueError(f"n must be the number of tokens, 0 or more, got {n}")
     steps = torch.arange(n, dtype=torch.float64, device=_exact(device))
     if isinstance(offset, Tensor):
@@ -45,7 +46,7 @@ def grid(*shape: int, prefix: int = 0, device: Device = None) -> Float[Tensor, "
     >>> grid(2, 2, prefix=1).tolist()
     [[nan, nan], [0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
     """
-    if not shape or min(shape) < 1:
+    if not shape or not all(isinstance(n, WHOLE) and n >= 1 for n in shape):
         raise ValueError(
             f"a grid needs at least one axis and at least one cell on each, got {shape}; e.g. grid(14, 14)"
         )
@@ -62,6 +63,7 @@ def with_prefix(positions: Float[Tensor, "*batch tokens axes"], prefix: int) -> 
     """
     if prefix < 0:
         raise ValueError(f"prefix must be the number of tokens at the identity, 0 or more, got {prefix}")
+    positions = positions.to(torch.float64) if not positions.is_floating_point() else positions
     if prefix == 0:
         return positions
     nowhere = positions.new_full((*positions.shape[:-2], prefix, positions.shape[-1]), NOWHERE)
@@ -114,7 +116,7 @@ def tree(
     >>> tree([-1, 0, 0, 2]).tolist()
     [[nan, nan], [0.0, nan], [1.0, nan], [1.0, 0.0]]
     """
-    parents = list(parents)
+    parents = [int(parent) for parent in parents]
     if branches is not None and len(branches) != len(parents):
         raise ValueError(f"branches must name one branch per node: {len(parents)} nodes, {len(branches)} branches")
     rank: list[int] = []
@@ -154,6 +156,9 @@ def joint(*parts: Tensor) -> Float[Tensor, "*batch tokens axes"]:
     """
     if not parts:
         raise ValueError("joint needs at least one part, e.g. joint(sequence(10), grid(4, 4))")
+    if len({part.shape[:-2] for part in parts}) > 1:
+        raise ValueError(f"parts must agree in their batch, got {[tuple(part.shape) for part in parts]}")
+    parts = tuple(part.to(torch.float64) for part in parts)
     total = 1 + sum(part.shape[-1] for part in parts)
     rows, start = [], 1
     for modality, part in enumerate(parts):

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules import module as _everywhere
 
 from joformer.kernels import (
     Layout,
@@ -124,7 +125,12 @@ def is_plain(linear: nn.Module) -> bool:
     >>> is_plain(nn.Linear(2, 2)), is_plain(nn.Sequential(nn.Linear(2, 2)))
     (True, False)
     """
-    hooks = linear._forward_hooks or linear._forward_pre_hooks or linear._backward_hooks
+    hooks = (
+        linear._forward_hooks
+        or linear._forward_pre_hooks
+        or linear._backward_hooks
+        or _everywhere._global_forward_hooks
+    )
     return type(linear) is nn.Linear and not hooks
 
 

@@ -221,6 +221,11 @@ def check_fits(x: Tensor, frames: Frames) -> None:
 def check_shapes(batch: int, tokens: int, heads: int, head_dim: int, device: torch.device, frames: Frames) -> None:
     """One-line errors where frames do not fit a tensor (batch, tokens, heads, head_dim)."""
     flat = isinstance(frames, FlatFrames)
+    if not flat and not isinstance(frames, CurvedFrames):
+        raise ValueError(
+            f"frames must be what a frames module returns, got {type(frames).__name__}: "
+            "call the module first, frames = module(positions, x)"
+        )
     its = frames.angles if isinstance(frames, FlatFrames) else frames.matrices
     rows, its_tokens, its_heads, last = its.shape[:4]
     if tokens != its_tokens:
@@ -250,6 +255,8 @@ def _select(t: Tensor, tokens: slice | Sequence[int] | Tensor) -> Tensor:
     if isinstance(tokens, slice):
         return t[:, tokens]
     index = torch.as_tensor(tokens, device=t.device)
+    if index.dtype == torch.bool:
+        raise ValueError("tokens to select are given by their indices: use mask.nonzero().flatten()")
     if index.dim() == 1:
         return t.index_select(1, index)
     if index.dim() != 2:

@@ -22,6 +22,23 @@ from joformer.algebra import (
     unroll,
 )
 
+
+def test_a_promise_of_flatness_is_checked():
+    turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
+    mirror = torch.diag(torch.tensor([1.0, -1.0]))
+    assert Generators.orthogonal(torch.stack((turn, turn @ turn)), flat=True).axes == 2
+    with pytest.raises(ValueError, match="commute") as caught:
+        Generators.orthogonal(torch.stack((turn, mirror)), flat=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_elements_take_bare_integers_and_tensors():
+    generators = Generators.torus(torch.ones(1, 1))
+    assert Element(torch.ones(2), 3, torch.tensor([2]), generators).end == (5,)
+    with pytest.raises(ValueError, match="Element.cell"):
+        compose(torch.ones(2), torch.ones(2))
+
+
 quick = settings(deadline=None, derandomize=True, max_examples=40)
 FLAT = Generators.torus(torch.tensor([[0.1, 0.2], [0.3, 0.4]]))
 LINE = Generators.torus(torch.tensor([[0.1, 0.2]]))

@@ -236,6 +236,8 @@ FEWER = FlatFrames.of(torch.zeros(1, 5, 1, 3))
         (lambda: journey_attention(Q, Q, Q, FRAMES, value_key_frames=FRAMES), "value_frames"),
         (lambda: journey_attention(Q, Q, Q[..., :4], FRAMES), "head_dim is 4"),
         (lambda: journey_attention(Q, Q, Q, FRAMES, key_frames=FEWER), "one kind"),
+        (lambda: journey_attention(Q, Q, Q, FRAMES, key_frames=FixedFrames(8)), "call the module first"),
+        (lambda: journey_attention(Q, Q.double(), Q, FRAMES), "one dtype"),
         (lambda: journey_attention(Q, Q, Q, FRAMES, backend="flex", dropout=0.1), "flex"),
         (lambda: journey_attention(Q.requires_grad_(), Q, Q, FRAMES, backend="flex"), "no backward on CPU"),
     ],

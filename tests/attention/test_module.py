@@ -6,6 +6,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from joformer import (
     CumulativeFrames,
+    DenseFrames,
     FixedFrames,
     FlatFrames,
     JourneyAttention,
@@ -230,6 +231,57 @@ def test_ensembles_by_vmap():
             assert_close(out, layer(x, frames))
 
 
+def test_far_out_the_oracle_is_right_too():
+    """Reference and fast path agree a million tokens from the origin, in fp32 and for curved frames."""
+    q, k, v = torch.randn(3, 1, 4, 2, 8)
+    for module in (FixedFrames(8), DenseFrames(8, axes=1)):
+        here, there = (module(positions.sequence(4, offset=n)) for n in (0, 1_000_003))
+        fast = journey_attention(q, k, v, there)
+        assert_close(journey_attention(q, k, v, there, backend="reference"), fast, tolerance=1e-5)
+        assert_close(fast, journey_attention(q, k, v, here), tolerance=1e-4)
+
+
+def test_a_refused_call_leaves_the_cache_as_it_was():
+    attention, cache = JourneyAttention(DIM, HEADS, causal=True), JourneyCache()
+    x, frames = torch.randn(1, 5, DIM), FixedFrames(HEAD)
+    with torch.no_grad():
+        attention(x[:, :4], frames(positions.sequence(4)), cache=cache)
+        with pytest.raises(ValueError, match="mask must be"):
+            attention(x[:, 4:], frames(positions.sequence(1, 4)), cache=cache, mask=torch.ones(3, 3, dtype=torch.bool))
+        assert cache.tokens == 4
+        last = attention(x[:, 4:], frames(positions.sequence(1, 4)), cache=cache)
+        assert_close(last, attention(x, frames(positions.sequence(5)))[:, 4:])
+        with pytest.raises(ValueError, match="another layer"):
+            JourneyAttention(DIM, HEADS, causal=True)(x[:, 4:], frames(positions.sequence(1, 5)), cache=cache)
+
+
+def test_a_cache_filled_in_inference_mode_goes_on_without():
+    attention, cache = JourneyAttention(DIM, HEADS, causal=True), JourneyCache()
+    x, frames = torch.randn(1, 5, DIM), FixedFrames(HEAD)
+    with torch.inference_mode():
+        attention(x[:, :4], frames(positions.sequence(4)), cache=cache)
+    with torch.no_grad():
+        last = attention(x[:, 4:], frames(positions.sequence(1, 4)), cache=cache)
+        assert_close(last, attention(x, frames(positions.sequence(5)))[:, 4:])
+
+
+def test_who_listens_to_the_projection_hears_it_unrotated():
+    attention, kept = JourneyAttention(DIM, HEADS), []
+    x, frames = torch.randn(1, 5, DIM), FixedFrames(HEAD)(positions.sequence(5))
+    plain = attention.qkv(x)
+    want = attention(x, frames)
+    for register in (attention.qkv.register_forward_hook, torch.nn.modules.module.register_module_forward_hook):
+        handle = register(lambda module, args, out: kept.append(out) if module is attention.qkv else None)
+        assert_close(attention(x, frames), want)
+        handle.remove()
+        assert torch.equal(kept.pop(), plain)
+
+
+def test_nothing_in_nothing_out():
+    frames = FixedFrames(HEAD)(positions.sequence(0))
+    assert JourneyAttention(DIM, HEADS)(torch.zeros(2, 0, DIM), frames).shape == (2, 0, DIM)
+
+
 X, F = torch.zeros(1, 5, DIM), FlatFrames.of(torch.zeros(1, 5, 1, 4))
 
 
@@ -253,6 +305,13 @@ X, F = torch.zeros(1, 5, DIM), FlatFrames.of(torch.zeros(1, 5, 1, 4))
         (lambda: JourneyAttention(24, 3, causal=True)(X, F, cache=JourneyCache(window=3)), "too short"),
         (lambda: JourneyAttention(24, 3, causal=True, window=9)(X, F, cache=JourneyCache(window=3)), "too short"),
         (lambda: JourneyAttention(24, 3)(X, FixedFrames(8)), "call the module first"),
+        (lambda: JourneyAttention(24, 3)(X, F, mask=torch.ones(1, 1, 1, 5, dtype=torch.long)), "boolean or floating"),
+        (lambda: JourneyAttention(24, 3)(X, F, mask=torch.ones(3, 5, 5, dtype=torch.bool)), "mask must be"),
+        (lambda: JourneyAttention(24, 3)(X, F, segments=torch.zeros(3, 5, dtype=torch.long)), "segments"),
+        (lambda: JourneyAttention(24, 3, head_dim=0), "widths"),
+        (lambda: JourneyAttention(24, 3, window=2.5), "window"),
+        (lambda: JourneyAttention(24, 3, context_dim=24)(X, F, context=X[..., :5], key_frames=F), "context_dim=24"),
+        (lambda: JourneyAttention(24, 6, kv_heads=3)(X, FlatFrames.of(torch.zeros(1, 5, 6, 2))), "key/value"),
         (lambda: JourneyAttention(24, 3)(X, FlatFrames.of(torch.zeros(1, 5, 2, 4))), "divisor"),
     ],
 )

@@ -134,6 +134,8 @@ def test_shift_invariance_where_promised(name):
     module, where, x, _ = build(name)
     if where is TREE:
         pytest.skip("a path in a tree has no displacement")
+    if "cumulative grid" in name:
+        where, x = where[1:], x[:, 1:]  # a prefix token with coordinates would not be one
     where = where.nan_to_num(nan=0.0)
     by = torch.arange(1.0, where.shape[-1] + 1, dtype=torch.float64) * 37
     if module.shift_invariant:

@@ -271,6 +271,19 @@ def test_softplus_is_refused_with_content_and_allowed_without():
         (lambda: ProjectedFrames(12, 8, heads=2, base="rope"), "'none', 'fixed' or 'learned'"),
         (lambda: ProjectedFrames(12, 8, heads=2)(positions.sequence(2), torch.zeros(1, 2, 11)), "dim=12"),
         (lambda: CumulativeFrames(12, 8, heads=2, axes=2)(positions.grid(2, 2), torch.zeros(1, 4, 12)), "grid="),
+        (
+            lambda: CumulativeFrames(12, 8, heads=2, axes=2)(positions.grid(2, 3), torch.zeros(1, 6, 12), grid=(3, 2)),
+            "not a grid",
+        ),
+        (
+            lambda: CumulativeFrames(12, 8, heads=2)(
+                positions.sequence(2), torch.zeros(1, 2, 12), state=torch.zeros(2)
+            ),
+            "state must be",
+        ),
+        (lambda: FixedFrames(8, scaling="ntk"), "joformer.frequencies"),
+        (lambda: FixedFrames(8, base="10000"), "number or a table"),
+        (lambda: FixedFrames(8)(torch.zeros(3, 5, 1), torch.zeros(2, 5, 4)), "one row per position"),
         (lambda: TreeFrames(8, branches=0), "1 or more"),
         (lambda: TreeFrames(8, branches=2)(torch.tensor([[2.0]])), "0 … 1"),
         (lambda: TreeFrames(8, branches=2)(torch.tensor([[0.5]])), "whole numbers"),

@@ -78,8 +78,8 @@ class Element:
     generators: Generators
 
     def __post_init__(self) -> None:
-        whole_numbers(self.origin, self.generators.axes, "origin")
-        whole_numbers(self.extent, self.generators.axes, "extent")
+        for name in ("origin", "extent"):
+            object.__setattr__(self, name, whole_numbers(getattr(self, name), self.generators.axes, name))
         if min(self.extent) < 0:
             raise ValueError(f"extent {self.extent} is negative: an element reaches 0 or more cells along each axis")
         self.generators.group.check_vector(self.content, "content")
@@ -129,6 +129,8 @@ def compose(x: Element, y: Element, *, axis: int | None = None) -> Element:
     >>> whole.content.round(decimals=4), whole.origin, whole.extent
     (tensor([1., 1.]), (0,), (2,))
     """
+    if not isinstance(x, Element) or not isinstance(y, Element):
+        raise ValueError(f"compose takes two elements, got {type(x).__name__} and {type(y).__name__}: see Element.cell")
     _require_same_generators(x, y)
     k = x.generators.axis(axis)
     _require_same_off_axis(x, y, k)

@@ -67,6 +67,8 @@ def path_spread(
         raise ValueError(f"counts {taken} are negative: count 0 or more steps along each axis")
     canonical = [k for k, n in enumerate(taken) for _ in range(n)]
     orderings = factorial(sum(taken)) // prod(map(factorial, taken))
+    if samples is not None and samples < 1:
+        raise ValueError(f"samples must be 1 or more orderings, or None for all of them, got {samples}")
     if samples is None and orderings <= MOST_ORDERINGS:
         words = list(_orderings(taken))
     else:

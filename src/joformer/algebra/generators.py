@@ -50,8 +50,10 @@ class Generators:
         return cls(Torus(angles.shape[-1]), angles)
 
     @classmethod
-    def orthogonal(cls, matrices: Tensor) -> Generators:
+    def orthogonal(cls, matrices: Tensor, *, flat: bool = False) -> Generators:
         """Generators from orthogonal matrices (axes, dim, dim): R_k is the matrix; flat or curved.
+
+        With `flat` they are promised to commute, and refused where they do not.
 
         >>> import torch
         >>> Generators.orthogonal(torch.eye(3).expand(2, 3, 3)).group
@@ -59,7 +61,10 @@ class Generators:
         """
         if matrices.ndim != 3 or not matrices.numel() or matrices.shape[1] != matrices.shape[2]:
             raise ValueError(f"matrices have shape {tuple(matrices.shape)}: give (axes, dim, dim), none of them 0")
-        return cls(Orthogonal(matrices.shape[-1]), matrices)
+        generators = cls(Orthogonal(matrices.shape[-1]), matrices)
+        if flat:
+            generators.require_flat()
+        return generators
 
     @property
     def axes(self) -> int:

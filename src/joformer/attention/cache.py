@@ -7,6 +7,8 @@ Rotated once when they come in, never again. Cumulative frames also leave the an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -41,6 +43,7 @@ class JourneyCache:
     def reset(self) -> None:
         """Forget everything; preallocated room is kept."""
         self.tokens = self._held = 0
+        self._owner: int | None = None
         self.angles: Tensor | None = None
         if self.length is None:
             self._store = None
@@ -50,6 +53,8 @@ class JourneyCache:
     ) -> tuple[Tensor, Tensor]:
         """Take in rotated keys and values; returns all that the new tokens may attend to, the new ones last."""
         self._check(keys, values)
+        if self._store is not None and self._store[0].is_inference() and not torch.is_inference_mode_enabled():
+            self._store = (self._store[0].clone(), self._store[1].clone())
         self.tokens += keys.shape[1]
         if self.window is not None:
             seen = self._joined(keys, values)
@@ -67,8 +72,16 @@ class JourneyCache:
             room[:, start : self._held] = new
         return self._seen()
 
-    def reorder(self, rows: Int[Tensor, "batch"]) -> None:
+    def belongs_to(self, layer: object) -> None:
+        """Every layer has keys of its own: refuse a cache that another layer has begun to fill."""
+        if self._owner is None:
+            self._owner = id(layer)
+        elif self._owner != id(layer):
+            raise ValueError("this cache holds the keys of another layer: make one JourneyCache for each layer")
+
+    def reorder(self, rows: Int[Tensor, "batch"] | Sequence[int]) -> None:
         """Make row i continue what row rows[i] began: what beam search does after each step."""
+        rows = torch.as_tensor(rows, device=None if self._store is None else self._store[0].device)
         if self.angles is not None and self.angles.shape[0] > 1:
             self.angles = self.angles.index_select(0, rows)
         if self._store is not None:

@@ -71,11 +71,11 @@ def journey_attention(
     >>> journey_attention(q, k, v, frames, causal=True).shape
     torch.Size([2, 16, 4, 64])
     """
-    _check_shapes(q, k, v, mask)
+    _check_shapes(q, k, v)
     scores, values = sides(transport)
+    check_frames(weighting, k.shape[2], frames, key_frames, value_frames, value_key_frames)
     key_frames, value_frames, value_key_frames = all_frames(frames, key_frames, value_frames, value_key_frames)
     check_options(window, dropout, weighting, backend)
-    check_frames(weighting, frames, key_frames, value_frames, value_key_frames)
     if frames is key_frames and k.shape[1] != q.shape[1] and transport != "none":
         raise ValueError(f"{q.shape[1]} queries but {k.shape[1]} keys: give the keys' frames as key_frames=")
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -84,6 +84,7 @@ def journey_attention(
         "scale": scale, "dropout": dropout, "weighting": weighting,
     }  # fmt: skip
     if backend == "reference":
+        check_mask(mask, segments, (q.shape[0], q.shape[2], q.shape[1], k.shape[1]))
         score_side = (frames, key_frames) if scores else None
         value_side = (value_frames, value_key_frames) if values else None
         return reference_attention(q, k, v, score_side, value_side, **options)
@@ -110,6 +111,7 @@ def attend(
     backend: Backend = "auto",
 ) -> Float[Tensor, "batch queries heads value_dim"]:
     """Attention on tensors that are already transported: the middle of `journey_attention`."""
+    check_mask(mask, segments, (q.shape[0], q.shape[2], q.shape[1], k.shape[1]))
     plain = weighting == "softmax" and dropout == 0.0
     if backend == "flex" or (backend == "auto" and plain and mask is None and _flex_pays(q, window, segments)):
         if not plain:
@@ -165,7 +167,7 @@ def _check_pair(at_queries: Frames, at_keys: Frames) -> None:
     if at_queries is at_keys:
         return
     ends = [f for f in (at_queries, at_keys) if not isinstance(f, FlatFrames) or f.planes]
-    kinds = {(f.layout, f.planes) if isinstance(f, FlatFrames) else ("curved", None) for f in ends}
+    kinds = {(f.layout, f.planes) if isinstance(f, FlatFrames) else ("curved", *f.matrices.shape[3:]) for f in ends}
     if len(kinds) > 1:
         raise ValueError(
             f"frames of queries and keys must be of one kind, layout and number of planes, got {kinds}: "
@@ -175,7 +177,7 @@ def _check_pair(at_queries: Frames, at_keys: Frames) -> None:
 
 def check_options(window: int | None, dropout: float, weighting: str, backend: str) -> None:
     """One-line errors for options that cannot be."""
-    if window is not None and window < 1:
+    if window is not None and (not isinstance(window, int) or window < 1):
         raise ValueError(f"window must be 1 or more tokens, or None for all, got {window}")
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout must be at least 0 and less than 1, got {dropout}")
@@ -185,13 +187,18 @@ def check_options(window: int | None, dropout: float, weighting: str, backend: s
         raise ValueError(f"backend must be 'auto', 'reference', 'sdpa' or 'flex', got {backend!r}")
 
 
-def check_frames(weighting: str, *frames: Frames) -> None:
-    """One-line errors for what is no frames value, and for weights that content-dependent frames make unstable."""
-    for its in frames:
+def check_frames(weighting: str, kv_heads: int, *frames: Frames | None) -> None:
+    """One-line errors for what is no frames value, has too many heads, or makes the weights unstable."""
+    for its in frames[:1] + tuple(f for f in frames[1:] if f is not None):
         if not isinstance(its, (FlatFrames, CurvedFrames)):
             raise ValueError(
                 f"frames must be what a frames module returns, got {type(its).__name__}: "
                 "call the module first, frames = module(positions, x)"
+            )
+        if kv_heads % its.heads:
+            raise ValueError(
+                f"frames have {its.heads} heads but there are {kv_heads} key/value heads: angles are per key/value "
+                "head and shared by its query group; frames need 1 head, or a divisor"
             )
         if its.content and weighting == "softplus":
             raise ValueError(
@@ -200,7 +207,7 @@ def check_frames(weighting: str, *frames: Frames) -> None:
             )
 
 
-def _check_shapes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     if not q.dim() == k.dim() == v.dim() == 4:
         raise ValueError(
             "q, k and v must be (batch, tokens, heads, head_dim), got "
@@ -213,13 +220,26 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
         )
     if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
         raise ValueError(f"{q.shape[2]} query heads cannot share {k.shape[2]} key heads: need a multiple")
+    if not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
+
+
+def check_mask(mask: Tensor | None, segments: Tensor | None, full: tuple[int, int, int, int]) -> None:
+    """One-line errors for masks and segments that do not fit (batch, heads, queries, keys)."""
     if mask is not None:
-        full = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
         fits = mask.dim() in (2, 4) and all(m in (1, n) for m, n in zip(mask.shape[::-1], full[::-1], strict=False))
         if not fits or not (mask.dtype == torch.bool or mask.is_floating_point()):
             raise ValueError(
                 f"mask must be boolean or floating point, (queries, keys) or broadcastable to {full}; "
                 f"got {mask.dtype} {tuple(mask.shape)}; a padding mask (batch, keys) goes in as mask[:, None, None, :]"
+            )
+    if segments is not None:
+        batch, _, queries, keys = full
+        rows = check_segments(segments, keys).shape[0]
+        if rows not in (1, batch) or queries > keys:
+            raise ValueError(
+                f"segments are (keys,) or (batch, keys) of all tokens, the queries last: got {tuple(segments.shape)} "
+                f"for batch {batch}, {queries} queries and {keys} keys"
             )
 
 
@@ -256,7 +276,10 @@ def _with_structure(mask: Tensor | None, visible: Tensor | None) -> Tensor | Non
 
 
 def _in_dtype(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return mask if mask is None or mask.dtype == torch.bool else mask.to(dtype)
+    if mask is None or mask.dtype in (torch.bool, dtype):
+        return mask
+    # "Very negative" must not become "forbidden": a row of the one still has weights, a row of the other has none.
+    return torch.where(mask == -torch.inf, mask, mask.clamp(min=torch.finfo(dtype).min)).to(dtype)
 
 
 def _softplus(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, dropout: float) -> Tensor:

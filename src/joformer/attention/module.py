@@ -23,6 +23,7 @@ from joformer.attention.functional import (
     all_frames,
     attend,
     check_frames,
+    check_mask,
     check_options,
     journey_attention,
     sides,
@@ -73,6 +74,8 @@ class JourneyAttention(nn.Module):
         if head_dim is None and dim % heads:
             raise ValueError(f"dim={dim} does not divide into {heads} heads: choose another number, or give head_dim=")
         self.dim, self.heads, self.kv_heads = dim, heads, kv_heads
+        if dim < 1 or (head_dim is not None and head_dim < 1) or (value_dim is not None and value_dim < 1):
+            raise ValueError(f"widths must be 1 or more, got dim={dim}, head_dim={head_dim}, value_dim={value_dim}")
         self.head_dim = dim // heads if head_dim is None else head_dim
         self.value_dim = self.head_dim if value_dim is None else value_dim
         self.context_dim = context_dim
@@ -108,12 +111,13 @@ class JourneyAttention(nn.Module):
     ) -> Float[Tensor, "batch tokens dim"]:
         """x (batch, tokens, dim) with the frames of its tokens; other arguments as in `journey_attention`.
 
-        With a cache, x holds the new tokens only and frames are theirs; `mask` and `segments` cover all tokens
-        seen so far. The cache grows in place.
+        With a cache, which belongs to this layer alone, x holds the new tokens only and frames are theirs; the keys of
+        `mask` (new, all) and the `segments` are those of all tokens seen so far. The cache grows in place.
         """
         if x.dim() != 3 or x.shape[-1] != self.dim:
             raise ValueError(f"x must be (batch, tokens, dim={self.dim}), got {tuple(x.shape)}")
-        self._check_call(frames, context, key_frames, cache)
+        self._check_call(x, context, key_frames, cache)
+        check_frames(self.weighting, self.kv_heads, frames, key_frames, value_frames, value_key_frames)
         if self.backend == "reference":
             q, k, v = self._project(x, context, [None, None, None])
             return self.out(
@@ -124,7 +128,6 @@ class JourneyAttention(nn.Module):
                 ).flatten(2)
             )  # fmt: skip
         key_frames, value_frames, value_key_frames = all_frames(frames, key_frames, value_frames, value_key_frames)
-        check_frames(self.weighting, frames, key_frames, value_frames, value_key_frames)
         scores, values = sides(self.transport)
         alone = cache is None and context is None and frames is value_frames is value_key_frames
         if isinstance(frames, FlatFrames) and alone and self._halves_pay(frames):
@@ -132,9 +135,11 @@ class JourneyAttention(nn.Module):
         side = (frames if scores else None, key_frames if scores else None, value_key_frames if values else None)
         q, k, v = self._project(x, context, side)
         if cache is not None:
+            # Before the cache takes anything: a refused call must leave it as it was.
+            check_mask(mask, segments, (q.shape[0], q.shape[2], q.shape[1], cache.tokens + k.shape[1]))
+            k, v = cache.update(k, v)
             if isinstance(frames, FlatFrames) and frames.end is not None:
                 cache.angles = frames.end.detach()
-            k, v = cache.update(k, v)
             mask = None if mask is None else mask[..., -k.shape[1] :] if mask.shape[-1] > 1 else mask
             segments = None if segments is None else segments[..., -k.shape[1] :]
         out = attend(q, k, v, mask=mask, segments=segments, **self._options())
@@ -202,7 +207,7 @@ class JourneyAttention(nn.Module):
         }
 
     def _check_call(
-        self, frames: Frames, context: Tensor | None, key_frames: Frames | None, cache: JourneyCache | None
+        self, x: Tensor, context: Tensor | None, key_frames: Frames | None, cache: JourneyCache | None
     ) -> None:
         if (context is None) != (self.context_dim is None):
             raise ValueError(
@@ -212,10 +217,16 @@ class JourneyAttention(nn.Module):
             )
         if context is None and key_frames is not None:
             raise ValueError("key_frames belong to cross-attention: in self-attention queries and keys share frames")
+        if context is not None and (context.shape[0] != x.shape[0] or context.shape[-1] != self.context_dim):
+            raise ValueError(
+                f"context must be ({x.shape[0]}, keys, context_dim={self.context_dim}), got {tuple(context.shape)}"
+            )
         if context is not None and key_frames is None:
             raise ValueError("cross-attention needs the context's own frames: give key_frames=")
         if cache is not None and (not self.causal or self.backend == "reference"):
             raise ValueError("a cache continues a causal sequence: build with causal=True and a fast backend")
+        if cache is not None:
+            cache.belongs_to(self)
         if cache is not None and cache.window is not None and (self.window is None or cache.window < self.window):
             raise ValueError(
                 f"a cache that keeps {cache.window} tokens is too short for attention with window={self.window}: "
@@ -230,9 +241,9 @@ class JourneyAttention(nn.Module):
 
 
 def _own(linear: nn.Linear, x: Tensor) -> Tensor:
-    """The projection of x as a tensor of ours: a hook may have kept the one it saw."""
+    """The projection of x as a tensor of ours: a hook, or a module in place of ours, may keep the one it made."""
     out = linear(x)
-    return out.clone() if linear._forward_hooks else out
+    return out if is_plain(linear) else out.clone()
 
 
 def _in_halves(rows: Tensor, head_dim: int) -> Tensor:

@@ -58,7 +58,7 @@ def reference_attention(
         scores = scores + mask
 
     if weighting == "softplus":
-        weights = torch.log1p(torch.exp(scores)) * see
+        weights = torch.logaddexp(scores, torch.zeros_like(scores)) * see
     else:
         scores = scores.masked_fill(~see, -torch.inf)
         nothing = (scores == -torch.inf).all(-1, keepdim=True)
@@ -95,12 +95,17 @@ def _operators(
 
 def _angles(frames: Frames, heads: int, planes: int, dtype: torch.dtype) -> Tensor:
     assert isinstance(frames, FlatFrames)
-    angles = frames.angles.to(dtype).repeat_interleave(heads // frames.heads, dim=2).transpose(1, 2)
+    # Reduced before they are rounded: an angle of a million radians has no digits left in float32.
+    angles = (
+        frames.angles.remainder(2 * torch.pi).to(dtype).repeat_interleave(heads // frames.heads, dim=2).transpose(1, 2)
+    )
     return torch.cat((angles, angles.new_zeros(*angles.shape[:-1], planes - frames.planes)), -1)
 
 
 def _matrices(frames: Frames, heads: int, width: int, dtype: torch.dtype) -> Tensor:
     """Every operator as a width × width matrix, the identity beyond what the frames act on."""
+    if isinstance(frames, FlatFrames) and frames.planes == 0:
+        return torch.eye(width, dtype=dtype, device=frames.angles.device).expand(1, heads, frames.tokens, -1, -1)
     if isinstance(frames, CurvedFrames):
         blocks = frames.matrices.to(dtype).repeat_interleave(heads // frames.heads, dim=2).transpose(1, 2)
     else:

@@ -81,13 +81,18 @@ def coordinates(positions: Tensor, axes: int, x: Tensor | None = None) -> Float[
             f"positions must be (tokens, {axes}) or (batch, tokens, {axes}), got {shape}; see joformer.positions, "
             "or add the axis dimension with position_ids.unsqueeze(-1)"
         )
-    if x is not None and (x.dim() != 3 or x.shape[1] != positions.shape[-2]):
+    if x is not None and (
+        x.dim() != 3
+        or x.shape[1] != positions.shape[-2]
+        or (positions.dim() == 3 and positions.shape[0] not in (1, x.shape[0]))
+    ):
         raise ValueError(
-            f"x must be (batch, {positions.shape[-2]} tokens, dim), one row per position, got {tuple(x.shape)}"
+            f"x must be (batch, {positions.shape[-2]} tokens, dim), one row per position, got {tuple(x.shape)} "
+            f"for positions {tuple(positions.shape)}"
         )
     if positions.device.type == "mps":
         positions = positions.cpu()
-    known = positions.to(torch.float64).nan_to_num(nan=0.0)
+    known = positions.to(torch.float64).nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
     return known if known.dim() == 3 else known.unsqueeze(0)
 
 

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from joformer.frames.base import wrap
 from joformer.frames.projected import ContentFrames, Projector
+from joformer.positions import grid as make_grid
+from joformer.positions import located
 from joformer.values import FlatFrames
 
 
@@ -55,17 +57,25 @@ class CumulativeFrames(ContentFrames):
         # Sums of thousands of angles lose float32 digits; devices without float64 keep what they have.
         wide = steps.dtype if x.device.type == "mps" else torch.float64
         steps = steps.to(wide) * located[..., None, None, None]
+        self._check_state(state, grid, x.shape[0])
         if self.axes == 1:
             angles, end = _along_sequence(steps.squeeze(2), state)
         else:
             if state is not None:
                 raise ValueError("state continues a sequence: frames on several axes see their whole grid at once")
-            angles, end = _along_grid(steps, grid), None
+            angles, end = _along_grid(steps, grid, positions), None
         if self.base is not None:
             angles = angles + self.base.angles(positions, x).to(wide)
         # A token at the identity stays there whatever came before it.
         angles = wrap(angles * located[..., None, None]).to(self.projector.w1.weight.dtype)
         return FlatFrames.of(angles, layout=self.layout, content=True, end=end)
+
+    def _check_state(self, state: Tensor | None, grid: tuple[int, ...] | None, batch: int) -> None:
+        shape = (batch, 1, self.heads, self.planes)
+        if state is not None and tuple(state.shape) not in (shape, (1, *shape[1:])):
+            raise ValueError(f"state must be the `end` of earlier frames, {shape}, got {tuple(state.shape)}")
+        if grid is not None and self.axes == 1:
+            raise ValueError("grid is for frames on several axes: a sequence is accumulated in its own order")
 
 
 def _along_sequence(steps: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -75,7 +85,7 @@ def _along_sequence(steps: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor
     return after - steps, wrap(after[:, -1:])
 
 
-def _along_grid(steps: Tensor, grid: tuple[int, ...] | None) -> Tensor:
+def _along_grid(steps: Tensor, grid: tuple[int, ...] | None, positions: Tensor) -> Tensor:
     axes, tokens = steps.shape[2], steps.shape[1]
     if grid is None or len(grid) != axes or prod(grid) > tokens:
         raise ValueError(
@@ -83,6 +93,17 @@ def _along_grid(steps: Tensor, grid: tuple[int, ...] | None) -> Tensor:
             f"grid=(n_1, …, n_{axes}) with at most {tokens} cells; got {grid}"
         )
     prefix = tokens - prod(grid)
+    # Reading values would stall a GPU and break a graph, so only where it is free.
+    if positions.device.type == "cpu" and not torch.compiler.is_compiling():
+        cells = positions[..., prefix:, :].to(torch.float64)
+        expected = make_grid(*grid)
+        if (
+            not torch.equal(cells - cells[..., :1, :], expected.expand_as(cells))
+            or located(positions)[..., :prefix].any()
+        ):
+            raise ValueError(
+                f"positions are not a grid of {grid} after {prefix} tokens at the identity: see positions.grid"
+            )
     cells = steps[:, prefix:].unflatten(1, grid)
     total = torch.zeros((), dtype=steps.dtype, device=steps.device)
     for axis in range(axes):

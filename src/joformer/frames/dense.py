@@ -54,11 +54,13 @@ class DenseFrames(FramesModule):
     def forward(self, positions: Tensor, x: Tensor | None = None) -> CurvedFrames:
         known = coordinates(positions, self.axes, x)
         device = self.generators.device if x is None else x.device
-        known = known.to(device=device, dtype=self.generators.dtype)
-        skew = self.generators - self.generators.mT
+        # In float32 the exponential of a thousand steps is no longer orthogonal.
+        wide = self.generators.dtype if device.type == "mps" else torch.float64
+        known = known.to(device=device, dtype=wide)
+        skew = (self.generators - self.generators.mT).to(wide)
         with torch.autocast(known.device.type, enabled=False):
             if self.split == "combined":
                 matrices = torch.matrix_exp(torch.einsum("btk,khij->bthij", known, skew)).unsqueeze(3)
             else:
                 matrices = torch.matrix_exp(known[:, :, None, :, None, None] * skew.movedim(0, 1))
-        return CurvedFrames(matrices)
+        return CurvedFrames(matrices.to(self.generators.dtype))

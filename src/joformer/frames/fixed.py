@@ -53,6 +53,11 @@ class FixedFrames(FramesModule):
         check_layout_and_heads(layout, 1)
         self.head_dim, self.axes, self.heads, self.split, self.layout = head_dim, axes, 1, split, layout
         self.planes = planes_of(head_dim, planes, axes, split)
+        if isinstance(base, str) or (scaling is not None and not hasattr(scaling, "apply")):
+            raise ValueError(
+                "base is a number or a table of frequencies, scaling one of joformer.frequencies.Linear, NTK, YaRN; "
+                f"got base={base!r}, scaling={scaling!r}"
+            )
         self.base = base if isinstance(base, (int, float)) else tuple(float(f) for f in base)
         self.scaling = scaling
         self._ready: dict[torch.device, Tensor] = {}
@@ -67,7 +72,7 @@ class FixedFrames(FramesModule):
             return self.frequencies(device).unsqueeze(0)
         if device not in self._ready:
             steps = self.frequencies(device).unsqueeze(0)
-            if type(steps) is not Tensor:  # a fake or wrapped tensor must not outlive its mode
+            if type(steps) is not Tensor or steps.is_inference():  # what must not outlive its mode
                 return steps
             self._ready[device] = steps
         return self._ready[device]
