@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class Bench:
     """What value transport costs here: ratios measured side by side, beside no positions, RoPE and installed peers.
 
-    Takes about six minutes. A bar that is missed says NO; noise decides close ones. Example: joformer bench --only eager decoding --json
+    Takes about six minutes; close calls are decided by the machine's noise. Example:
+    joformer bench --only eager decoding --json
     """
 
     only: tuple[str, ...] = ()
