@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
 Device = torch.device | str | None
@@ -55,7 +55,7 @@ def grid(*shape: int, prefix: int = 0, device: Device = None) -> Float[Tensor, "
     return with_prefix(cells, prefix)
 
 
-def with_prefix(positions: Float[Tensor, "*batch tokens axes"], prefix: int) -> Float[Tensor, "*batch more axes"]:
+def with_prefix(positions: Num[Tensor, "*batch tokens axes"], prefix: int) -> Float[Tensor, "*batch more axes"]:
     """`prefix` tokens at the identity, then the given ones.
 
     >>> with_prefix(sequence(1), 2).tolist()
@@ -170,7 +170,7 @@ def joint(*parts: Tensor) -> Float[Tensor, "*batch tokens axes"]:
     return torch.cat(rows, -2)
 
 
-def located(positions: Float[Tensor, "*batch tokens axes"]) -> Bool[Tensor, "*batch tokens"]:
+def located(positions: Num[Tensor, "*batch tokens axes"]) -> Bool[Tensor, "*batch tokens"]:
     """Which tokens have coordinates; the others sit at the identity.
 
     >>> located(grid(1, 2, prefix=1)).tolist()
