@@ -106,7 +106,7 @@ def padded(mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens 1"
 
 
 def tree(
-    parents: Sequence[int], *, branches: Sequence[int] | None = None, device: Device = None
+    parents: Sequence[int] | Tensor, *, branches: Sequence[int] | None = None, device: Device = None
 ) -> Float[Tensor, "nodes depth"]:
     """The path from the root to each node: the branch taken at each depth, NaN below the node.
 
