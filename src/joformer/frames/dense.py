@@ -62,5 +62,6 @@ class DenseFrames(FramesModule):
             if self.split == "combined":
                 matrices = torch.matrix_exp(torch.einsum("btk,khij->bthij", known, skew)).unsqueeze(3)
             else:
-                matrices = torch.matrix_exp(known[:, :, None, :, None, None] * skew.movedim(0, 1))
+                # A product keeps the order of its factors' memory, and matrix_exp wants its own.
+                matrices = torch.matrix_exp((known[:, :, None, :, None, None] * skew.movedim(0, 1)).contiguous())
         return CurvedFrames(matrices.to(self.generators.dtype))
