@@ -11,6 +11,7 @@ from joformer import (
     CumulativeFrames,
     CurvedFrames,
     DenseFrames,
+    DenseTreeFrames,
     FixedFrames,
     FlatFrames,
     JourneyAttention,
@@ -64,8 +65,11 @@ CASES = {
     "cumulative grid": (lambda: CumulativeOnGrid(DIM, HEAD, heads=HEADS, axes=2), GRID),
     "tree": (lambda: TreeFrames(HEAD, branches=2, heads=HEADS), TREE),
     "tree by depth": (lambda: TreeFrames(HEAD, branches=2, depth=3), TREE),
+    "tree one-hot": (lambda: TreeFrames.one_hot(HEAD, branches=2, depth=2, decay=0.7), TREE),
+    "tree dense": (lambda: DenseTreeFrames(HEAD, branches=2, heads=HEADS), TREE),
+    "tree dense by depth": (lambda: DenseTreeFrames(HEAD, branches=2, depth=3), TREE),
     "lie": (lambda: DenseFrames(HEAD, axes=2, heads=HEADS), GRID),
-    "axial dense": (lambda: DenseFrames(HEAD, axes=2, split="axial"), GRID),
+    "axial dense": (lambda: DenseFrames(HEAD, axes=2, heads=HEADS, split="axial"), GRID),
     "none": (NoFrames, SEQUENCE),
 }
 
@@ -258,7 +262,7 @@ def test_works_inside_journey_attention_module(name):
 @every_case
 def test_wrong_positions_are_refused(name):
     module, where, x, _ = build(name)
-    if name in ("none", "tree"):
+    if name in ("none", "tree", "tree dense"):  # anything goes, paths of any depth
         return
     with pytest.raises(ValueError, match=r"positions must be|paths are") as caught:
         module(torch.zeros(where.shape[-2], where.shape[-1] + 5), x)

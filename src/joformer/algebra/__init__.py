@@ -24,6 +24,7 @@ from joformer.algebra.flatness import (
 )
 from joformer.algebra.generators import Generators
 from joformer.algebra.groups import Group, Orthogonal, Torus
+from joformer.algebra.hierarchy import hierarchy
 from joformer.algebra.journeys import absolute, journey, path_transport, scores_path, ssm_kernel, value_path
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "compose_grid",
     "concatenate",
     "grid_from_potential",
+    "hierarchy",
     "holonomy",
     "interchange_defect",
     "is_flat",

@@ -6,11 +6,12 @@ from joformer.frames.dense import DenseFrames
 from joformer.frames.fixed import FixedFrames, NoFrames
 from joformer.frames.learned import LearnedFrames
 from joformer.frames.projected import ProjectedFrames
-from joformer.frames.tree import TreeFrames
+from joformer.frames.tree import DenseTreeFrames, TreeFrames
 
 __all__ = [
     "CumulativeFrames",
     "DenseFrames",
+    "DenseTreeFrames",
     "FixedFrames",
     "FramesModule",
     "LearnedFrames",

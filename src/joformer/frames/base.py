@@ -9,7 +9,7 @@ changes scores by no more than float32 rounding. Paper: "Architecture Variants";
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -18,10 +18,33 @@ from torch import Tensor, nn
 from joformer.kernels import Layout, check_layout
 from joformer.values import Frames
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 Split = Literal["axial", "combined", "diagonal"]
 
 
-class FramesModule(nn.Module):
+class KeepsPrecision(nn.Module):
+    """A module that `.to(bfloat16)` moves but does not round: frequencies in bfloat16 are other frequencies.
+
+    >>> class Angles(KeepsPrecision):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.angles = nn.Parameter(torch.zeros(3))
+    >>> Angles().to(torch.bfloat16).angles.dtype, Angles().double().angles.dtype
+    (torch.float32, torch.float64)
+    """
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        def keep_precision(t: Tensor) -> Tensor:
+            out = fn(t)
+            lowered = out.is_floating_point() and torch.finfo(out.dtype).bits < 32
+            return t.to(device=out.device) if lowered else out
+
+        return super()._apply(keep_precision, recurse)
+
+
+class FramesModule(KeepsPrecision):
     """Base of all frames modules. A subclass sets the attributes below and defines `forward(positions, x)`.
 
     `positions` are (tokens, axes) or (batch, tokens, axes); `x` is (batch, tokens, dim), needed only where
@@ -40,15 +63,6 @@ class FramesModule(nn.Module):
 
     def forward(self, positions: Tensor, x: Tensor | None = None) -> Frames:
         raise NotImplementedError(f"{type(self).__name__} must define forward(positions, x)")
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FramesModule:
-        # Frequencies rounded to bfloat16 are other frequencies: .to(bfloat16) moves us, but keeps precision.
-        def keep_precision(t: Tensor) -> Tensor:
-            out = fn(t)
-            lowered = out.is_floating_point() and torch.finfo(out.dtype).bits < 32
-            return t.to(device=out.device) if lowered else out
-
-        return super()._apply(keep_precision, recurse)
 
 
 def planes_of(head_dim: int, planes: int | None, axes: int, split: str) -> int:
