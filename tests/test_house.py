@@ -12,6 +12,7 @@ ROOT = Path(joformer.__file__).parent
 # From the top of the house to the bottom; a module may import from those before it, and from its own.
 ORDER = [
     "algebra",
+    "paper",
     "positions",
     "frequencies",
     "kernels",
@@ -19,7 +20,11 @@ ORDER = [
     "rotate",
     "frames",
     "attention",
+    "spectral",
+    "monoidal",
+    "models",
     "testing",
+    "verify",
     "bench",
     "cli",
 ]

