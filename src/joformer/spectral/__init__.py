@@ -1,0 +1,37 @@
+"""Transforms as compositions: DFT, DCT, DST, Hadamard and Walsh, fast where regular, learnable elsewhere.
+
+    y_k = c_k · part Σ_n w_n e^{iθ_k(n+s)} x_n        one axis: R = diag(R(θ_k)), composed over n
+
+Paper: "Unifying View" and the sections after it, with numpy's sign and scipy's normalisation. `composed` goes element
+by element through `joformer.algebra`; `dft`, `dct`, `dst`, `hadamard` give the same by the FFT or a few small matrix
+products; `LearnableTransform` starts there and trains the angles θ.
+
+>>> import torch
+>>> x = torch.arange(6.0)
+>>> torch.allclose(dct(x), composed(x, "dct2"), atol=1e-5)
+True
+>>> torch.allclose(LearnableTransform("dct2", 6)(x), dct(x), atol=1e-5)
+True
+"""
+
+from joformer.spectral.composed import composed
+from joformer.spectral.fourier import dft, idft
+from joformer.spectral.learnable import LearnableTransform
+from joformer.spectral.spectrum import Spectrum, spectrum
+from joformer.spectral.trigonometric import dct, dst, idct, idst
+from joformer.spectral.walsh import hadamard, sequency_rows
+
+__all__ = [
+    "LearnableTransform",
+    "Spectrum",
+    "composed",
+    "dct",
+    "dft",
+    "dst",
+    "hadamard",
+    "idct",
+    "idft",
+    "idst",
+    "sequency_rows",
+    "spectrum",
+]

@@ -1,0 +1,100 @@
+"""What all transforms ask of their input; each refusal is one line: what is wrong, what is right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NORMS = (None, "backward", "ortho", "forward")
+
+
+def inverse_norm(norm: object) -> str:
+    """The norm under which the opposite transform is the inverse: "backward" and "forward" change places.
+
+    >>> inverse_norm(None), inverse_norm("forward"), inverse_norm("ortho")
+    ('forward', 'backward', 'ortho')
+    """
+    require_norm(norm)
+    return {"ortho": "ortho", "forward": "backward"}.get(str(norm), "forward")
+
+
+def require_norm(norm: object) -> None:
+    """Refuse a norm that numpy and scipy do not know.
+
+    >>> require_norm("unit")
+    Traceback (most recent call last):
+    ValueError: norm 'unit' is unknown: use None (the same as 'backward'), 'ortho' or 'forward'
+    """
+    if norm not in NORMS:
+        raise ValueError(f"norm {norm!r} is unknown: use None (the same as 'backward'), 'ortho' or 'forward'")
+
+
+def transform_axes(x: object, dim: Any) -> tuple[int, ...]:
+    """The axes to transform, counted from the end, of x (...): `dim` is one integer or several different ones.
+
+    >>> transform_axes(torch.zeros(2, 3, 4), (0, -1))
+    (-3, -1)
+    """
+    if not isinstance(x, Tensor):
+        raise ValueError(f"input is a {type(x).__name__}: give a tensor, such as torch.as_tensor(x)")
+    if not x.ndim:
+        raise ValueError("input is a single number: give a tensor with an axis to transform, (..., n)")
+    if not x.numel():
+        raise ValueError(f"input of shape {tuple(x.shape)} is empty: every axis must have one point or more")
+    try:
+        dims = tuple(index(d) for d in (dim if isinstance(dim, Sequence) else (dim,)))
+    except TypeError:
+        raise ValueError(f"dim {dim!r} is not whole: give one integer or several, such as -1 or (-2, -1)") from None
+    for d in dims:
+        if not -x.ndim <= d < x.ndim:
+            raise ValueError(f"dim {d} is no axis of shape {tuple(x.shape)}: use one from {-x.ndim} to {x.ndim - 1}")
+    axes = tuple(d if d < 0 else d - x.ndim for d in dims)
+    if not axes or len(set(axes)) < len(axes):
+        raise ValueError(f"dim {dim} must name at least one axis and none twice: the shape is {tuple(x.shape)}")
+    return axes
+
+
+def real_input(x: Tensor, name: str) -> Tensor:
+    """x (...) in the dtype to compute in, refused where complex: integers become the default dtype.
+
+    >>> real_input(torch.arange(2), "dct").dtype, real_input(torch.ones(2).bfloat16(), "dct").dtype
+    (torch.float32, torch.float32)
+    """
+    if x.dtype in (torch.float32, torch.float64):
+        return x
+    if x.is_complex():
+        raise ValueError(f"input is {x.dtype}: the {name} needs real numbers, transform x.real and x.imag apart")
+    return x.to(compute_dtype(x.dtype if x.is_floating_point() else torch.get_default_dtype()))
+
+
+def given_dtype(y: Tensor, x: Tensor) -> Tensor:
+    """The real result y (...) in the dtype of the input x, where that is floating point.
+
+    >>> given_dtype(torch.ones(2), torch.ones(2).half()).dtype, given_dtype(torch.ones(2), torch.arange(2)).dtype
+    (torch.float16, torch.float32)
+    """
+    return y if y.dtype == x.dtype or not x.is_floating_point() else y.to(x.dtype)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The real dtype that a transform computes in: float64 where it came as that, otherwise float32.
+
+    >>> compute_dtype(torch.bfloat16), compute_dtype(torch.complex128)
+    (torch.float32, torch.float64)
+    """
+    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+
+
+def power_of_two(n: int) -> int:
+    """m where n = 2^m, refused otherwise.
+
+    >>> power_of_two(8)
+    3
+    """
+    if n < 1 or n & (n - 1):
+        raise ValueError(f"length {n} is not a power of two: pad to {1 << max(n, 1).bit_length()} or use dft")
+    return n.bit_length() - 1
