@@ -11,7 +11,7 @@ SHAPES := --jaxtyping-packages=joformer,beartype.beartype
 .PHONY: run test lint types check clean
 
 run: $(INSTALLED)
-	$(BIN)/joformer bench
+	$(BIN)/joformer verify
 
 test: lint types check
 

@@ -4,11 +4,12 @@ frames = FixedFrames(64)(positions.sequence(16))
 out = journey_attention(q, k, v, frames, causal=True)          # q, k, v: (batch, 16, heads, 64)
 """
 
-from joformer import algebra, frequencies, positions
+from joformer import algebra, frequencies, monoidal, positions, spectral
 from joformer.attention import JourneyAttention, JourneyCache, journey_attention
 from joformer.frames import (
     CumulativeFrames,
     DenseFrames,
+    DenseTreeFrames,
     FixedFrames,
     LearnedFrames,
     NoFrames,
@@ -24,6 +25,7 @@ __all__ = [
     "CumulativeFrames",
     "CurvedFrames",
     "DenseFrames",
+    "DenseTreeFrames",
     "FixedFrames",
     "FlatFrames",
     "JourneyAttention",
@@ -36,6 +38,8 @@ __all__ = [
     "convert_layout",
     "frequencies",
     "journey_attention",
+    "monoidal",
     "positions",
     "rotate",
+    "spectral",
 ]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 try:
     import tyro
@@ -13,7 +15,65 @@ except ImportError:  # the core does without the command line's dependencies
     sys.exit("joformer: the command needs tyro and rich: pip install 'joformer[train]'")
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from joformer.bench import Row
+    from joformer.verify import Result
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Every claim of the paper, its verdict, and the residual measured here, now, with the library's own functions.
+
+    Exit code 1 if a claim disagrees with its verdict. Takes some seconds. Example:
+    joformer verify --only order 48 --seed 7
+    """
+
+    only: tuple[str, ...] = ()
+    """Check these alone: sections (algebra, attention, order, transforms, tables) or numbers of rows."""
+    seed: int = 0
+    """Where the random instances start."""
+    trials: int = 3
+    """Random instances of each claim; the worst counts."""
+    json: bool = False
+    """Print a list of {id, section, label, verdict, residual, tolerance, ok, …} instead of text."""
+    markdown: bool = False
+    """Also write the page docs/claims.md below the current folder."""
+    figures: Path | None = None
+    """Also draw the pictures, SVG and PNG, into this folder."""
+
+    def run(self) -> int:
+        from joformer import verify
+        from joformer.verify import page
+
+        section = ""
+
+        def show(result: Result) -> None:
+            nonlocal section
+            if not self.json:
+                if result.claim.section != section:
+                    section = result.claim.section
+                    print(f"\n{section.upper()}")
+                print("\n".join(page.lines(result)), flush=True)
+            progress.advance(task)
+
+        with _progress(shown=self.json) as progress:  # text comes claim by claim and needs no bar
+            task = progress.add_task("checking", total=len(verify.choose(self.only)))
+            results = verify.run(self.only, seed=self.seed, trials=self.trials, say=show)
+        if self.json:
+            print(json.dumps([result.as_json() for result in results], indent=2))
+        else:
+            print(f"\n{page.summary(results)}")
+        if self.markdown:
+            words = ["joformer verify", *(f"--only {name}" for name in self.only), "--markdown"]
+            page.write(Path("docs/claims.md"), page.markdown(results, " ".join(words)))
+            print("wrote docs/claims.md", file=sys.stderr)
+        if self.figures is not None:
+            from joformer.verify.figures import draw
+
+            for path in draw(self.figures, seed=self.seed):
+                print(f"wrote {path}", file=sys.stderr)
+        return 0 if all(result.ok for result in results) else 1
 
 
 @dataclass(frozen=True)
@@ -25,7 +85,8 @@ class Bench:
     """
 
     only: tuple[str, ...] = ()
-    """Measure these alone: drift, memory, eager, compiled, rotation, window, decoding, scan, import."""
+    """Measure these alone: drift, memory, eager, compiled, rotation, window, decoding, scan, spectral,
+    monoidal, recurrence, import."""
     repeats: int = 30
     """Runs of each variant; the best counts."""
     threads: int | None = None
@@ -45,16 +106,13 @@ class Bench:
 
     def _with_progress(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.table import Table
 
         from joformer import bench
 
         names = [name for name in bench.FIGURES if not self.only or name in self.only]
         rows: list[Row] = []
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        error = Console(stderr=True)
-        with Progress(*columns, console=error, transient=True, disable=not error.is_terminal) as progress:
+        with _progress() as progress:
             task = progress.add_task("measuring", total=len(names))
             for name in names or self.only:
                 say = lambda what: progress.update(task, description=what)  # noqa: E731
@@ -67,9 +125,20 @@ class Bench:
         Console().print(table)
 
 
+def _progress(shown: bool = True) -> Progress:
+    """A bar with the time left, on the error stream and only where that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    error = Console(stderr=True)
+    return Progress(*columns, console=error, transient=True, disable=not (shown and error.is_terminal))
+
+
 def main() -> None:
     """Entry point: a user's mistake is one line and exit code 2, Ctrl-C exit code 130."""
-    command = tyro.extras.subcommand_cli_from_dict({"bench": Bench}, prog="joformer", description=__doc__)
+    commands: dict[str, Callable[..., Any]] = {"verify": Verify, "bench": Bench}
+    command = tyro.extras.subcommand_cli_from_dict(commands, prog="joformer", description=__doc__)
     try:
         sys.exit(command.run())
     except ValueError as mistake:

@@ -11,7 +11,7 @@ import gc
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +40,7 @@ class Row:
         return {"name": self.name, "value": self.value, "bar": self.bar, "ok": self.ok}
 
 
-def fastest(variants: dict[str, Callable[[], object]], repeats: int, warmup: int = 2) -> dict[str, float]:
+def fastest(variants: Mapping[str, Callable[[], object]], repeats: int, warmup: int = 2) -> dict[str, float]:
     """Seconds of the best run of each variant, taking turns.
 
     >>> sorted(fastest({"a": lambda: None, "b": lambda: None}, repeats=2))

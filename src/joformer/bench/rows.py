@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from joformer import positions
 from joformer.algebra import Torus, scan
 from joformer.attention import JourneyAttention, JourneyCache, journey_attention
+from joformer.bench import transforms
 from joformer.bench.measure import Row, fastest, geometric_mean, peak_bytes
 from joformer.bench.models import SHAPES, Block, PeerTransformer, Transformer, peers, training_step
 from joformer.frames import FixedFrames, NoFrames
@@ -226,5 +227,8 @@ FIGURES: dict[str, Callable[[int, Report], Iterator[Row]]] = {
     "window": window,
     "decoding": decoding,
     "scan": scanning,
+    "spectral": transforms.spectral,
+    "monoidal": transforms.monoidal,
+    "recurrence": transforms.recurrence,
     "import": importing,
 }

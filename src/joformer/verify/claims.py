@@ -1,0 +1,210 @@
+"""What a check is: a claim of the paper, a random instance to try it on, and what was measured.
+
+A claim *holds* when its residual is at most the tolerance on every instance. Where the print is wrong (W), or true
+under a condition only (C), the form as printed must also *fail*: its gap must be at least the margin on every
+instance. A check that could not tell the two apart would prove nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from joformer.algebra import Generators
+
+Verdict = Literal["H", "C", "W", "U"]
+VERDICTS: dict[Verdict, str] = {
+    "H": "holds",
+    "C": "holds under a condition",
+    "W": "wrong as printed",
+    "U": "unsupported",
+}
+GAPS = {"H": "", "C": "without the condition it is off by", "W": "as printed it is off by", "U": ""}
+"""What the gap of a claim is where the claim does not say."""
+
+EXACT = 1e-9
+"""The tolerance of an identity in float64; what is measured is usually below 1e-12."""
+MARGIN = 1e-2
+"""By how much a wrong form must fail."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one check saw on one instance: the residual of what is true, the gap of the printed form (or None).
+
+    >>> Measured(1e-15, gap=0.7).gap
+    0.7
+    """
+
+    residual: float
+    gap: float | None = None
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A random instance, float64, from one seed.
+
+    >>> Draw(0).noise(2, 3).shape
+    torch.Size([2, 3])
+    """
+
+    seed: int
+    generator: torch.Generator = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "generator", torch.Generator().manual_seed(self.seed))
+
+    def noise(self, *shape: int) -> Tensor:
+        """Standard normal numbers of this shape."""
+        return torch.randn(shape, dtype=torch.float64, generator=self.generator)
+
+    def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
+        """Numbers between low and high."""
+        return low + (high - low) * torch.rand(shape, dtype=torch.float64, generator=self.generator)
+
+    def whole(self, *shape: int, low: int, high: int) -> Tensor:
+        """Integers low … high − 1."""
+        return torch.randint(low, high, shape, generator=self.generator)
+
+    def rotations(self, *shape: int, dim: int = 4) -> Tensor:
+        """Orthogonal matrices (*shape, dim, dim), generic: no two commute."""
+        return torch.linalg.qr(self.noise(*shape, dim, dim))[0]
+
+    def flat(self, axes: int, planes: int = 2) -> Generators:
+        """Generators on the torus, every plane turning by 0.2 to 2.9 a step either way."""
+        angles = self.uniform(axes, planes, low=0.2, high=2.9)
+        return Generators.torus(angles * (1 - 2 * self.whole(axes, planes, low=0, high=2)))
+
+    def curved(self, axes: int, dim: int = 4) -> Generators:
+        """Orthogonal generators that do not commute."""
+        return Generators.orthogonal(self.rotations(axes, dim=dim))
+
+    @contextmanager
+    def torch_seed(self) -> Iterator[None]:
+        """Modules made inside start from this instance's seed, in float64; torch's own state is put back."""
+        before = torch.get_default_dtype()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            torch.set_default_dtype(torch.float64)
+            try:
+                yield
+            finally:
+                torch.set_default_dtype(before)
+
+
+Check = Callable[[Draw], Measured]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of CLAIMS.md with the check that runs it; `label` is the paper's own, `gap` says what the gap is."""
+
+    row: int
+    section: str
+    label: str
+    verdict: Verdict
+    printed: str
+    statement: str
+    gap: str
+    tolerance: float
+    margin: float
+    check: Check
+
+
+@dataclass(frozen=True)
+class Result:
+    """A claim and what was measured over all instances: the worst residual, the smallest gap."""
+
+    claim: Claim
+    residual: float
+    gap: float | None
+    seconds: float
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the claim got the verdict it should; NaN is never ok."""
+        holds = not self.error and self.residual <= self.claim.tolerance
+        return holds and (self.gap is None or self.gap >= self.claim.margin)
+
+    def as_json(self) -> dict[str, object]:
+        """The row as plain values; an infinite or undefined number becomes None, which JSON can hold."""
+        claim = self.claim
+        number = lambda x: x if x is not None and math.isfinite(x) else None  # noqa: E731
+        return {
+            "id": claim.row,
+            "section": claim.section,
+            "label": claim.label,
+            "verdict": claim.verdict,
+            "printed": claim.printed,
+            "statement": claim.statement,
+            "residual": number(self.residual),
+            "tolerance": claim.tolerance,
+            "gap_is": claim.gap if self.gap is not None else None,
+            "gap": number(self.gap),
+            "margin": claim.margin if self.gap is not None else None,
+            "ok": self.ok,
+            "error": self.error,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+class Section:
+    """A section of CLAIMS.md, which collects its checks as they are defined.
+
+    >>> claim = Section("sums")
+    >>> @claim(1, "eq:sum", "H", "1 + 1 = 2", "as printed")
+    ... def two(draw):
+    ...     return Measured(abs(1 + 1 - 2))
+    >>> claim.claims[0].check(Draw(0)).residual
+    0
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.claims: list[Claim] = []
+
+    def __call__(
+        self,
+        row: int,
+        label: str,
+        verdict: Verdict,
+        printed: str,
+        statement: str,
+        *,
+        gap: str = "",
+        tolerance: float = EXACT,
+        margin: float = MARGIN,
+    ) -> Callable[[Check], Check]:
+        def add(check: Check) -> Check:
+            seen = gap or GAPS[verdict]
+            self.claims.append(
+                Claim(row, self.name, label, verdict, printed, statement, seen, tolerance, margin, check)
+            )
+            return check
+
+        return add
+
+
+def gap(a: Tensor, b: Tensor) -> float:
+    """The largest absolute difference.
+
+    >>> gap(torch.zeros(2), torch.ones(2))
+    1.0
+    """
+    return float((a - b).detach().abs().max())
+
+
+def worst(*residuals: float | Tensor) -> float:
+    """The largest of several residuals; NaN stays NaN.
+
+    >>> worst(0.0, 1e-3), worst(0.0, float("nan"))
+    (0.001, nan)
+    """
+    return float(torch.tensor([float(r) for r in residuals], dtype=torch.float64).max())

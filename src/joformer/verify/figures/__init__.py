@@ -1,0 +1,61 @@
+"""The theory as pictures, each of numbers that the library computes; in Python or by `joformer verify --figures DIR`.
+
+    path spread · holonomy · displacement kernel · angle fields · order-awareness
+
+Every function gives a matplotlib figure with its caption in it; `draw` writes them all as SVG and PNG. They need
+matplotlib, which comes with the extra: pip install 'joformer[train]'.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from joformer.verify.figures.fields import angle_fields_figure
+from joformer.verify.figures.order import order_awareness_figure
+from joformer.verify.figures.sheet import FORMATS, write
+from joformer.verify.figures.spectra import displacement_kernel, displacement_kernel_figure
+from joformer.verify.figures.transport import holonomy_figure, path_spread_figure
+
+__all__ = [
+    "angle_fields_figure",
+    "displacement_kernel",
+    "displacement_kernel_figure",
+    "draw",
+    "holonomy_figure",
+    "order_awareness_figure",
+    "path_spread_figure",
+]
+
+
+def draw(directory: str | os.PathLike[str], *, seed: int = 0, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write every picture into `directory`, made if need be, in each of the formats; the paths written.
+
+    The same seed gives the same bytes. A file appears whole or not at all, replacing an older one.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     [path.name for path in draw(folder, formats=["svg"])]
+    ['path-spread.svg', 'holonomy.svg', 'displacement-kernel.svg', 'angle-fields.svg', 'order-awareness.svg']
+    """
+    unknown = [form for form in formats if form not in FORMATS]
+    if unknown or not formats:
+        raise ValueError(f"formats {list(formats)} cannot be drawn: choose from {', '.join(FORMATS)}")
+    folder = Path(directory)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file: give a directory for the figures")
+    pictures = {
+        "path-spread": lambda: path_spread_figure(seed=seed),
+        "holonomy": lambda: holonomy_figure(seed=seed),
+        "displacement-kernel": displacement_kernel_figure,
+        "angle-fields": lambda: angle_fields_figure(seed=seed),
+        "order-awareness": lambda: order_awareness_figure(seed=seed),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return [path for name, make in pictures.items() for path in write(make(), folder / name, tuple(formats))]
+    except OSError as error:
+        raise ValueError(
+            f"figures cannot be written to {folder} ({error.strerror or error}): give a directory you may write to"
+        ) from None

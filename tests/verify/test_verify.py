@@ -1,0 +1,267 @@
+"""`joformer verify` says what CLAIMS.md says, and turns red where the library is made wrong."""
+
+import dataclasses
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from joformer import cli, verify
+from joformer.algebra import Orthogonal, Torus
+from joformer.algebra.groups import Group
+from joformer.verify.claims import Claim, Draw, Measured, Result, Section, worst
+
+ROOT = Path(__file__).parents[2]
+
+# The verdicts of CLAIMS.md, row by row; U stands for "unsupported" and "implausible".
+VERDICTS = "HHHWWCCCHWWC CHHHCWCCCHWWH WCHCHCWCHCHH CWWWWWWWHWC HWWCHWWCWUU".replace(" ", "")
+SIZES = {"algebra": 12, "attention": 13, "order": 12, "transforms": 11, "tables": 11}
+
+
+def red(rows=(), **options):
+    return {r.claim.row for r in verify.run([str(row) for row in rows], trials=1, **options) if not r.ok}
+
+
+@pytest.fixture
+def joformer(monkeypatch, capsys):
+    """The command in this process: words in; exit code, output and errors out."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["joformer", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return (end.value.code, *capsys.readouterr())
+
+    return run
+
+
+def test_every_row_has_one_check_with_its_verdict():
+    assert [claim.row for claim in verify.CLAIMS] == list(range(1, 60))
+    assert "".join(claim.verdict for claim in verify.CLAIMS) == VERDICTS
+    assert {name: len(claims) for name, claims in verify.SECTIONS.items()} == SIZES
+
+
+def test_every_claim_says_what_is_printed_and_what_is_true():
+    for claim in verify.CLAIMS:
+        assert all((claim.label, claim.printed, claim.statement)), claim.row
+        assert (claim.statement.startswith("as printed")) == (claim.verdict == "H"), claim.row
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**40, -5])
+def test_all_claims_are_as_they_should_be(seed):
+    results = verify.run(seed=seed, trials=2)
+    assert [r.claim.row for r in results if not r.ok] == []
+    for r in results:
+        assert math.isfinite(r.residual)
+        assert r.gap is not None or r.claim.verdict == "H", f"row {r.claim.row} shows nothing that fails"
+        assert (r.gap is None) == (not r.claim.gap), f"row {r.claim.row} does not say what its gap is"
+
+
+def test_the_same_seed_gives_the_same_numbers():
+    a, b, c = (verify.run(["algebra", "33", "48"], seed=s, trials=1) for s in (3, 3, 4))
+    assert [(r.residual, r.gap) for r in a] == [(r.residual, r.gap) for r in b]
+    assert [(r.residual, r.gap) for r in a] != [(r.residual, r.gap) for r in c]
+
+
+def test_checks_leave_torch_as_it_was():
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state(), torch.get_default_dtype()
+    verify.run(["attention", "order"], trials=1)
+    assert torch.equal(torch.random.get_rng_state(), before[0])
+    assert torch.get_default_dtype() == before[1]
+
+
+# The library made wrong, and the rows that must see it: every other row must stay as it is.
+
+
+def test_a_rotation_the_other_way_turns_rows_red(monkeypatch):
+    from joformer.attention import functional
+
+    right = sys.modules["joformer.rotate"].rotate
+
+    def other_way(x, frames, inverse=False):
+        return right(x, frames, inverse=not inverse)
+
+    for module in (functional, verify.attention):
+        monkeypatch.setattr(module, "rotate", other_way)
+    assert red() == {13, 14}
+
+
+def test_a_rotation_never_undone_turns_rows_red(monkeypatch):
+    from joformer.attention import functional
+
+    right = sys.modules["joformer.rotate"].rotate
+    for module in (functional, verify.attention):
+        monkeypatch.setattr(module, "rotate", lambda x, frames, inverse=False: right(x, frames))
+    assert {13, 23} <= red()
+    assert red(["algebra", "transforms", "tables"]) == set()
+
+
+def test_a_sign_flipped_in_the_kernel_turns_rows_red(monkeypatch):
+    kernels = sys.modules["joformer.kernels"]
+    turn, undone = kernels.turn, kernels.undone
+    for module in ("joformer.kernels", "joformer.rotate", "joformer.values"):
+        flipped = lambda x, unit, layout, out: turn(x, undone(unit), layout, out)  # noqa: E731
+        monkeypatch.setattr(sys.modules[module], "turn", flipped, raising=False)
+    assert {13, 14} <= red()
+
+
+def test_the_journey_from_dst_to_src_turns_rows_red(monkeypatch):
+    monkeypatch.setattr(Group, "journey", lambda self, src, dst: self.multiply(self.inverse(src), dst))
+    assert {3, 10, 12, 13, 22, 33, 47} <= red()
+
+
+def test_the_journey_multiplied_in_the_wrong_order_turns_curved_rows_red(monkeypatch):
+    monkeypatch.setattr(Group, "journey", lambda self, src, dst: self.multiply(src, self.inverse(dst)))
+    found = red()
+    assert {3, 10, 22} <= found
+    assert 13 not in found  # on the torus the order does not matter, and must not
+
+
+@pytest.mark.parametrize("group", [Torus, Orthogonal])
+def test_a_scan_off_by_one_turns_rows_red(group, monkeypatch):
+    right = group.prefixes
+    monkeypatch.setattr(group, "prefixes", lambda self, steps, *, exclusive: right(self, steps, exclusive=False))
+    assert ({2, 3, 21, 22, 33} if group is Orthogonal else set()) <= red()
+    assert red() or group is Torus
+
+
+def test_a_scan_that_runs_backwards_turns_rows_red(monkeypatch):
+    right = Orthogonal.prefixes
+
+    def descending(self, steps, *, exclusive):
+        return right(self, steps.mT, exclusive=exclusive).mT
+
+    monkeypatch.setattr(Orthogonal, "prefixes", descending)
+    assert {2, 3, 21, 22, 33} <= red()
+
+
+def test_a_library_that_raises_is_a_red_row_not_a_crash(monkeypatch):
+    def broken(self, a, v):
+        raise ValueError("broken\non two lines")
+
+    monkeypatch.setattr(Torus, "act", broken)
+    result = verify.run(["4"], trials=1)[0]
+    assert not result.ok
+    assert result.error == "ValueError: broken"
+    assert result.as_json()["residual"] is None
+
+
+def made(verdict="W", residual=0.0, gap=1.0, error=""):
+    claim = Claim(1, "s", "l", verdict, "p", "t", "g", 1e-9, 0.1, lambda draw: Measured(0.0))
+    return Result(claim, residual, gap, 0.0, error)
+
+
+def test_what_counts_as_ok():
+    assert made().ok
+    assert not made(residual=1e-8).ok
+    assert not made(residual=math.nan).ok
+    assert not made(gap=0.05).ok
+    assert not made(gap=math.nan).ok
+    assert not made(error="ValueError").ok
+    assert made(verdict="H", gap=None).ok
+
+
+def test_the_worst_residual_and_the_smallest_gap_count():
+    section = Section("made")
+    seen = iter([Measured(1e-12, gap=5.0), Measured(1e-3, gap=0.2), Measured(0.0, gap=3.0)])
+    section(1, "l", "W", "p", "t")(lambda draw: next(seen))
+    result = verify._check(section.claims[0], seed=0, trials=3)
+    assert (result.residual, result.gap) == (1e-3, 0.2)
+    assert math.isnan(worst(0.0, math.nan))
+
+
+def test_draws_are_what_they_say():
+    draw = Draw(3)
+    assert draw.noise(2, 3).dtype == torch.float64
+    Orthogonal(4).check(draw.rotations(5))
+    assert draw.curved(2).curved_pair() is not None
+    assert draw.flat(2).curved_pair() is None
+    assert 2 <= int(draw.whole(low=2, high=4)) < 4
+
+
+# The command
+
+
+def test_the_command_is_installed_and_its_json_is_a_list_of_rows():
+    words = [sys.executable, "-m", "joformer.cli", "verify", "--json", "--only", "algebra", "40", "--trials", "1"]
+    run = subprocess.run(words, capture_output=True, text=True, check=True)
+    rows = json.loads(run.stdout)
+    assert [row["id"] for row in rows] == [*range(1, 13), 40]
+    assert {"id", "section", "label", "verdict", "residual", "tolerance", "ok"} <= set(rows[0])
+    assert all(row["ok"] is True for row in rows)
+
+
+def test_text_names_label_print_truth_and_numbers(joformer):
+    code, out, _ = joformer("verify", "--only", "26")
+    assert code == 0
+    assert re.search(r"26  W  ok .*prop:alibi-separation", out)
+    assert "printed   qᵀRⁿk" in out
+    assert "true      β_b = q₂k₁ − q₁k₂" in out
+    assert "residual" in out
+    assert "gap" in out
+    assert "1 claim: 1 wrong as printed. All as they should be." in out
+
+
+def test_a_red_row_exits_with_1(monkeypatch, joformer):
+    monkeypatch.setattr(Group, "journey", lambda self, src, dst: self.multiply(self.inverse(src), dst))
+    code, out, _ = joformer("verify", "--only", "3")
+    assert code == 1
+    assert "DISAGREES" in out
+    assert "These disagree with their verdict: 3." in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--only", "physics"], "no section or row 'physics': use algebra, attention, order, transforms, tables"),
+        (["--only", "60"], "or a row 1 to 59"),
+        (["--trials", "0"], "trials must be 1 or more"),
+    ],
+)
+def test_a_users_mistake_is_one_line(words, says, joformer):
+    code, _, err = joformer("verify", *words)
+    assert code == 2
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_markdown_and_figures_land_in_their_folders(tmp_path, monkeypatch, joformer):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = joformer("verify", "--only", "26", "51", "--markdown", "--figures", "pictures")
+    assert code == 0
+    page = (tmp_path / "docs/claims.md").read_text(encoding="utf-8")
+    assert "| 26 | prop:alibi-separation (a) | W |" in page
+    assert len(list((tmp_path / "pictures").glob("*.svg"))) == len(list((tmp_path / "pictures").glob("*.png"))) == 5
+    assert "wrote docs/claims.md" in err
+
+
+def test_a_page_that_cannot_be_written_is_one_line(tmp_path, monkeypatch, joformer):
+    (tmp_path / "docs").write_text("a file where the folder should be")
+    monkeypatch.chdir(tmp_path)
+    code, _, err = joformer("verify", "--only", "26", "--markdown")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "cannot write" in err
+
+
+def test_the_page_in_docs_is_of_these_claims():
+    """The numbers depend on the machine, the words do not."""
+    rows = {}
+    for line in (ROOT / "docs/claims.md").read_text(encoding="utf-8").splitlines():
+        cells = [c.strip().replace("\\|", "|") for c in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if cells and cells[0].isdigit():
+            rows[int(cells[0])] = cells[1:5]
+    assert rows == {c.row: [c.label, c.verdict, c.printed, c.statement] for c in verify.CLAIMS}
+
+
+def test_the_list_of_options_is_guarded():
+    """An option more is a decision, not an accident."""
+    assert [f.name for f in dataclasses.fields(cli.Verify)] == [
+        "only", "seed", "trials", "json", "markdown", "figures"
+    ]  # fmt: skip
