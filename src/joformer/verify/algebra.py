@@ -95,8 +95,11 @@ def the_journey(draw: Draw) -> Measured:
     j, i = k + 3, k + 5
     path = torch.linalg.multi_dot(list(r[k:j]))
     via = group.multiply(journey(group, src=at[j], dst=at[k]), journey(group, src=at[i], dst=at[j]))
+    torus, steps = Torus(2), draw.noise(8, 2)
+    angles = scan(torus, steps)
     return Measured(
         worst(
+            torus.distance(journey(torus, src=angles[j], dst=angles[k]), steps[k:j].sum(0)),
             gap(journey(group, src=at[j], dst=at[k]), path),
             gap(via, journey(group, src=at[i], dst=at[k])),
         ),

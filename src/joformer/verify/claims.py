@@ -42,8 +42,8 @@ class Measured:
     0.7
     """
 
-    residual: float
-    gap: float | None = None
+    residual: int | float
+    gap: int | float | None = None
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def gap(a: Tensor, b: Tensor) -> float:
     return float((a - b).detach().abs().max())
 
 
-def worst(*residuals: float | Tensor) -> float:
+def worst(*residuals: int | float | Tensor) -> float:
     """The largest of several residuals; NaN stays NaN.
 
     >>> worst(0.0, 1e-3), worst(0.0, float("nan"))
