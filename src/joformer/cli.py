@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -44,17 +47,22 @@ class Verify:
 
     def run(self) -> int:
         from joformer import verify
-        from joformer.verify import page
+        from joformer.verify import figures, page
+        from joformer.verify.files import make_folder, write_whole
 
-        section = ""
+        if self.markdown and self.only:
+            raise ValueError("--markdown writes the page of all claims: leave out --only")
+        if self.figures is not None:
+            make_folder(self.figures)  # a place that cannot be written to is better known before than after
+        section, width = "", shutil.get_terminal_size((120, 24)).columns
 
         def show(result: Result) -> None:
             nonlocal section
             if not self.json:
                 if result.claim.section != section:
                     section = result.claim.section
-                    print(f"\n{section.upper()}")
-                print("\n".join(page.lines(result)), flush=True)
+                    print(f"\n{page.TITLES[section].upper()}")
+                print("\n".join(page.lines(result, width)), flush=True)
             progress.advance(task)
 
         with _progress(shown=self.json) as progress:  # text comes claim by claim and needs no bar
@@ -65,13 +73,11 @@ class Verify:
         else:
             print(f"\n{page.summary(results)}")
         if self.markdown:
-            words = ["joformer verify", *(f"--only {name}" for name in self.only), "--markdown"]
-            page.write(Path("docs/claims.md"), page.markdown(results, " ".join(words)))
+            command = f"joformer verify --markdown --seed {self.seed} --trials {self.trials}"
+            write_whole(Path("docs/claims.md"), page.markdown(results, command).encode())
             print("wrote docs/claims.md", file=sys.stderr)
         if self.figures is not None:
-            from joformer.verify.figures import draw
-
-            for path in draw(self.figures, seed=self.seed):
+            for path in figures.draw(self.figures, seed=self.seed):
                 print(f"wrote {path}", file=sys.stderr)
         return 0 if all(result.ok for result in results) else 1
 
@@ -138,11 +144,25 @@ def _progress(shown: bool = True) -> Progress:
 def main() -> None:
     """Entry point: a user's mistake is one line and exit code 2, Ctrl-C exit code 130."""
     commands: dict[str, Callable[..., Any]] = {"verify": Verify, "bench": Bench}
-    command = tyro.extras.subcommand_cli_from_dict(commands, prog="joformer", description=__doc__)
+    about = "Journey operators: what is true of them (verify) and what they cost (bench)."
+    for stream in (sys.stdout, sys.stderr):  # a terminal without Unicode gets question marks rather than an error
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    command = tyro.extras.subcommand_cli_from_dict(commands, prog="joformer", description=about)
     try:
-        sys.exit(command.run())
+        code = command.run()
+        sys.stdout.flush()
+        sys.exit(code)
     except ValueError as mistake:
         print(f"joformer: {mistake}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        # Whoever reads has read enough, as `head` does; what is left in the buffer must not fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        print(f"joformer: cannot write: {error.strerror}; make room or choose another place", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -264,7 +264,7 @@ class TestRefused:
     def test_bad_directory(self, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("")
         self.refuse(lambda: figures.draw(tmp_path / "file"), "is a file: give a directory")
-        self.refuse(lambda: figures.draw(tmp_path / "file" / "under"), "cannot be written to .* give a directory")
+        self.refuse(lambda: figures.draw(tmp_path / "file" / "under"), "cannot write into .* give a directory")
 
         def full(*_):
             raise OSError(28, "No space left on device")

@@ -7,7 +7,7 @@
     composed    r(x, y), s(y, z) ⇒ q(x, z)      θ_q = θ_r + θ_s
 
 Relations are the axis-step generators of a torus and entities its points, so that composing relations is walking a
-path: `algebra.path_transport(model.generators, [r, s, ~q])`. Paper: "Toral Classification", which names RotatE (Sun et
+path: `algebra.path_transport(model.generators, [r, s, ~q])`. The paper's introduction names RotatE (Sun et
 al. 2019) as a special case without deriving it (CLAIMS.md row 14).
 """
 

@@ -58,7 +58,8 @@ class Draw:
     generator: torch.Generator = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "generator", torch.Generator().manual_seed(self.seed))
+        # torch takes 64 bits; any whole number is a seed.
+        object.__setattr__(self, "generator", torch.Generator().manual_seed(self.seed % 2**63))
 
     def noise(self, *shape: int) -> Tensor:
         """Standard normal numbers of this shape."""
@@ -90,7 +91,7 @@ class Draw:
         """Modules made inside start from this instance's seed, in float64; torch's own state is put back."""
         before = torch.get_default_dtype()
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
+            torch.manual_seed(self.seed % 2**63)
             torch.set_default_dtype(torch.float64)
             try:
                 yield
@@ -129,9 +130,10 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """Whether the claim got the verdict it should; NaN is never ok."""
+        """Whether the claim got the verdict it should: NaN is never ok, and only what holds may have no gap."""
         holds = not self.error and self.residual <= self.claim.tolerance
-        return holds and (self.gap is None or self.gap >= self.claim.margin)
+        fails = self.claim.verdict == "H" if self.gap is None else self.gap >= self.claim.margin
+        return holds and fails
 
     def as_json(self) -> dict[str, object]:
         """The row as plain values; an infinite or undefined number becomes None, which JSON can hold."""
@@ -193,11 +195,13 @@ class Section:
 
 
 def gap(a: Tensor, b: Tensor) -> float:
-    """The largest absolute difference.
+    """The largest absolute difference of two tensors of one shape.
 
     >>> gap(torch.zeros(2), torch.ones(2))
     1.0
     """
+    if a.shape != b.shape:
+        raise ValueError(f"shapes {tuple(a.shape)} and {tuple(b.shape)} cannot be compared: they must be the same")
     return float((a - b).detach().abs().max())
 
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
-from pathlib import Path
 
 from joformer.verify.claims import VERDICTS, Result, Verdict
 
 SUMMED: dict[Verdict, str] = {**VERDICTS, "H": "as printed", "C": "under a condition"}
+TITLES = {
+    "algebra": "Algebra",
+    "attention": "Attention and classification",
+    "order": "ALiBi, information, order",
+    "transforms": "Transforms and applications",
+    "tables": "Tables and recipes",
+}
 INTRODUCTION = """\
 # Every claim of the paper, checked
 
 Each row is a claim of *Journey Operators for Structured Multi-Axis Composition*, run by `joformer verify` with the
-library's own functions, in float64, on random instances. **H** holds as printed, **C** holds under the condition
+library's own functions, in float64, on random instances; rows 49, 50, 54, 57 and 59 are arithmetic on what the paper
+prints, rows 51 to 56 count the parameters of models built here. **H** holds as printed, **C** holds under the condition
 given, **W** is wrong as printed, **U** is not supported by what the paper shows. The residual is that of the true
 statement, the largest over all instances; it must not exceed the tolerance. Where the form as printed is wrong or
 lacks a condition (or a claim says that two things differ), its gap, the smallest over all instances, must be at
@@ -26,8 +32,8 @@ This page is written by `{command}`.
 """
 
 
-def lines(result: Result) -> list[str]:
-    """One claim as a reader wants it in a terminal: verdict and numbers, the print, the truth.
+def lines(result: Result, width: int = 120) -> list[str]:
+    """One claim as a reader wants it in a terminal of this width: verdict, the print, the truth, the numbers.
 
     >>> from joformer import verify
     >>> print(lines(verify.run(["26"], trials=1)[0])[1])
@@ -43,15 +49,29 @@ def lines(result: Result) -> list[str]:
         "gap": f"{claim.gap}: {_apart(result)}" if result.gap is not None else "",
         "error": result.error,
     }
-    return [first, *(f"     {name:<8}  {text}" for name, text in told.items() if text)]
+    hanging = " " * 15
+    return [
+        first,
+        *(
+            wrapped
+            for name, text in told.items()
+            if text
+            for wrapped in textwrap.wrap(
+                text, width, initial_indent=f"     {name:<8}  ", subsequent_indent=hanging, break_long_words=False
+            )
+        ),
+    ]
 
 
 def _measured(result: Result) -> str:
-    return f"{result.residual:.1e} ≤ {result.claim.tolerance:.0e}"
+    claim = result.claim
+    return f"{result.residual:.1e} {'≤' if result.residual <= claim.tolerance else 'NOT ≤'} {claim.tolerance:.2g}"
 
 
 def _apart(result: Result) -> str:
-    return f"{result.gap:.2g} ≥ {result.claim.margin:g}"
+    gap, claim = result.gap, result.claim
+    assert gap is not None
+    return f"{gap:.3g} {'≥' if gap >= claim.margin else 'NOT ≥'} {claim.margin:g}"
 
 
 def summary(results: Sequence[Result]) -> str:
@@ -77,7 +97,7 @@ def markdown(results: Sequence[Result], command: str) -> str:
     """
     parts = [INTRODUCTION.format(command=command), summary(results) + "\n"]
     for section, members in groupby(results, lambda result: result.claim.section):
-        parts.append(f"## {section.capitalize()}\n")
+        parts.append(f"## {TITLES[section]}\n")
         parts.append("| # | in the paper | verdict | as printed | what is true | residual ≤ tolerance | gap ≥ margin |")
         parts.append("|---|---|---|---|---|---|---|")
         parts += [_row(result) for result in members]
@@ -91,29 +111,3 @@ def _row(result: Result) -> str:
     apart = "" if result.gap is None else f"{claim.gap}: {_apart(result)}"
     cells = (str(claim.row), claim.label, verdict, claim.printed, claim.statement, _measured(result), apart)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def write(path: Path, text: str) -> None:
-    """Write a text file whole or not at all.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write(Path(folder) / "a.md", "text")
-    ...     (Path(folder) / "a.md").read_text()
-    'text'
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}; choose a folder you can write to") from None
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except OSError as error:
-        Path(name).unlink(missing_ok=True)
-        raise ValueError(f"cannot write {path}: {error.strerror}; choose a folder you can write to") from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import torch
 from torch import Tensor
 
@@ -66,6 +68,7 @@ def dft_2d(draw: Draw) -> Measured:
             gap(blocks(x, rows, columns).view(5, 5), truth),
             gap(blocks(x, angles, angles), truth.diagonal()),
             gap(composed(x, "dft", dim=(-2, -1)), truth),
+            gap(dft(x, dim=(-2, -1)), truth),
         ),
         gap=float(missing.abs().max()),
     )
@@ -76,22 +79,30 @@ def dft_2d(draw: Draw) -> Measured:
     "app:mnist-results",
     "W",
     "θˣ_k = θʸ_k = 2πk/d recovers the 2D DFT",
-    "it is a diagonal, and off the grid of 28 pixels; coefficients come from frequencies 2πk/28 of the product grid",
-    gap="relative distance from the coefficients beside it",
+    "it is a diagonal, and off the grid of 28 pixels; the lowest frequencies 2πk/28 of the product grid are the DFT. "
+    "In a quick check (20 epochs, one seed) the diagonal gave 25 and 69 % at d = 8 and 32, the true grid 82 and 97 %, "
+    "the paper prints 75.3 and 95.5: run both",
+    gap="relative distance of its planes 1 and 3 from every coefficient of the diagonal",
 )
 def mnist_frequencies(draw: Draw) -> Measured:
     x = draw.noise(28, 28)
-    grid = torch.fft.fft2(x)
+    grid = torch.fft.fft2(x).conj()  # positive angles, for real cells: the conjugate
     embedded = {}
     for name in ("dft", "diagonal"):
         module = MonoidalEmbedding(8, (28, 28), frequencies=name)
         embedded[name] = torch.view_as_complex(module(x).detach().unflatten(-1, (-1, 2)).contiguous())
-    # The sign of an angle is gauge: for real cells it takes a coefficient to its conjugate.
-    everything = torch.cat([grid.flatten(), grid.conj().flatten()])
-    nearest = (embedded["dft"][:, None] - everything).abs().min(-1).values
-    # k = 1 and 3 fall half way between two coefficients of the diagonal.
-    off = [(embedded["diagonal"][k - 1] - grid.conj()[b, b]).abs() for k, b in ((1, 3), (1, 4), (3, 10), (3, 11))]
-    return Measured(float(nearest.max()), gap=float(torch.stack(off).max() / grid.abs().mean()))
+    lowest = torch.stack([grid[0, 0], grid[0, 1], grid[1, 0], grid[1, -1]])
+    angles = 2 * torch.pi * torch.arange(1, 5).double() / 8
+    # k = 2 and 4 of 8 do fall on the grid of 28, at 7 and 14; k = 1 and 3 half way between two points.
+    between = (embedded["diagonal"][[0, 2], None] - grid.diagonal()).abs().amin(-1).amax()
+    return Measured(
+        worst(
+            gap(embedded["dft"], lowest),
+            gap(embedded["diagonal"], blocks(x, angles, angles)),
+            gap(embedded["diagonal"][[1, 3]], grid.diagonal()[[7, 14]]),
+        ),
+        gap=float(between / grid.abs().mean()),
+    )
 
 
 @claim(
@@ -102,19 +113,22 @@ def mnist_frequencies(draw: Draw) -> Measured:
     "that is neither DCT-I nor II; DCT-II has θ_k = πk/n, a half-sample phase R^½, the real part (scipy's is twice it)",
 )
 def dct_2(draw: Draw) -> Measured:
-    x, k = signal(draw, 6)
-    truth = (2 * (torch.pi * k[:, None] * (2 * k + 1) / 12).cos()) @ x
-    printed = blocks(x, torch.pi * k / 6).real
-    first = (torch.pi * k[:, None] * k / 5).cos() * torch.tensor([1.0, 2, 2, 2, 2, 1]).double() @ x
-    return Measured(
-        worst(
-            gap(2 * _half_sample(x, torch.pi * k / 6).real, truth),
-            gap(composed(x, "dct2"), truth),
-            gap(dct(x, type=2), truth),
+    off, gaps = [], []
+    for n in (6, 130, 131):  # short ones are products with a matrix, long ones FFTs
+        x, k = signal(draw, n)
+        second = (2 * (torch.pi * k[:, None] * (2 * k + 1) / (2 * n)).cos()) @ x
+        ends = torch.full((n,), 2.0, dtype=torch.float64)
+        ends[0] = ends[-1] = 1.0
+        first = (torch.pi * k[:, None] * k / (n - 1)).cos() * ends @ x
+        printed = blocks(x, torch.pi * k / n).real
+        off += [
+            gap(2 * _half_sample(x, torch.pi * k / n).real, second),
+            gap(composed(x, "dct2"), second),
+            gap(dct(x, type=2), second),
             gap(dct(x, type=1), first),
-        ),
-        gap=min(gap(printed, t) for t in (truth, truth / 2, first, first / 2)),
-    )
+        ]
+        gaps += [gap(printed, t) for t in (second, second / 2, first, first / 2)]
+    return Measured(worst(*off), gap=min(gaps))
 
 
 def _half_sample(x: Tensor, angles: Tensor) -> Tensor:
@@ -128,8 +142,9 @@ def _half_sample(x: Tensor, angles: Tensor) -> Tensor:
     42,
     "app:dct",
     "W",
-    "commuting rotations along rows and columns give the 2D DCT as their real part",
+    "the 2D DCT is the 1D one along rows, then columns, using the same commuting operators",
     "½[Re E(θˣ, θʸ) + Re E(−θˣ, θʸ)], or the real part taken between the axes",
+    gap="the real part of the commuting rotations alone is off by",
 )
 def dct_2d(draw: Draw) -> Measured:
     x, k = signal(draw, 4, 4)
@@ -159,19 +174,20 @@ def dct_2d(draw: Draw) -> Measured:
     "that is the DST-I; DST-II has θ_k = πk/n, k = 1 … n, a half-sample phase and the imaginary part",
 )
 def dst_2(draw: Draw) -> Measured:
-    x, i = signal(draw, 6)
-    k = i + 1
-    second = 2 * (torch.pi * k[:, None] * (2 * i + 1) / 12).sin() @ x
-    printed = (torch.pi * k[:, None] * k / 7).sin() @ x
-    return Measured(
-        worst(
-            gap(2 * _half_sample(x, torch.pi * k / 6).imag, second),
+    off, gaps = [], []
+    for n in (6, 130, 131):
+        x, i = signal(draw, n)
+        k = i + 1
+        second = 2 * (torch.pi * k[:, None] * (2 * i + 1) / (2 * n)).sin() @ x
+        printed = (torch.pi * k[:, None] * k / (n + 1)).sin() @ x
+        off += [
+            gap(2 * _half_sample(x, torch.pi * k / n).imag, second),
             gap(composed(x, "dst2"), second),
             gap(dst(x, type=2), second),
             gap(dst(x, type=1), 2 * printed),
-        ),
-        gap=min(gap(printed, second), gap(2 * printed, second)),
-    )
+        ]
+        gaps += [gap(printed, second), gap(2 * printed, second)]
+    return Measured(worst(*off), gap=min(gaps))
 
 
 @claim(
@@ -179,21 +195,35 @@ def dst_2(draw: Draw) -> Measured:
     "Hadamard Transform",
     "W",
     "H_n x = Σ R^{i−1} v_i with R = diag(1, −1, …), v_i = x_i(e_i + e_{i+n/2}) or x_i(e_{i−n/2} − e_i)",
-    "m binary axes, commuting R_b = diag((−1)^{bit b of k}), content x_i·1; with angles 0 and π it *is* toral",
+    "even n = 2 fails. m binary axes, commuting R_b = diag((−1)^{bit b of k}), content x_i·1; with angles 0 and π it "
+    "*is* toral",
+    gap="as printed the matrices for n = 2, 4 and 8 are off by",
 )
 def hadamard_transform(draw: Draw) -> Measured:
-    x = draw.noise(8)
-    sylvester = torch.ones(1, 1, dtype=torch.float64)
-    for _ in range(3):
-        sylvester = torch.cat([torch.cat([sylvester, sylvester], 1), torch.cat([sylvester, -sylvester], 1)])
-    bits = torch.arange(8)[None] >> torch.arange(2, -1, -1)[:, None] & 1
-    binary = blocks(x.view(2, 2, 2), *(torch.pi * bits.double()))
+    x, bits = draw.noise(8), torch.arange(8)[None] >> torch.arange(2, -1, -1)[:, None] & 1
+    toral = blocks(x.view(2, 2, 2), *(torch.pi * bits.double()))
+    signs = Generators.orthogonal(torch.diag_embed(1 - 2.0 * bits.double()), flat=True)
+    mirrored = compose_grid(x.view(2, 2, 2, 1) * torch.ones(8, dtype=torch.float64), signs).content
+    long = draw.noise(256)
+    printed = [torch.stack([_printed_hadamard(e) for e in torch.eye(n).double()], -1) for n in (2, 4, 8)]
     return Measured(
         worst(
-            gap(binary.real, sylvester @ x), gap(hadamard(x), sylvester @ x), gap(composed(x, "hadamard"), binary.real)
+            gap(toral.real, _sylvester(8) @ x),
+            gap(mirrored, _sylvester(8) @ x),
+            gap(composed(x, "hadamard"), _sylvester(8) @ x),
+            gap(hadamard(x), _sylvester(8) @ x),
+            gap(hadamard(long), _sylvester(256) @ long),
         ),
-        gap=gap(torch.stack([_printed_hadamard(e) for e in torch.eye(2).double()], -1), sylvester[:2, :2]),
+        gap=min(gap(p, _sylvester(len(p))) for p in printed),
     )
+
+
+def _sylvester(n: int) -> Tensor:
+    """H_n by Sylvester's construction."""
+    h = torch.ones(1, 1, dtype=torch.float64)
+    while len(h) < n:
+        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)])
+    return h
 
 
 def _printed_hadamard(x: Tensor) -> Tensor:
@@ -215,23 +245,24 @@ def _printed_hadamard(x: Tensor) -> Tensor:
     margin=1.0,
 )
 def walsh_transform(draw: Draw) -> Measured:
-    n, m = 16, 4
-    rows = hadamard(torch.eye(n, dtype=torch.float64), order="sequency").T
-    changes = (rows.diff(dim=-1).abs() > 1).sum(-1)
-    k = torch.arange(n)
-    gray = k ^ (k >> 1)
-    reversed_bits = sum(((gray >> b) & 1) << (m - 1 - b) for b in range(m))
-    natural = hadamard(torch.eye(n, dtype=torch.float64)).T
-    by_gray_alone = (natural[gray].diff(dim=-1).abs() > 1).sum(-1)
-    x = draw.noise(n)
-    return Measured(
-        worst(
-            float((changes - k).abs().max()),
-            gap(natural[reversed_bits], rows),
-            gap(hadamard(x, order="sequency"), natural[reversed_bits] @ x),
-        ),
-        gap=float((by_gray_alone - k).abs().max()),
-    )
+    off, gaps = [], []
+    for m in (4, 8):
+        k = torch.arange(2**m)
+        gray = k ^ (k >> 1)
+        order = sum(((gray >> b) & 1) << (m - 1 - b) for b in range(m))
+        natural, x = _sylvester(2**m), draw.noise(2**m)
+        rows = hadamard(torch.eye(2**m, dtype=torch.float64), order="sequency").T
+        off += [
+            float((_sign_changes(rows) - k).abs().max()),
+            gap(natural[order], rows),
+            gap(hadamard(x, order="sequency"), natural[order] @ x),
+        ]
+        gaps.append(float((_sign_changes(natural[gray]) - k).abs().max()))
+    return Measured(worst(*off, gap(composed(x[:16], "walsh"), hadamard(x[:16], order="sequency"))), gap=min(gaps))
+
+
+def _sign_changes(rows: Tensor) -> Tensor:
+    return (rows.diff(dim=-1).abs() > 1).sum(-1)
 
 
 @claim(
@@ -249,7 +280,7 @@ def audio_and_video(draw: Draw) -> Measured:
         generators, v = draw.flat(len(shape)), draw.noise(*shape, 4)
         cells = positions.grid(*shape)
         sums = [generators.group.act(absolute(generators, n), v.flatten(0, -2)).sum(0) for n in (cells, cells + 1)]
-        orders = (None, tuple(range(len(shape))))
+        orders = permutations(range(len(shape)))
         residuals += [gap(compose_grid(v, generators, order=order).content, sums[0]) for order in orders]
         gaps.append(gap(sums[0], sums[1]))
     return Measured(worst(*residuals), gap=min(gaps))
@@ -303,6 +334,7 @@ def alignment(draw: Draw) -> Measured:
             abs(int(found.shift) - shift),
             gap(found.surface.flatten(), n * correlation),
             abs(int(blind.period[0] or 0) - n // 2),
+            (int(blind.shift) - shift) % (n // 2),
         ),
         gap=float(abs(int(blind.shift) - shift)),
     )

@@ -17,6 +17,7 @@ from joformer.verify.figures.order import order_awareness_figure
 from joformer.verify.figures.sheet import FORMATS, write
 from joformer.verify.figures.spectra import displacement_kernel, displacement_kernel_figure
 from joformer.verify.figures.transport import holonomy_figure, path_spread_figure
+from joformer.verify.files import make_folder
 
 __all__ = [
     "angle_fields_figure",
@@ -43,8 +44,7 @@ def draw(directory: str | os.PathLike[str], *, seed: int = 0, formats: Sequence[
     if unknown or not formats:
         raise ValueError(f"formats {list(formats)} cannot be drawn: choose from {', '.join(FORMATS)}")
     folder = Path(directory)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file: give a directory for the figures")
+    make_folder(folder)
     pictures = {
         "path-spread": lambda: path_spread_figure(seed=seed),
         "holonomy": lambda: holonomy_figure(seed=seed),
@@ -52,10 +52,4 @@ def draw(directory: str | os.PathLike[str], *, seed: int = 0, formats: Sequence[
         "angle-fields": lambda: angle_fields_figure(seed=seed),
         "order-awareness": lambda: order_awareness_figure(seed=seed),
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return [path for name, make in pictures.items() for path in write(make(), folder / name, tuple(formats))]
-    except OSError as error:
-        raise ValueError(
-            f"figures cannot be written to {folder} ({error.strerror or error}): give a directory you may write to"
-        ) from None
+    return [path for name, make in pictures.items() for path in write(make(), folder / name, tuple(formats))]

@@ -7,13 +7,14 @@ figure. matplotlib is an extra and is imported only here and only when a picture
 from __future__ import annotations
 
 import io
-import os
 import re
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from joformer.verify.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,12 +79,7 @@ def write(figure: Figure, stem: Path, formats: tuple[str, ...]) -> list[Path]:
         with matplotlib.rc_context(STYLE):
             figure.savefig(buffer, format=form, dpi=DPI, metadata=metadata)
         path = stem.with_suffix(f".{form}")
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            partial.write_bytes(_renumbered(buffer.getvalue()) if form == "svg" else buffer.getvalue())
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_whole(path, _renumbered(buffer.getvalue()) if form == "svg" else buffer.getvalue())
         paths.append(path)
     return paths
 
