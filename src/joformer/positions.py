@@ -116,7 +116,8 @@ def tree(
     >>> tree([-1, 0, 0, 2]).tolist()
     [[nan, nan], [0.0, nan], [1.0, nan], [1.0, 0.0]]
     """
-    parents = [int(parent) for parent in parents]
+    parents = _whole(parents, "parents")
+    branches = None if branches is None else _whole(branches, "branches")
     if branches is not None and len(branches) != len(parents):
         raise ValueError(f"branches must name one branch per node: {len(parents)} nodes, {len(branches)} branches")
     rank: list[int] = []
@@ -177,6 +178,13 @@ def located(positions: Num[Tensor, "*batch tokens axes"]) -> Bool[Tensor, "*batc
     [False, True, True]
     """
     return ~positions.isnan().all(-1)
+
+
+def _whole(numbers: Sequence[int] | Tensor, name: str) -> list[int]:
+    listed = numbers.tolist() if isinstance(numbers, Tensor) else list(numbers)
+    if any(int(n) != n for n in listed):
+        raise ValueError(f"{name} must be whole numbers, got {listed}")
+    return [int(n) for n in listed]
 
 
 def _exact(device: Device) -> Device:

@@ -221,12 +221,12 @@ def test_refused():
         ((x, x, irregular), {"limit": -1}, "limit -1 leaves no shift"),
         ((x, x, irregular), {"limit": (1, 2)}, "has 2 entries"),
         ((x, x, irregular), {"limit": (1.5,)}, "is not whole"),
-        ((x, x, irregular), {"axes": 1, "limit": 2}, r"axes \(1,\) are not to be had"),
+        ((x, x, irregular), {"axes": 1, "limit": 2}, "unknown axes 1: name each once, from 0 to 0"),
         ((x, x, irregular), {"axes": (0, 0), "limit": 2}, "name each once"),
         ((torch.ones(6), x, irregular), {"limit": 2}, "x has shape"),
         ((x, torch.ones(4, dtype=torch.long), irregular), {"limit": 2}, "y has dtype"),
         ((element, Element(x, (0,), (3,), other)), {}, "different generator sets"),
-        ((x, x, Generators.orthogonal(torch.eye(4)[None])), {}, "alignment needs a torus"),
+        ((x, x, Generators.orthogonal(torch.eye(4)[None])), {}, "planes need a torus"),
     ]:
         with pytest.raises(ValueError, match=message) as caught:
             align(*arguments, **options)

@@ -308,10 +308,10 @@ def test_memory_does_not_grow_with_cells_times_dim():
         ((4, 4), {"spread": -1}, "spread -1"),
         ((4, 4), {"spread": 1.0, "frequencies": "dft"}, "for learned ones only"),
         ((10, 4), {"frequencies": "dft"}, "it must be 8 or less"),
-        ((4, 4), {"content": torch.ones(3)}, r"it must be \(4,\)"),
+        ((4, 4), {"content": torch.ones(3)}, r"it must be real numbers, \(4,\)"),
         ((4, 4), {"content": "random"}, "content 'random'"),
         ((4, 4), {"content": "learned", "cells": "vector"}, "their own content"),
-        ((4, 4), {"content": torch.ones(4), "cells": "vector"}, "with real cells"),
+        ((4, 4), {"content": torch.ones(4), "cells": "vector"}, "is for real cells"),
     ],
 )
 def test_refused_constructions(arguments, options, message):
@@ -325,7 +325,7 @@ def test_refused_inputs():
     embed = MonoidalEmbedding(4, (3, 3))
     for x, message in [
         (torch.ones(3), r"real cells need \(..., 3, 3\)"),
-        (torch.ones(3, 3, dtype=torch.uint8), "divide the bytes of an image by 255"),
+        (torch.ones(3, 3, dtype=torch.uint8), "the bytes of an image divided by 255"),
     ]:
         with pytest.raises(ValueError, match=message):
             embed(x)

@@ -19,6 +19,17 @@ def tolerance(dtype: torch.dtype) -> float:
     return math.sqrt(torch.finfo(dtype).eps)
 
 
+def require_tensor(a: object, name: str, shape: str) -> None:
+    """Refuse what is no tensor, saying which shape is wanted.
+
+    >>> require_tensor([1.0], "content", "(..., d)")
+    Traceback (most recent call last):
+    ValueError: content is a list: give a tensor (..., d), e.g. torch.as_tensor(content)
+    """
+    if not isinstance(a, Tensor):
+        raise ValueError(f"{name} is a {type(a).__name__}: give a tensor {shape}, e.g. torch.as_tensor({name})")
+
+
 def require_finite(a: Tensor, name: str) -> None:
     """Refuse a tensor (...) of integers, or with NaN or infinity in it.
 

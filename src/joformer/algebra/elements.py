@@ -152,8 +152,9 @@ def concatenate(parts: Sequence[Element], *, axis: int | None = None) -> Element
     >>> concatenate([Element.cell(torch.ones(2), n, g) for n in range(3)]).content
     tensor([3., 3.])
     """
-    if not parts:
-        raise ValueError("nothing to concatenate: give at least one element")
+    if isinstance(parts, Element) or not parts or not all(isinstance(part, Element) for part in parts):
+        raise ValueError("nothing to concatenate: give a list of one element or more, see Element.cell")
+    parts[0].generators.axis(axis)
     return reduce(lambda x, y: compose(x, y, axis=axis), parts)
 
 
@@ -170,6 +171,10 @@ def split(
     part = left if right is None else right
     if part is None or (left is not None and right is not None):
         raise ValueError("split needs to know one part: give either left= or right=, not both")
+    if not isinstance(whole, Element) or not isinstance(part, Element):
+        raise ValueError(
+            f"split takes elements, got {type(whole).__name__} and {type(part).__name__}: see Element.cell"
+        )
     _require_same_generators(whole, part)
     k = whole.generators.axis(axis)
     _require_same_off_axis(whole, part, k)
@@ -266,6 +271,8 @@ def compose_grid(contents: Tensor | Sequence, generators: Generators, *, order: 
 
 
 def _stack_grid(rows: Sequence) -> Tensor:
+    if not isinstance(rows, Sequence):
+        raise ValueError(f"contents hold a {type(rows).__name__}: give a tensor, or nested lists of vectors (d,)")
     if not rows:
         raise ValueError("the grid has an empty row: every row must hold the same number of contents, one or more")
     parts = [row if isinstance(row, Tensor) else _stack_grid(row) for row in rows]

@@ -12,6 +12,7 @@ from itertools import combinations
 
 from torch import Tensor
 
+from joformer.algebra.checks import require_tensor
 from joformer.algebra.groups import Group, Orthogonal, Torus
 
 
@@ -45,6 +46,7 @@ class Generators:
         >>> Generators.torus(torch.zeros(3, 5)).group
         Torus(planes=5)
         """
+        require_tensor(angles, "angles", "(axes, planes)")
         if angles.ndim != 2 or not angles.numel():
             raise ValueError(f"angles have shape {tuple(angles.shape)}: give (axes, planes), neither of them 0")
         return cls(Torus(angles.shape[-1]), angles)
@@ -59,6 +61,7 @@ class Generators:
         >>> Generators.orthogonal(torch.eye(3).expand(2, 3, 3)).group
         Orthogonal(dim=3)
         """
+        require_tensor(matrices, "matrices", "(axes, dim, dim)")
         if matrices.ndim != 3 or not matrices.numel() or matrices.shape[1] != matrices.shape[2]:
             raise ValueError(f"matrices have shape {tuple(matrices.shape)}: give (axes, dim, dim), none of them 0")
         generators = cls(Orthogonal(matrices.shape[-1]), matrices)

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from joformer.algebra.checks import require_finite, tolerance
+from joformer.algebra.checks import require_finite, require_tensor, tolerance
 
 TURN = 2 * math.pi
 SCAN_BLOCK = 128  # rows summed in one go: measured fastest between 16 and 256
@@ -65,7 +65,7 @@ class Group(ABC):
 
     @abstractmethod
     def act(self, a: Tensor, v: Tensor) -> Tensor:
-        """The operator applied to vectors v (..., dim)."""
+        """The operator applied to vectors v (..., dim), in their dtype."""
 
     @abstractmethod
     def distance(self, a: Tensor, b: Tensor) -> Tensor:
@@ -86,6 +86,7 @@ class Group(ABC):
 
     def check_shape(self, a: Tensor, name: str = "element") -> None:
         """Refuse a tensor whose last dimensions are not those of an element."""
+        require_tensor(a, name, f"(..., {', '.join(map(str, self.shape))})")
         if tuple(a.shape[a.ndim - self.rank :]) != self.shape or a.ndim < self.rank:
             raise ValueError(
                 f"{name} has shape {tuple(a.shape)}: {self} needs (..., {', '.join(map(str, self.shape))})"
@@ -93,6 +94,7 @@ class Group(ABC):
 
     def check_vector(self, v: Tensor, name: str = "vector") -> None:
         """Refuse vectors whose last dimension is not `dim`."""
+        require_tensor(v, name, f"(..., {self.dim})")
         if v.ndim and v.shape[-1] == self.dim:
             return
         torn = self.rank == 1 and v.ndim and v.shape[-1] % 2
@@ -124,7 +126,7 @@ class Torus(Group):
     rank: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        if self.planes < 1:
+        if not isinstance(self.planes, int) or self.planes < 1:
             raise ValueError(f"a torus of {self.planes} planes acts on nothing: planes must be 1 or more")
 
     @classmethod
@@ -181,7 +183,8 @@ class Torus(Group):
         self.check_vector(v)
         first, second = v[..., 0::2], v[..., 1::2]
         cos, sin = a.cos(), a.sin()
-        return torch.stack([cos * first - sin * second, sin * first + cos * second], -1).flatten(-2)
+        # In the content's own dtype, however precise the angles are.
+        return torch.stack([cos * first - sin * second, sin * first + cos * second], -1).flatten(-2).to(v.dtype)
 
     def distance(self, a: Float[Tensor, "... _planes"], b: Float[Tensor, "... _planes"]) -> Float[Tensor, "..."]:
         self.check_shape(a)
@@ -219,7 +222,7 @@ class Orthogonal(Group):
     rank: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        if self.dim < 1:
+        if not isinstance(self.dim, int) or self.dim < 1:
             raise ValueError(f"dimension {self.dim} is empty: it must be 1 or more")
 
     @property
@@ -265,7 +268,7 @@ class Orthogonal(Group):
         self.check_shape(a)
         self.check_vector(v)
         common = torch.promote_types(a.dtype, v.dtype)
-        return torch.einsum("...ij,...j->...i", a.to(common), v.to(common))
+        return torch.einsum("...ij,...j->...i", a.to(common), v.to(common)).to(v.dtype)
 
     def distance(self, a: Float[Tensor, "... _dim _dim"], b: Float[Tensor, "... _dim _dim"]) -> Float[Tensor, "..."]:
         self.check_shape(a)

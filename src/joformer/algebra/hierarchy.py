@@ -85,7 +85,7 @@ def _frames(kernel: str, tokens: int, group: Group, steps: Tensor | None, operat
         return group.identity(tokens)
     given = operators if steps is None else steps
     assert given is not None
-    group.check_shape(given, "operators" if steps is None else "steps")
+    group.check(given, "operators" if steps is None else "steps")
     if kernel == "linear_ssm":
         return group.power(given.unsqueeze(-1 - group.rank), -torch.arange(tokens, device=given.device))
     if given.ndim == group.rank or given.shape[-1 - group.rank] != tokens:

@@ -76,6 +76,8 @@ def unpack_letter(letter: int) -> tuple[int, int]:
     >>> unpack_letter(1), unpack_letter(~1)
     ((1, 1), (1, -1))
     """
+    if not isinstance(letter, int):
+        raise ValueError(f"letter {letter!r} of a path is not whole: k is a step forward along axis k, ~k a step back")
     return (letter, 1) if letter >= 0 else (~letter, -1)
 
 

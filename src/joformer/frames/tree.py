@@ -49,6 +49,8 @@ class OnTrees(FramesModule):
             raise ValueError(f"paths are {known.shape[-1]} deep but the frames have depth={self.depth}")
         # Reading values would stall a GPU and break a graph, so only where it is free.
         if known.device.type == "cpu" and not torch.compiler.is_compiling() and not below.all():
+            if (below[..., :-1] & ~below[..., 1:]).any():
+                raise ValueError("a path has a branch below its end (NaN in the middle): see positions.tree")
             branch = known[~below]
             if branch.min() < 0 or branch.max() >= self.branches or (branch != branch.round()).any():
                 raise ValueError(

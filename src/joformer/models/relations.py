@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from joformer.algebra import Generators, Torus
+from joformer.algebra.checks import require_tensor
 
 
 class RotatE(nn.Module):
@@ -65,6 +66,7 @@ class RotatE(nn.Module):
     def forward(
         self, head: Int[Tensor, "..."], relation: Int[Tensor, "..."], tail: Int[Tensor, "..."]
     ) -> Float[Tensor, "..."]:
+        self._check_ids(head, relation, tail)
         return self._score(self.group.act(self.angles[relation], self.entities[head]), self.entities[tail])
 
     def loss(
@@ -84,7 +86,7 @@ class RotatE(nn.Module):
         True
         """
         self._check(triples)
-        if negatives < 1:
+        if not isinstance(negatives, int) or negatives < 1:
             raise ValueError(f"negatives is {negatives}: each triple needs 1 wrong head and tail or more")
         gone, came = self._moved(triples)
         drawn = torch.randint(
@@ -133,8 +135,23 @@ class RotatE(nn.Module):
         apart = (point - entity).unflatten(-1, (-1, 2))
         return self.margin - torch.linalg.vector_norm(apart, dim=-1).sum(-1)
 
+    def _check_ids(self, head: Tensor, relation: Tensor, tail: Tensor) -> None:
+        # Reading values would stall a GPU; negative ones would otherwise count from the end.
+        for name, ids, count in (
+            ("head", head, len(self.entities)),
+            ("relation", relation, len(self.angles)),
+            ("tail", tail, len(self.entities)),
+        ):
+            if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
+                given = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
+                raise ValueError(f"{name} is {given}: give a tensor of whole numbers 0 … {count - 1}")
+            if ids.device.type == "cpu" and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
+                raise ValueError(f"{name} goes from {ids.min()} to {ids.max()}: it must be within 0 … {count - 1}")
+
     def _check(self, triples: Tensor) -> None:
+        require_tensor(triples, "triples", "(n, 3)")
         if triples.dim() != 2 or triples.shape[-1] != 3 or triples.is_floating_point() or not len(triples):
             raise ValueError(
                 f"triples are {triples.dtype} {tuple(triples.shape)}: give whole numbers (n, 3), head, relation, tail"
             )
+        self._check_ids(*triples.unbind(-1))

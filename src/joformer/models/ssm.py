@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from joformer.algebra.checks import require_tensor
 from joformer.frames.base import KeepsPrecision, wrap
 from joformer.frames.projected import Projector
 from joformer.frequencies import geometric
@@ -112,6 +113,7 @@ class JourneySSM(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch tokens dim"], state: Float[Tensor, "batch heads head_dim"] | None = None
     ) -> tuple[Float[Tensor, "batch tokens dim"], Float[Tensor, "batch heads head_dim"]]:
+        require_tensor(x, "x", f"(batch, tokens, {self.dim})")
         if x.dim() != 3 or x.shape[-1] != self.dim or not x.shape[1]:
             raise ValueError(f"x must be (batch, tokens, {self.dim}) with a token or more, got {tuple(x.shape)}")
         self._check_state(state, x.shape[0])
@@ -143,6 +145,7 @@ class JourneySSM(nn.Module):
         >>> y.shape
         torch.Size([3, 16])
         """
+        require_tensor(x, "x", f"(batch, {self.dim})")
         if x.dim() != 2 or x.shape[-1] != self.dim:
             raise ValueError(f"x must be (batch, {self.dim}), one token, got {tuple(x.shape)}: call the layer for more")
         self._check_state(state, x.shape[0])
@@ -155,6 +158,8 @@ class JourneySSM(nn.Module):
         return self.out(h.to(v.dtype).flatten(1)), h
 
     def _check_state(self, state: Tensor | None, batch: int) -> None:
+        if state is not None and not isinstance(state, Tensor):
+            raise ValueError(f"state is a {type(state).__name__}: give the second of the two that the layer returned")
         if state is not None and tuple(state.shape) != (batch, self.heads, self.head_dim):
             wanted = (batch, self.heads, self.head_dim)
             raise ValueError(f"state has shape {tuple(state.shape)}: it must be {wanted}, as the layer returned it")

@@ -19,9 +19,9 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
 from joformer.algebra import Element, Generators, Torus
-from joformer.algebra.checks import tolerance, whole_numbers
+from joformer.algebra.checks import require_finite, tolerance, whole_numbers
 from joformer.monoidal.composition import as_complex, phases, without_autocast
-from joformer.monoidal.periods import period
+from joformer.monoidal.periods import period, torus_angles
 
 NEWTON_STEPS = 24
 HALVINGS = 6
@@ -31,7 +31,7 @@ HALVINGS = 6
 class Alignment:
     """The best shift of Y inside X, X ≈ R^s Y; print it to read what may be said of the answer.
 
-    shift          the best whole shift along each of `axes`, (..., axes); the first one among equals
+    shift          the best whole shift along each of `axes`, (..., axes); the shortest one among equals
     refined        the same to a fraction of a step, (..., axes), within one step of `shift`; carries no gradient
     score          the score of `shift`, and `refined_score` that of `refined`, (...)
     surface        the scores of all shifts, (..., *sizes), and `shifts` the shifts along each axis of it
@@ -77,7 +77,7 @@ class Alignment:
 def align(
     x: Element | Float[Tensor, "..."],
     y: Element | Float[Tensor, "..."],
-    generators: Generators | None = None,
+    generators: Generators | Float[Tensor, "axes planes"] | None = None,
     *,
     axes: int | Sequence[int] | None = None,
     limit: int | Sequence[int | None] | None = None,
@@ -99,15 +99,20 @@ def align(
     axis 0: unique only modulo 20
     """
     theta = _common_angles(x, y, generators)
-    kept = tuple(range(len(theta))) if axes is None else (axes,) if isinstance(axes, int) else tuple(axes)
-    if not kept or len(set(kept)) < len(kept) or not all(0 <= k < len(theta) for k in kept):
-        raise ValueError(f"axes {kept} are not to be had: name each once, from 0 to {len(theta) - 1}")
+    kept = tuple(range(len(theta))) if axes is None else tuple(axes) if isinstance(axes, Sequence) else (axes,)
+    if not kept or len(set(kept)) < len(kept) or not all(isinstance(k, int) and 0 <= k < len(theta) for k in kept):
+        raise ValueError(f"unknown axes {axes}: name each once, from 0 to {len(theta) - 1}")
     first, second = (e.content if isinstance(e, Element) else e for e in (x, y))
+    try:
+        torch.broadcast_shapes(first.shape, second.shape)
+    except RuntimeError:
+        shapes = f"{tuple(first.shape)} and {tuple(second.shape)}"
+        raise ValueError(f"x and y have shapes {shapes}: their batches must agree or be 1") from None
     like = first.to(torch.promote_types(torch.promote_types(first.dtype, second.dtype), torch.float32))
     product = as_complex(like).conj() * as_complex(second.to(like))
 
     periods = tuple(period(theta[k]) for k in kept)
-    limits = (limit,) * len(kept) if limit is None or isinstance(limit, int) else tuple(limit)
+    limits = tuple(limit) if isinstance(limit, Sequence) else (limit,) * len(kept)
     if len(limits) != len(kept):
         raise ValueError(f"limit {limits} has {len(limits)} entries: {len(kept)} axes are aligned, give one each")
     shifts = tuple(_range(x, y, k, n, most) for k, n, most in zip(kept, periods, limits, strict=True))
@@ -120,30 +125,31 @@ def align(
             surface = _surface(product, angles, shifts)
 
     flat = surface.flatten(surface.ndim - len(kept))
-    score, at = flat.max(-1)
-    near = tolerance(like.dtype) * product.abs().sum(-1)
-    ties = (flat >= (score - near)[..., None]).sum(-1)
+    near = tolerance(like.dtype) * product.abs().sum(-1, keepdim=True)
+    equals = flat >= flat.amax(-1, keepdim=True) - near
+    ties = equals.sum(-1)
+    lengths = torch.cartesian_prod(*(s.abs() for s in shifts)).reshape(flat.shape[-1], -1).sum(-1).to(flat.device)
+    at = torch.where(equals, lengths, lengths.max() + 1).argmin(-1)
+    score = flat.gather(-1, at.unsqueeze(-1)).squeeze(-1)
     found = torch.stack([s.to(at.device)[i] for s, i in zip(shifts, _unravel(at, shifts), strict=True)], -1)
     refined, height = _refine(product.detach(), angles.detach(), found)
     return Alignment(kept, found, refined.to(like), score, height.to(like), surface, shifts, periods, ties)
 
 
-def _common_angles(x: object, y: object, generators: Generators | None) -> Float[Tensor, "axes planes"]:
+def _common_angles(x: object, y: object, generators: object) -> Float[Tensor, "axes planes"]:
     for e in (x, y):
-        if isinstance(e, Element) and generators is None:
-            generators = e.generators
-        if isinstance(e, Element) and generators is not None and not e.generators.same_as(generators):
-            raise ValueError("different generator sets: embed both with the same Generators")
+        if isinstance(e, Element):
+            generators = e.generators if generators is None else generators
+            if isinstance(generators, Generators) and not e.generators.same_as(generators):
+                raise ValueError("different generator sets: embed both with the same Generators")
     if generators is None:
         raise ValueError("no generators: give those of the embedding as the third argument, or two elements")
-    if not isinstance(generators.group, Torus):
-        raise ValueError(f"generators live in {generators.group}: alignment needs a torus, see Generators.torus")
+    angles = torus_angles(generators)
     for name, e in (("x", x), ("y", y)):
-        if isinstance(e, Tensor):
-            generators.group.check_vector(e, name)
-            if not e.is_floating_point():
-                raise ValueError(f"{name} has dtype {e.dtype}: it must be floating point, float32 or float64")
-    return generators.steps
+        if not isinstance(e, Element):
+            Torus(angles.shape[1]).check_vector(e, name)  # type: ignore[arg-type]
+            require_finite(e, name)  # type: ignore[arg-type]
+    return angles
 
 
 def _range(x: object, y: object, axis: int, n: int | None, limit: int | None) -> Int[Tensor, "_shifts"]:

@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from joformer.algebra import Element, Generators
-from joformer.algebra.checks import whole_numbers
+from joformer.algebra.checks import require_tensor, whole_numbers
 from joformer.frames.base import KeepsPrecision
 from joformer.monoidal.composition import as_complex, as_real, compose_real, compose_vectors, without_autocast
 
@@ -65,10 +65,10 @@ class MonoidalEmbedding(KeepsPrecision):
         spread: int | float | None = None,
     ) -> None:
         super().__init__()
-        self.shape = whole_numbers(shape, 1 if isinstance(shape, int) else len(shape), "shape")
+        self.shape = whole_numbers(shape, len(shape) if isinstance(shape, Sequence) else 1, "shape")
         self.dim, self.kind, self.cells = dim, frequencies, cells
-        if dim < 2 or dim % 2:
-            raise ValueError(f"dim {dim} cannot be split into planes: it must be even, 2 or more")
+        if not isinstance(dim, int) or dim < 2 or dim % 2:
+            raise ValueError(f"dim {dim} cannot be split into planes: it must be a whole number, even, 2 or more")
         if not self.shape or min(self.shape) < 1:
             raise ValueError(f"shape {self.shape} holds no cells: give the length of each axis, 1 or more")
         if frequencies not in get_args(Frequencies):
@@ -110,10 +110,13 @@ class MonoidalEmbedding(KeepsPrecision):
     def generators(self) -> Generators:
         """The axis-step generators R_1 … R_D on the torus, for everything else in the algebra and this package.
 
+        A copy in float64: they stay what they are when training moves the frequencies on.
+
         >>> MonoidalEmbedding(2, 4, frequencies="diagonal").generators.power(0, 1)
         tensor([3.1416], dtype=torch.float64)
         """
-        return Generators.torus(self.angles)
+        angles = self.angles.cpu() if self.angles.device.type == "mps" else self.angles
+        return Generators.torus(angles.to(torch.float64, copy=True))
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -172,8 +175,7 @@ class MonoidalEmbedding(KeepsPrecision):
         """
         content = self(x)
         start = (0,) * self.axes if origin is None else (origin,) if isinstance(origin, int) else tuple(origin)
-        angles = self.angles.to(x.device, torch.promote_types(x.dtype, torch.float32))
-        return Element(content, start, self._grid(x), Generators.torus(angles))
+        return Element(content, start, self._grid(x), self.generators)
 
     def extra_repr(self) -> str:
         start = f", spread={self.spread:.3g}" if self.kind == "learned" else ""
@@ -196,21 +198,26 @@ class MonoidalEmbedding(KeepsPrecision):
 
     def _grid(self, x: Tensor) -> tuple[int, ...]:
         tail = (self.dim,) if self.cells == "vector" else ()
+        wanted = ", ".join(["...", *map(str, self.shape + tail)])
+        require_tensor(x, "x", f"({wanted})")
         if not x.is_floating_point():
-            raise ValueError(
-                f"x has dtype {x.dtype}: cells must be floating point, divide the bytes of an image by 255"
-            )
+            what = "real" if x.is_complex() else "floating point, e.g. the bytes of an image divided by 255"
+            raise ValueError(f"x has dtype {x.dtype}: cells must be {what}")
         if x.ndim < self.axes + len(tail) or tuple(x.shape[x.ndim - len(tail) :]) != tail:
-            wanted = ", ".join(["...", *map(str, self.shape + tail)])
             raise ValueError(f"x has shape {tuple(x.shape)}: {self.cells} cells need ({wanted}), or another grid")
-        return tuple(x.shape[x.ndim - self.axes - len(tail) : x.ndim - len(tail)])
+        grid = tuple(x.shape[x.ndim - self.axes - len(tail) : x.ndim - len(tail)])
+        if not min(grid):
+            raise ValueError(f"x has shape {tuple(x.shape)}: its grid {grid} is empty, every axis needs a cell or more")
+        return grid
 
     def _take_content(self, content: str | Tensor) -> None:
         self.content: Tensor | None
         if isinstance(content, Tensor):
-            if self.cells == "vector" or content.shape != (self.dim,):
-                need = f"({self.dim},), with real cells"
-                raise ValueError(f"content {tuple(content.shape)} with {self.cells} cells: it must be {need}")
+            if self.cells == "vector":
+                raise ValueError("a content vector is for real cells: vector cells are their own content")
+            if content.shape != (self.dim,) or not content.is_floating_point():
+                given = f"{content.dtype} {tuple(content.shape)}"
+                raise ValueError(f"content is {given}: it must be real numbers, ({self.dim},)")
             self.register_buffer("content", content.detach().clone())
         elif content == "learned" and self.cells == "real":
             self.content = nn.Parameter(torch.empty(self.dim))

@@ -22,16 +22,21 @@ from torch import Tensor
 from joformer.algebra import Generators, Torus
 from joformer.algebra.checks import whole_numbers
 from joformer.monoidal.composition import as_complex, phases
-from joformer.monoidal.periods import whole_turns
+from joformer.monoidal.periods import torus_angles, whole_turns
 
 SHOWN = 6  # how many of a kind are printed
 
 
 def m_representation(
-    x: Float[Tensor, "..."], generators: Generators, *, window: int | Sequence[int], circular: bool = True
+    x: Float[Tensor, "..."],
+    generators: Generators | Float[Tensor, "axes planes"],
+    *,
+    window: int | Sequence[int],
+    circular: bool = True,
 ) -> Float[Tensor, "... _planes"]:
     """Σ_k ‖s_k‖ in each plane over all windows of x (..., n_1, …, n_D, dim): (..., planes).
 
+    The generators are on the torus, or simply its angles (axes, planes).
     `window` is one length for all axes or one each. Circular windows wrap around, one at every cell; otherwise only
     those that fit are taken. The gradient is finite everywhere, 0 where a window sums to 0.
 
@@ -43,14 +48,15 @@ def m_representation(
     >>> torch.allclose(m_representation(x[[1, 0, *range(2, 10)]], generators, window=3), v)     # reordered: not
     False
     """
-    angles, axes = _torus_angles(generators), generators.axes
-    generators.group.check_vector(x, "x")
+    angles = torus_angles(generators)
+    axes = len(angles)
+    Torus(angles.shape[1]).check_vector(x, "x")
     if not x.is_floating_point():
         raise ValueError(f"x has dtype {x.dtype}: it must be floating point, float32 or float64")
     lengths = _window_lengths(window, axes)
     grid = tuple(x.shape[x.ndim - 1 - axes : -1])
     if len(grid) < axes or any(m > n for m, n in zip(lengths, grid, strict=True)):
-        need = ", ".join(["...", *(f"{m} or more" for m in lengths), str(generators.dim)])
+        need = ", ".join(["...", *(f"{m} or more" for m in lengths), str(2 * angles.shape[1])])
         raise ValueError(f"x has shape {tuple(x.shape)}: windows {lengths} need ({need})")
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     sums = as_complex(wide)
@@ -138,7 +144,8 @@ def blind_spots(
     """What `m_representation` cannot tell apart with these generators, or angles (axes, planes), and this window.
 
     `real` is for content that is real, or collinear in each plane (x_n·e): reversal is then invisible. An angle
-    counts as rational when it is within the rounding of its dtype.
+    counts as rational when it is within the rounding of its dtype, and that is no accident: give angles in float64
+    for windows of hundreds of cells.
 
     >>> print(blind_spots(torch.tensor([[torch.pi / 2, 0.0]]), window=5))
     window (5,), real or collinear content: not order-aware
@@ -150,14 +157,14 @@ def blind_spots(
     >>> blind_spots(torch.tensor([[1.0]]), window=5, real=False).order_aware
     True
     """
-    angles = _torus_angles(generators if isinstance(generators, Generators) else Generators.torus(generators)).detach()
+    angles = torus_angles(generators).detach()
     axes, planes = angles.shape
     lengths = _window_lengths(window, axes)
     steps = torch.eye(axes, dtype=torch.long)
 
     orders = []
     for k, m in enumerate(lengths):
-        whole = whole_turns(torch.arange(1, m + 1)[:, None] * steps[k], angles)
+        whole = whole_turns(torch.arange(1, m + 1)[:, None] * steps[k], angles, sure=True)
         first = whole.long().argmax(0) + 1
         orders.append(tuple(int(q) if any_ else None for q, any_ in zip(first, whole.any(0), strict=True)))
     turning = [k for k, m in enumerate(lengths) if m > 1]
@@ -165,8 +172,8 @@ def blind_spots(
 
     spans = torch.cartesian_prod(*(torch.arange(1 - m, m) for m in lengths)).reshape(-1, axes)
     spans = spans[len(spans) // 2 + 1 :]  # one of δ and −δ, and not 0
-    swaps = _primitive(spans[whole_turns(spans, angles).all(-1)].tolist())
-    rotations = tuple(k for k in turning if whole_turns(lengths[k] * steps[k], angles).all())
+    swaps = _primitive(spans[whole_turns(spans, angles, sure=True).all(-1)].tolist())
+    rotations = tuple(k for k in turning if whole_turns(lengths[k] * steps[k], angles, sure=True).all())
 
     # Turned backwards along some axes a plane must stay what it was, or, of real content, become its conjugate.
     half = [whole_turns(2 * steps[k], angles) for k in range(axes)]
@@ -190,12 +197,6 @@ def _primitive(spans: list[list[int]]) -> tuple[tuple[int, ...], ...]:
         if not any(tuple(part) in kept for part in divided):
             kept[tuple(span)] = None
     return tuple(kept)
-
-
-def _torus_angles(generators: Generators) -> Float[Tensor, "axes planes"]:
-    if not isinstance(generators.group, Torus):
-        raise ValueError(f"generators live in {generators.group}: planes need a torus, see Generators.torus")
-    return generators.steps
 
 
 def _window_lengths(window: int | Sequence[int], axes: int) -> tuple[int, ...]:

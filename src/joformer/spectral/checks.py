@@ -29,7 +29,7 @@ def require_norm(norm: object) -> None:
     Traceback (most recent call last):
     ValueError: norm 'unit' is unknown: use None (the same as 'backward'), 'ortho' or 'forward'
     """
-    if norm not in NORMS:
+    if not isinstance(norm, (str, type(None))) or norm not in NORMS:
         raise ValueError(f"norm {norm!r} is unknown: use None (the same as 'backward'), 'ortho' or 'forward'")
 
 
@@ -43,8 +43,6 @@ def transform_axes(x: object, dim: Any) -> tuple[int, ...]:
         raise ValueError(f"input is a {type(x).__name__}: give a tensor, such as torch.as_tensor(x)")
     if not x.ndim:
         raise ValueError("input is a single number: give a tensor with an axis to transform, (..., n)")
-    if not x.numel():
-        raise ValueError(f"input of shape {tuple(x.shape)} is empty: every axis must have one point or more")
     try:
         dims = tuple(index(d) for d in (dim if isinstance(dim, Sequence) else (dim,)))
     except TypeError:
@@ -55,6 +53,8 @@ def transform_axes(x: object, dim: Any) -> tuple[int, ...]:
     axes = tuple(d if d < 0 else d - x.ndim for d in dims)
     if not axes or len(set(axes)) < len(axes):
         raise ValueError(f"dim {dim} must name at least one axis and none twice: the shape is {tuple(x.shape)}")
+    if not min(x.shape[axis] for axis in axes):
+        raise ValueError(f"input of shape {tuple(x.shape)} is empty along dim {dim}: there must be a point or more")
     return axes
 
 
@@ -95,6 +95,8 @@ def power_of_two(n: int) -> int:
     >>> power_of_two(8)
     3
     """
-    if n < 1 or n & (n - 1):
-        raise ValueError(f"length {n} is not a power of two: pad to {1 << max(n, 1).bit_length()} or use dft")
+    if not isinstance(n, int) or n < 1:
+        raise ValueError(f"length {n} must be a whole number, a power of two")
+    if n & (n - 1):
+        raise ValueError(f"length {n} is not a power of two: pad to {1 << n.bit_length()} or use dft")
     return n.bit_length() - 1

@@ -52,7 +52,10 @@ def composed(
     else:
         if norm is not None:
             raise ValueError(f"norm {norm!r} belongs to a kind given by name: a Spectrum has its own weights and scale")
-        spectra = [kind] * len(axes) if isinstance(kind, Spectrum) else list(kind)
+        listed = list(kind) if isinstance(kind, Sequence) else [kind] * len(axes)
+        spectra = [one for one in listed if isinstance(one, Spectrum)]
+        if len(spectra) < len(listed):
+            raise ValueError(f"kind {kind!r} is unknown: give one name for all axes, a Spectrum, or one for each axis")
     if len(spectra) != len(axes) or len({s.part == "complex" for s in spectra}) > 1:
         parts = [s.part for s in spectra]
         raise ValueError(f"spectra {parts} do not fit {len(axes)} axes: one for each, all complex or none of them")

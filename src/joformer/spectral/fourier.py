@@ -24,6 +24,8 @@ def dft(x: Tensor, dim: int | Sequence[int] = -1, *, norm: str | None = None) ->
     tensor([2.+0.j, 1.+1.j, 0.+0.j, 1.-1.j])
     """
     axes, numbers = _checked(x, dim, norm)
+    if not x.numel():
+        return _empty(numbers)
     # The first axis on its own: fftn makes real numbers complex before it starts, fft knows half is redundant.
     first = torch.fft.fft(numbers, dim=axes[0], norm=norm)
     return torch.fft.fftn(first, dim=axes[1:], norm=norm) if axes[1:] else first
@@ -36,9 +38,17 @@ def idft(x: Tensor, dim: int | Sequence[int] = -1, *, norm: str | None = None) -
     tensor([1., 0., 0., 1.])
     """
     axes, numbers = _checked(x, dim, norm)
-    return (
-        torch.fft.ifftn(numbers, dim=axes, norm=norm) if axes[1:] else torch.fft.ifft(numbers, dim=axes[0], norm=norm)
-    )
+    if not x.numel():
+        return _empty(numbers)
+    if axes[1:]:
+        return torch.fft.ifftn(numbers, dim=axes, norm=norm)
+    # Of real numbers torch gives a conjugate yet to be taken, which numpy cannot read.
+    return torch.fft.ifft(numbers, dim=axes[0], norm=norm).resolve_conj()
+
+
+def _empty(x: Tensor) -> Tensor:
+    """An empty batch, which the FFT itself may not take."""
+    return x.to(torch.promote_types(x.dtype if x.is_floating_point() else compute_dtype(x.dtype), torch.complex64))
 
 
 def _checked(x: Tensor, dim: int | Sequence[int], norm: str | None) -> tuple[tuple[int, ...], Tensor]:

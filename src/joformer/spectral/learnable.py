@@ -3,10 +3,10 @@
     y = x B_1 on axis 1, then B_2 on axis 2, …        B_a (n_a, K_a): B_nk = c_k part w_n e^{iθ_k(n+s)}
     θ = θ(regular) + δ                                 δ trained, 0 at the start
 
-Paper: "Discrete Fourier Transform", "Unifying View". A grid of n_1 × n_2 points costs n_1 n_2 (K_1 + K_2), never
-n_1 n_2 K_1 K_2. What is trained is the *offset* from the regular spectrum: it starts exactly at the transform whatever
-the dtype (π/4096 in float32, times 4,095 points, would be off by 1e-4), keeps its relative precision near 0, and
-weight decay pulls to the transform instead of to silence.
+Paper: "Discrete Fourier Transform", "Learnable Generalization". A grid of n_1 × n_2 points costs n_1 n_2 (K_1 + K_2),
+never n_1 n_2 K_1 K_2. What is trained is the *offset* from the regular spectrum: it starts exactly at the transform
+whatever the dtype (π/4096 in float32, times 4,095 points, would be off by 1e-4), keeps its relative precision near 0,
+and weight decay pulls to the transform instead of to silence.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Inexact
 from torch import Tensor, nn
 
+from joformer.algebra.checks import whole_numbers
 from joformer.frames.base import KeepsPrecision
 from joformer.spectral.checks import given_dtype, power_of_two, real_input, require_norm
 from joformer.spectral.spectrum import KINDS, Spectrum, spectrum
@@ -48,11 +49,11 @@ class LearnableTransform(KeepsPrecision):
         super().__init__()
         require_norm(norm)
         self.kind, self.norm = kind, norm
-        self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        keep = self.shape if outputs is None else (outputs,) if isinstance(outputs, int) else tuple(outputs)
+        self.shape = _lengths(shape, "shape")
+        keep = self.shape if outputs is None else _lengths(outputs, "outputs")
         if kind not in (*KINDS, "walsh"):
             raise ValueError(f"kind {kind!r} is unknown: use one of {', '.join((*KINDS, 'walsh'))}")
-        if not self.shape or len(keep) != len(self.shape):
+        if len(keep) != len(self.shape):
             raise ValueError(f"outputs {keep} do not fit shape {self.shape}: give one number for each axis")
         if self.binary and keep != self.shape:
             raise ValueError(f"outputs {keep} with kind {kind!r}: its axes are binary and keep all {self.shape}")
@@ -116,6 +117,14 @@ class LearnableTransform(KeepsPrecision):
             basis = replace(one, angles=row).basis(2)
             y = _product(y.unflatten(-1, (2, n // 2)).mT, basis).flatten(-2)
         return y if self.kind == "hadamard" else y.index_select(-1, sequency_rows(n, y.device))
+
+
+def _lengths(given: object, name: str) -> tuple[int, ...]:
+    listed = given if isinstance(given, Sequence) else (given,)
+    lengths = whole_numbers(listed, len(listed), name)  # type: ignore[arg-type]
+    if not lengths or min(lengths) < 1:
+        raise ValueError(f"{name} {lengths} is empty: give one length for each axis, 1 or more")
+    return lengths
 
 
 def _product(x: Tensor, basis: Tensor) -> Tensor:

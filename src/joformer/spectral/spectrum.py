@@ -30,6 +30,7 @@ import torch
 from jaxtyping import Float, Inexact
 from torch import Tensor
 
+from joformer.algebra.checks import require_tensor
 from joformer.spectral.checks import require_norm
 
 Part = Literal["complex", "real", "imaginary"]
@@ -55,6 +56,7 @@ class Spectrum:
     part: Part = "complex"
 
     def __post_init__(self) -> None:
+        require_tensor(self.angles, "angles", "(K,)")
         if self.angles.ndim != 1 or not self.angles.numel() or not self.angles.is_floating_point():
             raise ValueError(f"angles are {self.angles.dtype} {tuple(self.angles.shape)}: give real numbers, (K,)")
         if self.scale is not None and self.scale.shape != self.angles.shape:
@@ -116,6 +118,8 @@ def spectrum(kind: str, n: int, *, norm: str | None = None, device: torch.device
     require_norm(norm)
     if kind not in KINDS:
         raise ValueError(f"kind {kind!r} is unknown: use one of {', '.join(KINDS)}")
+    if not isinstance(n, int):
+        raise ValueError(f"length {n!r} is not whole: give the number of points")
     if n < (least := 2 if kind == "dct1" else 1):
         raise ValueError(f"length {n} is too short for {kind}: it needs {least} or more")
     k = torch.arange(n, dtype=torch.float64, device=device)

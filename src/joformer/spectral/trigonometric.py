@@ -39,7 +39,7 @@ def idct(x: Tensor, type: int = 2, dim: int | Sequence[int] = -1, *, norm: str |
     >>> idct(dct(torch.tensor([1.0, 2.0, 3.0]))).round(decimals=3)
     tensor([1., 2., 3.])
     """
-    return _transform(x, TRANSPOSED.get(type, type), dim, inverse_norm(norm), sine=False)
+    return _transform(x, type, dim, norm, sine=False, inverse=True)
 
 
 def dst(x: Tensor, type: int = 2, dim: int | Sequence[int] = -1, *, norm: str | None = None) -> Float[Tensor, "..."]:
@@ -57,15 +57,21 @@ def idst(x: Tensor, type: int = 2, dim: int | Sequence[int] = -1, *, norm: str |
     >>> idst(dst(torch.tensor([1.0, 2.0, 3.0]))).round(decimals=3)
     tensor([1., 2., 3.])
     """
-    return _transform(x, TRANSPOSED.get(type, type), dim, inverse_norm(norm), sine=True)
+    return _transform(x, type, dim, norm, sine=True, inverse=True)
 
 
-def _transform(x: Tensor, type: int, dim: int | Sequence[int], norm: str | None, *, sine: bool) -> Tensor:
+def _transform(
+    x: Tensor, type: int, dim: int | Sequence[int], norm: str | None, *, sine: bool, inverse: bool = False
+) -> Tensor:
     axes = transform_axes(x, dim)
     require_norm(norm)
-    if type not in TRANSPOSED:
+    if not isinstance(type, int) or isinstance(type, bool) or type not in TRANSPOSED:
         raise ValueError(f"type {type!r} is unknown: use 1, 2, 3 or 4")
+    if inverse:
+        type, norm = TRANSPOSED[type], inverse_norm(norm)
     y = real_input(x, "DST" if sine else "DCT")
+    if not x.numel():
+        return given_dtype(y, x)
     for axis in axes:
         y = y if axis == -1 else y.movedim(axis, -1)
         n = y.shape[-1]

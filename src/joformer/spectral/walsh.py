@@ -39,7 +39,7 @@ def hadamard(
     if order not in ("natural", "sequency"):
         raise ValueError(f"order {order!r} is unknown: use 'natural' or 'sequency'")
     y = real_input(x, "Hadamard transform")
-    for axis in axes:
+    for axis in axes if x.numel() else ():
         y = _along_last(y.movedim(axis, -1), order, norm).movedim(-1, axis)
     return given_dtype(y, x)
 
