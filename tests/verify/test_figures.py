@@ -113,7 +113,7 @@ def test_holonomy_turns_by_what_the_loop_encloses(drawn):
     side = figure.axes[3]
     assert max(line(side, "flat")) < 1e-9
     assert min(line(side, "curved")) > 1
-    measured, summed = line(side, "angles that differ"), line(side, "sum over")
+    measured, summed = line(side, "angles that differ"), line(side, "predicted")
     torch.testing.assert_close(torch.tensor(measured), torch.tensor(summed))
     assert max(measured) > 5
 

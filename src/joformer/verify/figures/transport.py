@@ -147,7 +147,7 @@ def holonomy_figure(
             panels[key].set_title(f"{name}\n{verdict}")
         axes = panels["d"]
         area = [n * n for n in sides]
-        axes.plot(area, enclosed, "--", color=MIDDLE, label="angles by edge, as the squares enclosed predict")
+        axes.plot(area, enclosed, "--", color=MIDDLE, label="predicted by the squares enclosed")
         for (colour, style), (name, angles) in zip(looks, failures.items(), strict=True):
             axes.plot(area, angles, style, color=colour, markersize=5.5, markeredgecolor=DARK, label=name)
         axes.set(xlabel="area of the loop (unit squares)", ylabel="angle ∠(v, H v)\n(degrees)", xticks=area)
