@@ -11,6 +11,7 @@ shape (batch or 1, tokens, heads or 1, planes, 2), or the same as complex number
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,6 +30,17 @@ _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 def traced() -> bool:
     """Whether a compiler or a `torch.func` transform is watching: then only plain operations will do."""
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """A context in which autocast rounds nothing, on devices that know it.
+
+    >>> with torch.autocast("cpu", torch.bfloat16), without_autocast(torch.device("cpu")):
+    ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+    torch.float32
+    """
+    known = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if known else nullcontext()
 
 
 def check_layout(layout: str) -> None:

@@ -34,6 +34,7 @@ from joformer.kernels import (
     turn,
     turn_packed,
     turn_real,
+    without_autocast,
 )
 from joformer.values import CurvedFrames, FlatFrames, Frames, check_fits
 
@@ -167,7 +168,7 @@ def _rotate_curved(x: Tensor, frames: CurvedFrames, inverse: bool) -> Tensor:
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     pieces = head.unflatten(-1, (blocks, block)).unflatten(2, (frames.heads, -1))
     matrices = frames.matrices.to(wide)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device):
         formula = "bthnij,bthgni->bthgnj" if inverse else "bthnij,bthgnj->bthgni"
         turned = torch.einsum(formula, matrices, pieces.to(wide))
     turned = turned.flatten(-2).flatten(2, 3).to(x.dtype)

@@ -296,3 +296,20 @@ def test_bad_input_says_what_would_be_right(call, says):
     with pytest.raises(ValueError, match=says) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("split", ["axial", "combined"])
+def test_dense_frames_of_several_heads_are_the_exponentials_of_their_own_generators(split):
+    torch.manual_seed(3)
+    module = DenseFrames(6, axes=3, heads=2, split=split).double()
+    torch.nn.init.normal_(module.generators)
+    where = torch.randn(4, 3, dtype=torch.float64)
+    matrices = module(where).matrices.detach()
+    for token in range(4):
+        for head in range(2):
+            skew = (module.generators - module.generators.mT)[:, head].detach()
+            if split == "combined":
+                expected = torch.matrix_exp((where[token, :, None, None] * skew).sum(0))[None]
+            else:
+                expected = torch.stack([torch.matrix_exp(where[token, axis] * skew[axis]) for axis in range(3)])
+            torch.testing.assert_close(matrices[0, token, head], expected)

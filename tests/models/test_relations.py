@@ -183,3 +183,20 @@ def test_bad_input_is_refused_in_one_line(call, says):
     with pytest.raises(ValueError, match=says) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_the_adversarial_weights_carry_no_gradient():
+    torch.manual_seed(0)
+    model = RotatE(6, 2, 8)
+    triples = torch.tensor([[0, 1, 2], [3, 0, 4]])
+    loss = model.loss(triples, 5, generator=torch.Generator().manual_seed(1))
+    (found,) = torch.autograd.grad(loss, model.entities)
+    drawn = torch.randint(5, (2, 2, 5), generator=torch.Generator().manual_seed(1))
+    tails, heads = (triples[:, [2, 0], None].transpose(0, 1) + 1 + drawn) % 6
+    head, relation, tail = (column.unsqueeze(1) for column in triples.T)
+    false = torch.stack([model(head, relation, tails), model(heads, relation, tail)])
+    weights = false.softmax(-1).detach()
+    right = torch.nn.functional.logsigmoid(model(*triples.T)).mean()
+    expected = -(right + (weights * torch.nn.functional.logsigmoid(-false)).sum(-1).mean()) / 2
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(found, torch.autograd.grad(expected, model.entities)[0])

@@ -9,7 +9,7 @@ from torch.autograd import gradcheck
 from joformer.algebra import Torus, hierarchy
 from joformer.models import JourneySSM
 from joformer.models import ssm as module_of_ssm
-from joformer.models.ssm import CHUNK, decayed_sums
+from joformer.models.ssm import CHUNK, Transition, decayed_sums
 from joformer.testing import assert_close
 
 DIM, HEADS, HEAD = 6, 2, 4
@@ -263,3 +263,22 @@ def test_bad_input_is_refused_in_one_line(call, says):
     with pytest.raises(ValueError, match=says) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_rates_start_spread_between_the_slowest_and_the_fastest():
+    _, rates = Transition(8, heads=5, planes=2)(torch.randn(1, 3, 8))
+    expected = 2.0 ** torch.linspace(-10, -3, 5)
+    torch.testing.assert_close(rates[0, 0].detach(), expected, rtol=1e-4, atol=0)
+
+
+def test_autocast_rounds_neither_angles_nor_sums():
+    torch.manual_seed(0)
+    ssm, x = JourneySSM(16, heads=2), torch.randn(1, 200, 16)
+    torch.nn.init.eye_(ssm.values.weight)
+    torch.nn.init.eye_(ssm.out.weight)
+    x = x.bfloat16().float()  # what the projections would round anyway
+    _, exact = ssm(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        _, state = ssm(x)
+    assert state.dtype == torch.float32
+    assert (state - exact).abs().max() < 1e-2 * exact.abs().max()

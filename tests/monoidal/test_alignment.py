@@ -126,7 +126,7 @@ def test_a_fractional_delay_is_recovered(delay):
     found = align(embed(sampled(delay)), embed(sampled(0.0)), embed.generators, limit=8)
     assert gap(found.refined, torch.full((3, 1), delay)) < 1e-6
     assert bool((found.refined_score >= found.score - 1e-9).all())
-    assert bool(((found.refined - found.shift).abs() <= 1).all())
+    assert bool((found.refined.abs() <= 4).all())  # within a step of some whole shift tried
     # Angles in [0, 2π) say the same at whole steps and must say the same in between.
     wrapped = Generators.torus(embed.angles % TURN)
     again = align(embed(sampled(delay)), embed(sampled(0.0)), wrapped, limit=8)
@@ -144,12 +144,12 @@ def test_fractions_of_a_step_on_two_axes(dtype):
     assert gap(found.refined_score, y.square().sum(-1)) < CLOSE[dtype] * float(y.square().sum(-1).max())
 
 
-def test_refinement_never_goes_downhill_and_stays_near():
+def test_refinement_never_goes_downhill_and_stays_within_reach():
     generators = Generators.torus(torch.randn(2, 6, dtype=torch.float64) * 2)
     x, y = torch.randn(2, 50, 12, dtype=torch.float64)
     found = align(x, y, generators, limit=3)
     assert bool((found.refined_score >= found.score - 1e-9).all())
-    assert bool(((found.refined - found.shift).abs() <= 1).all())
+    assert bool((found.refined.abs() <= 4).all())  # within a step of some whole shift tried
     moved = generators.group.act(found.refined @ ((generators.steps + math.pi) % TURN - math.pi), y)
     assert gap((x * moved).sum(-1), found.refined_score) < 1e-9
 
@@ -231,3 +231,24 @@ def test_refused():
         with pytest.raises(ValueError, match=message) as caught:
             align(*arguments, **options)
         assert "\n" not in str(caught.value)
+
+
+def test_between_steps_the_best_peak_is_found_though_another_whole_shift_scores_higher():
+    found = 0
+    for seed in range(60):
+        draw = torch.Generator().manual_seed(seed)
+        theta = (torch.rand(1, 16, dtype=torch.float64, generator=draw) * 2 - 1) * torch.pi
+        y = torch.randn(32, dtype=torch.float64, generator=draw)
+        true = (torch.rand(1, dtype=torch.float64, generator=draw) * 2 - 1) * 6
+        generators = Generators.torus(theta)
+        x = generators.group.act(true @ theta, y)
+        found += bool((align(x, y, generators, limit=8).refined - true).abs().max() < 1e-6)
+    assert found >= 57  # a fifth of them were lost when only the best whole shift was refined
+
+
+def test_the_more_precise_of_two_dtypes_counts():
+    generators = Generators.torus(torch.rand(1, 8, dtype=torch.float64))
+    x, y = torch.randn(16), torch.randn(16, dtype=torch.float64)
+    assert align(x, y, generators, limit=3).surface.dtype == torch.float64
+    exact = align(x.double(), y, generators, limit=3).surface
+    torch.testing.assert_close(align(x, y, generators, limit=3).surface, exact)

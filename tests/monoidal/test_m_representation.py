@@ -291,3 +291,11 @@ def test_refused():
         blind_spots(curved, 2)
     with pytest.raises(ValueError, match="give \\(axes, planes\\)"):
         blind_spots(torch.ones(3), 2)
+
+
+def test_an_axis_with_a_window_of_one_cell_does_not_count():
+    """Along it nothing is composed: what the other axis cannot see is as if it were alone."""
+    one = blind_spots(torch.tensor([[torch.pi / 2]]), 2)
+    two = blind_spots(torch.tensor([[1.0], [torch.pi / 2]]), (1, 2))
+    assert two.reversals == tuple((k + 1,) for (k,) in one.reversals) == ((1,),)
+    assert two.order_aware == one.order_aware

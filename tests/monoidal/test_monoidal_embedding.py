@@ -355,3 +355,14 @@ def test_bfloat16_moves_the_module_but_rounds_no_frequency():
     before = embed.frequencies.clone()
     assert torch.equal(embed.to(torch.bfloat16).frequencies, before)
     assert embed(torch.rand(4, 5).bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("cells", ["real", "vector"])
+def test_float32_embeddings_of_long_lines_keep_their_phases(cells):
+    """Angles are multiplied out in float64: at the far end of a line float32 would have lost them."""
+    torch.manual_seed(0)
+    embed = MonoidalEmbedding(8, 20_000, cells=cells, spread=3.0)
+    x = torch.zeros(20_000, *([8] if cells == "vector" else []))
+    x[-1] = 1.0
+    exact = embed(x.double())
+    assert (embed(x) - exact).abs().max() < 1e-5

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from joformer.frames.base import FramesModule, check_layout_and_heads, coordinates
+from joformer.kernels import without_autocast
 from joformer.values import CurvedFrames
 
 
@@ -58,7 +59,7 @@ class DenseFrames(FramesModule):
         wide = self.generators.dtype if device.type == "mps" else torch.float64
         known = known.to(device=device, dtype=wide)
         skew = (self.generators - self.generators.mT).to(wide)
-        with torch.autocast(known.device.type, enabled=False):
+        with without_autocast(known.device):
             if self.split == "combined":
                 matrices = torch.matrix_exp(torch.einsum("btk,khij->bthij", known, skew)).unsqueeze(3)
             else:

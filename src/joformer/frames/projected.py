@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from joformer.frames.base import FramesModule, Split, check_layout_and_heads, coordinates, planes_of, wrap
 from joformer.frames.fixed import FixedFrames
 from joformer.frames.learned import LearnedFrames
-from joformer.kernels import Layout
+from joformer.kernels import Layout, without_autocast
 from joformer.positions import located as positions_located
 from joformer.values import FlatFrames
 
@@ -49,7 +49,7 @@ class Projector(nn.Module):
     def forward(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens out"]:
         if x.shape[-1] != self.w1.in_features:
             raise ValueError(f"x must be (batch, tokens, dim={self.w1.in_features}), got {tuple(x.shape)}")
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             return self.w2(F.gelu(self.w1(self.norm(x.to(self.w1.weight.dtype)))))
 
 

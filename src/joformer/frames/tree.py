@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from joformer.frames.base import FramesModule, check_layout_and_heads, coordinates, place, planes_of, wrap
 from joformer.frequencies import per_axis
-from joformer.kernels import Layout
+from joformer.kernels import Layout, without_autocast
 from joformer.values import CurvedFrames, FlatFrames
 
 
@@ -188,7 +188,7 @@ class DenseTreeFrames(OnTrees):
         paths = self.paths(positions, x).to(device)
         # In float32 the product of a hundred branches is no longer orthogonal.
         wide = self.generators.dtype if device.type == "mps" else torch.float64
-        with torch.autocast(device.type, enabled=False):
+        with without_autocast(device):
             steps = torch.matrix_exp((self.generators - self.generators.mT).to(device, wide)).movedim(2, 1)
             stay = torch.eye(self.head_dim, dtype=wide, device=device).expand(steps.shape[0], 1, *steps.shape[2:])
             steps = torch.cat((steps, stay), 1)

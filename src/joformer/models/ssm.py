@@ -22,6 +22,7 @@ from joformer.algebra.checks import require_tensor
 from joformer.frames.base import KeepsPrecision, wrap
 from joformer.frames.projected import Projector
 from joformer.frequencies import geometric
+from joformer.kernels import without_autocast
 from joformer.rotate import rotate, rotate_packed_, unrotate_linear
 from joformer.values import FlatFrames
 
@@ -126,7 +127,7 @@ class JourneySSM(nn.Module):
         precise = torch.promote_types(v.dtype, torch.float32)
         # The frames begin at the identity, where the state is told, so that it goes in as it is.
         start = v.new_zeros(v.shape[0], *v.shape[2:], dtype=precise) if state is None else state.to(precise)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             if rates is None:
                 g = prefix_sums(v.to(precise)) + start.unsqueeze(1)
             else:

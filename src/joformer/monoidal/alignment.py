@@ -20,10 +20,12 @@ from torch import Tensor
 
 from joformer.algebra import Element, Generators, Torus
 from joformer.algebra.checks import require_finite, tolerance, whole_numbers
-from joformer.monoidal.composition import as_complex, phases, without_autocast
+from joformer.kernels import without_autocast
+from joformer.monoidal.composition import as_complex, phases
 from joformer.monoidal.periods import period, torus_angles
 
 NEWTON_STEPS = 24
+STARTS = 16
 HALVINGS = 6
 
 
@@ -32,7 +34,8 @@ class Alignment:
     """The best shift of Y inside X, X ≈ R^s Y; print it to read what may be said of the answer.
 
     shift          the best whole shift along each of `axes`, (..., axes); the shortest one among equals
-    refined        the same to a fraction of a step, (..., axes), within one step of `shift`; carries no gradient
+    refined        the best shift to a fraction of a step, (..., axes), climbed to from the sixteen best whole ones,
+                   which for content with angles up to ±π need not be within a step of `shift`; carries no gradient
     score          the score of `shift`, and `refined_score` that of `refined`, (...)
     surface        the scores of all shifts, (..., *sizes), and `shifts` the shifts along each axis of it
     period         along each axis the shift after which every score comes again, None where there is none
@@ -131,9 +134,16 @@ def align(
     lengths = torch.cartesian_prod(*(s.abs() for s in shifts)).reshape(flat.shape[-1], -1).sum(-1).to(flat.device)
     at = torch.where(equals, lengths, lengths.max() + 1).argmin(-1)
     score = flat.gather(-1, at.unsqueeze(-1)).squeeze(-1)
-    found = torch.stack([s.to(at.device)[i] for s, i in zip(shifts, _unravel(at, shifts), strict=True)], -1)
-    refined, height = _refine(product.detach(), angles.detach(), found)
-    return Alignment(kept, found, refined.to(like), score, height.to(like), surface, shifts, periods, ties)
+    # Between two steps a score may rise above that of the best whole shift: the next best are refined as well.
+    starts = torch.cat([at.unsqueeze(-1), flat.detach().topk(min(STARTS, flat.shape[-1])).indices], -1)
+    places = torch.stack([s.to(at.device)[i] for s, i in zip(shifts, _unravel(starts, shifts), strict=True)], -1)
+    refined, heights = _refine(product.detach().unsqueeze(-2), angles.detach(), places)
+    first_is_best = heights[..., 0] >= heights.amax(-1) - near.detach().squeeze(-1)
+    chosen = torch.where(first_is_best, 0, heights.argmax(-1)).unsqueeze(-1)
+    height = heights.gather(-1, chosen).squeeze(-1)
+    between = refined.gather(-2, chosen.unsqueeze(-1).expand(*chosen.shape, len(kept))).squeeze(-2)
+    found = places[..., 0, :]
+    return Alignment(kept, found, between.to(like), score, height.to(like), surface, shifts, periods, ties)
 
 
 def _common_angles(x: object, y: object, generators: object) -> Float[Tensor, "axes planes"]:
@@ -199,8 +209,8 @@ def _unravel(at: Tensor, shifts: tuple[Tensor, ...]) -> list[Tensor]:
 
 @torch.no_grad()
 def _refine(
-    product: Complex[Tensor, "*batch planes"], angles: Float[Tensor, "axes planes"], start: Int[Tensor, "*batch axes"]
-) -> tuple[Float[Tensor, "*batch axes"], Float[Tensor, "*batch"]]:
+    product: Complex[Tensor, "... planes"], angles: Float[Tensor, "axes planes"], start: Int[Tensor, "*starts axes"]
+) -> tuple[Float[Tensor, "*starts axes"], Float[Tensor, "*starts"]]:
     """Newton's ascent of the score from whole shifts, never more than a step away from them, never downhill."""
     device = torch.device("cpu") if product.device.type == "mps" else product.device
     c, begin = product.to(device, torch.complex128), start.to(device, torch.float64)

@@ -10,7 +10,6 @@ whose generators are R^columns and R. Paper: "MNIST Monoidal Embedding", "Audio 
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from jaxtyping import Complex, Float
@@ -94,17 +93,6 @@ def phases(angles: Float[Tensor, "*batch"], like: Tensor) -> Complex[Tensor, "*b
     """
     wide = _fp64(angles)
     return torch.complex(wide.cos().to(like), wide.sin().to(like))
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """A context in which autocast rounds nothing, on devices that know it.
-
-    >>> with torch.autocast("cpu", torch.bfloat16), without_autocast(torch.device("cpu")):
-    ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
-    torch.float32
-    """
-    known = torch.amp.is_autocast_available(device.type)
-    return torch.autocast(device.type, enabled=False) if known else nullcontext()
 
 
 def _cos_sin(theta: Tensor, size: int, like: Tensor) -> tuple[Tensor, Tensor]:

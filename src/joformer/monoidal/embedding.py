@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from joformer.algebra import Element, Generators
 from joformer.algebra.checks import require_tensor, whole_numbers
 from joformer.frames.base import KeepsPrecision
-from joformer.monoidal.composition import as_complex, as_real, compose_real, compose_vectors, without_autocast
+from joformer.kernels import without_autocast
+from joformer.monoidal.composition import as_complex, as_real, compose_real, compose_vectors
 
 Frequencies = Literal["learned", "dft", "diagonal"]
 Cells = Literal["real", "vector"]

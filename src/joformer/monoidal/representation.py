@@ -94,7 +94,8 @@ def _join(first: Tensor, second: Tensor, theta: Tensor, steps: int, fitting: int
 class BlindSpots:
     """What an m-representation cannot tell apart, for given angles and window; print it to read it.
 
-    Of one window, for content in general position, these leave every plane's norm unchanged:
+    Of one window, for content in general position, these leave every plane's norm unchanged, and so does what they
+    generate; on several axes there can be others, never where `order_aware` is True:
 
     swaps       exchanging the cells at n and n + δ, for each displacement δ here (its multiples too)
     rotations   rotating the window by one cell along an axis here
@@ -115,7 +116,7 @@ class BlindSpots:
 
     @property
     def order_aware(self) -> bool:
-        """Whether orders are told apart, but for the reversals listed.
+        """Whether orders are told apart, but for the reversals listed: True is a promise, False says none is made.
 
         No swap and no rotation; of real content also, along each axis, some plane whose order is above the window.
         Without it, planes of different orders can each be reversed on their own, unseen.

@@ -43,7 +43,7 @@ def composed(
     axes = transform_axes(x, dim)
     require_norm(norm)
     if isinstance(kind, str) and kind in ("hadamard", "walsh"):
-        y = real_input(x, kind)
+        y = real_input(x, kind).clone()  # of one point nothing is composed, yet the result is no view of x
         for axis in axes:
             y = _binary(y.movedim(axis, -1), kind, norm).movedim(-1, axis)
         return given_dtype(y, x)

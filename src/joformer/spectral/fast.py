@@ -66,21 +66,32 @@ def _kernel(x: Tensor, type: int, sine: bool, end: float, rest: float) -> Tensor
         v = reorder(x, into)
         if sine:
             v[..., (n + 1) // 2 :].neg_()
-        return reorder(torch.view_as_real(torch.fft.rfft(v).mul_(turn)).flatten(-2), out)
+        return reorder(_parts(torch.fft.rfft(v).mul_(turn)), out)
     if type == 3:
         into, turn, out = remember(_third, x, n, sine, end, rest)
-        c = torch.view_as_complex(reorder(x, into).unflatten(-1, (-1, 2)))
+        c = _whole(reorder(x, into))
         v = torch.fft.irfft(c.mul_(turn), n, norm="forward")
         if sine:
             v[..., (n + 1) // 2 :].neg_()
         return reorder(v, out)
     if n % 2:
         into, sign, real, imag, cos, sin = remember(_odd_fourth, x, n, sine, rest)
-        c = torch.view_as_real(torch.fft.rfft(reorder(x, into).mul_(sign))).flatten(-2)
+        c = _parts(torch.fft.rfft(reorder(x, into).mul_(sign)))
         return reorder(c, real).mul_(cos).add_(reorder(c, imag).mul_(sin))
     into, before, after, out = remember(_even_fourth, x, n, sine, rest)
-    z = torch.view_as_complex(reorder(x, into).unflatten(-1, (-1, 2)))
-    return reorder(torch.view_as_real(torch.fft.fft(z.mul_(before)).mul_(after)).flatten(-2), out)
+    z = _whole(reorder(x, into))
+    return reorder(_parts(torch.fft.fft(z.mul_(before)).mul_(after)), out)
+
+
+# By reshape: the batching of gradients knows no rule for flatten and unflatten.
+def _parts(z: Tensor) -> Tensor:
+    """z (..., n) complex as real and imaginary parts in turn, (..., 2n)."""
+    return torch.view_as_real(z).reshape(*z.shape[:-1], 2 * z.shape[-1])
+
+
+def _whole(x: Tensor) -> Tensor:
+    """Real and imaginary parts in turn (..., 2n) as complex numbers (..., n)."""
+    return torch.view_as_complex(x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2))
 
 
 def reorder(x: Tensor, index: Tensor) -> Float[Tensor, "..."]:
@@ -132,7 +143,7 @@ def _odd_fourth(n: int, sine: bool, rest: float, dtype: torch.dtype) -> tuple[Te
     into = torch.where(odd % 4 == 1, odd, -odd).remainder(n).argsort()
     height = rest * math.sqrt(0.5)
     sign = _jacobi_two(odd[into]).to(dtype)
-    q, j = odd * n, (odd * pow(8, -1, n)) % n
+    q, j = odd * n, (odd * _inverse_of_eight(n)) % n
     past = j > n // 2
     j = torch.where(past, n - j, j)
     cos = height * _jacobi_two(q)
@@ -141,6 +152,12 @@ def _odd_fourth(n: int, sine: bool, rest: float, dtype: torch.dtype) -> tuple[Te
         into, alternate = n - 1 - into, 1 - 2 * (k % 2)
         cos, sin = cos * alternate, sin * alternate
     return into, sign, 2 * j, 2 * j + 1, cos.to(dtype), sin.to(dtype)
+
+
+def _inverse_of_eight(n: int) -> int:
+    """1/8 modulo odd n, in steps that a compiler can follow for a length it does not know."""
+    half = (n + 1) // 2
+    return half * half % n * half % n
 
 
 def _jacobi_two(odd: Tensor) -> Tensor:

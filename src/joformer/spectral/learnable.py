@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from joformer.algebra.checks import whole_numbers
 from joformer.frames.base import KeepsPrecision
+from joformer.kernels import without_autocast
 from joformer.spectral.checks import given_dtype, power_of_two, real_input, require_norm
 from joformer.spectral.spectrum import KINDS, Spectrum, spectrum
 from joformer.spectral.walsh import sequency_rows
@@ -91,15 +92,16 @@ class LearnableTransform(KeepsPrecision):
             given = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
             raise ValueError(f"input is {given}: this transform needs (..., {', '.join(map(str, self.shape))})")
         y = x if x.is_complex() and self.kind in ("dft", "idft") else real_input(x, self.kind)
-        angles = self.angles()
-        for a, one in enumerate(self._regular(angles[0].device)):
-            axis, n = a - axes, self.shape[a]
-            y = y.movedim(axis, -1)
-            if self.binary:
-                y = self._binary_axis(y, one, angles[a], n)
-            else:
-                y = _product(y, replace(one, angles=angles[a]).basis(n))
-            y = y.movedim(-1, axis)
+        with without_autocast(x.device):
+            angles = self.angles()
+            for a, one in enumerate(self._regular(angles[0].device)):
+                axis, n = a - axes, self.shape[a]
+                y = y.movedim(axis, -1)
+                if self.binary:
+                    y = self._binary_axis(y, one, angles[a], n)
+                else:
+                    y = _product(y, replace(one, angles=angles[a]).basis(n))
+                y = y.movedim(-1, axis)
         return y if y.is_complex() else given_dtype(y, x)
 
     def extra_repr(self) -> str:

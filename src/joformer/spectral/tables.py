@@ -29,9 +29,9 @@ def remember(make: Callable[..., tuple[Tensor, ...]], x: Tensor, n: int, *key: H
     entry = (make, n, *key, x.dtype, x.device)
     table = _tables.get(entry)
     if table is None:
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
             table = _made(make, x, n, *key)
-        if n <= LONGEST:
+        if n <= LONGEST and all(type(part) is Tensor for part in table):
             while len(_tables) >= MOST_TABLES:
                 _tables.pop(next(iter(_tables)))
             _tables[entry] = table

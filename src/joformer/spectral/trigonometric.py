@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from joformer.kernels import without_autocast
 from joformer.spectral.checks import given_dtype, inverse_norm, real_input, require_norm, transform_axes
 from joformer.spectral.fast import TRANSPOSED, by_fft
 from joformer.spectral.spectrum import spectrum
@@ -72,14 +73,15 @@ def _transform(
     y = real_input(x, "DST" if sine else "DCT")
     if not x.numel():
         return given_dtype(y, x)
-    for axis in axes:
-        y = y if axis == -1 else y.movedim(axis, -1)
-        n = y.shape[-1]
-        if n <= DENSE:
-            y = y @ remember(_basis, y, n, f"{'dst' if sine else 'dct'}{type}", norm)[0]
-        else:
-            y = _first(y, sine, norm) if type == 1 else by_fft(y, type, sine, *_lengths(type, n, norm))
-        y = y if axis == -1 else y.movedim(-1, axis)
+    with without_autocast(x.device):
+        for axis in axes:
+            y = y if axis == -1 else y.movedim(axis, -1)
+            n = y.shape[-1]
+            if n <= DENSE:
+                y = y @ remember(_basis, y, n, f"{'dst' if sine else 'dct'}{type}", norm)[0]
+            else:
+                y = _first(y, sine, norm) if type == 1 else by_fft(y, type, sine, *_lengths(type, n, norm))
+            y = y if axis == -1 else y.movedim(-1, axis)
     return given_dtype(y, x)
 
 

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from joformer.kernels import without_autocast
 from joformer.spectral.checks import given_dtype, power_of_two, real_input, require_norm, transform_axes
 from joformer.spectral.fast import reorder
 from joformer.spectral.tables import remember
@@ -39,8 +40,9 @@ def hadamard(
     if order not in ("natural", "sequency"):
         raise ValueError(f"order {order!r} is unknown: use 'natural' or 'sequency'")
     y = real_input(x, "Hadamard transform")
-    for axis in axes if x.numel() else ():
-        y = _along_last(y.movedim(axis, -1), order, norm).movedim(-1, axis)
+    with without_autocast(x.device):
+        for axis in axes if x.numel() else ():
+            y = _along_last(y.movedim(axis, -1), order, norm).movedim(-1, axis)
     return given_dtype(y, x)
 
 
