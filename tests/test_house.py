@@ -13,6 +13,7 @@ ROOT = Path(joformer.__file__).parent
 ORDER = [
     "algebra",
     "paper",
+    "files",
     "positions",
     "frequencies",
     "kernels",

@@ -47,8 +47,8 @@ class Verify:
 
     def run(self) -> int:
         from joformer import verify
+        from joformer.files import make_folder, write_whole
         from joformer.verify import figures, page
-        from joformer.verify.files import make_folder, write_whole
 
         if self.markdown and self.only:
             raise ValueError("--markdown writes the page of all claims: leave out --only")

@@ -5,7 +5,17 @@ import dataclasses
 import pytest
 import torch
 
-from joformer.models import VARIANTS, JoFormerLM, JoFormerViT, LMConfig, ViTConfig
+from joformer import JourneyAttention, JourneyCache, NoFrames, positions
+from joformer.models import (
+    VARIANTS,
+    ClassifierConfig,
+    JoFormerLM,
+    JoFormerViT,
+    LMConfig,
+    MonoidalClassifier,
+    ViTConfig,
+)
+from joformer.models.blocks import Block
 
 SMALL_VIT = ViTConfig(shape=(8, 12), patch=(4, 4), channels=2, classes=5, dim=32, layers=2, heads=2)
 SMALL_LM = LMConfig(vocab=17, dim=32, layers=3, heads=2)
@@ -101,10 +111,98 @@ def test_a_tied_head_is_the_embedding():
         (lambda: LMConfig(pattern="W"), "say window=32"),
         (lambda: LMConfig(dim=10, heads=3), "does not divide into 3 heads"),
         (lambda: JoFormerLM(LMConfig(frames="rotary")), "frames must be fixed"),
-        (lambda: JoFormerViT(SMALL_VIT)(torch.zeros(1, 2, 8, 8)), "x must be"),
+        (lambda: JoFormerViT(SMALL_VIT)(torch.zeros(1, 2, 8, 9)), "a multiple of 4"),
+        (lambda: JoFormerViT(SMALL_VIT)(torch.zeros(1, 3, 8, 8)), "x must be"),
+        (lambda: JoFormerViT(dataclasses.replace(SMALL_VIT, model="learned"))(torch.zeros(1, 2, 8, 8)), "bound to"),
+        (lambda: ViTConfig(pool="max"), "pool is 'cls' or 'mean'"),
+        (lambda: JoFormerViT(dataclasses.replace(SMALL_VIT, drop_path=1.0)), "probability below 1"),
+        (lambda: JoFormerLM(SMALL_LM).generate(torch.zeros(1, 0, dtype=torch.long), 1), "one to begin with"),
+        (lambda: JoFormerLM(SMALL_LM).generate(torch.zeros(1, 1, dtype=torch.long), 1, top_k=0), "top_k 1 or more"),
+        (lambda: JoFormerLM(SMALL_LM)(torch.zeros(1, 1, dtype=torch.long), caches=[JourneyCache()]), "model.caches"),
     ],
 )
 def test_refusals_are_one_line(make, says):
     with pytest.raises(ValueError, match=says) as error:
         make()
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("frames", ["fixed", "learned", "projected", "cumulative"])
+@pytest.mark.parametrize("pattern", ["F", "WWN"])
+def test_decoding_with_caches_is_the_full_forward(frames, pattern):
+    torch.manual_seed(0)
+    model = JoFormerLM(dataclasses.replace(SMALL_LM, frames=frames, pattern=pattern, window=3)).double().eval()
+    for name, weight in model.named_parameters():
+        if "w2" in name:
+            torch.nn.init.normal_(weight)
+    tokens = torch.randint(17, (2, 12))
+    with torch.no_grad():
+        whole, caches = model(tokens), model.caches()
+        parts = [model(part, caches=caches) for part in tokens.split([5, 1, 1, 3, 2], 1)]
+    assert (torch.cat(parts, 1) - whole).abs().max() < 1e-11
+
+
+def test_sampling_follows_the_chances():
+    torch.manual_seed(0)
+    model = JoFormerLM(SMALL_LM).eval()
+    start = torch.randint(17, (1, 4))
+    drawn = [model.generate(start, 6, top_k=5, generator=torch.Generator().manual_seed(s)) for s in (1, 1, 2)]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert torch.equal(drawn[0][:, :4], start)
+    greedy = model.generate(start, 3, temperature=0)
+    for t in range(4, 7):
+        assert greedy[0, t] == model(greedy[:, :t])[0, -1].argmax()
+    assert torch.equal(model.generate(start, 3, top_k=1), greedy)
+    many = model.generate(start.expand(4000, -1), 1, generator=torch.Generator().manual_seed(0))[:, -1]
+    chances = model(start)[0, -1].softmax(-1)
+    assert (many.bincount(minlength=17) / 4000 - chances).abs().max() < 0.03
+
+
+def test_pooling_registers_and_other_resolutions():
+    torch.manual_seed(0)
+    x, wide = torch.randn(2, 2, 8, 12), torch.randn(2, 2, 16, 4)
+    for pool, registers in (("cls", 0), ("cls", 3), ("mean", 0), ("mean", 2)):
+        model = JoFormerViT(dataclasses.replace(SMALL_VIT, pool=pool, registers=registers)).eval()
+        assert model.prefix.shape == ((pool == "cls") + registers, 32)
+        assert model(x).shape == model(wide).shape == (2, 5)
+        if registers:
+            before = model(x)
+            torch.nn.init.normal_(model.prefix)
+            assert (model(x) - before).abs().max() > 1e-4
+
+
+def test_the_mean_of_a_larger_image_counts_every_patch_once():
+    """Without positions and prefix, an image tiled twice has the same mean."""
+    torch.manual_seed(0)
+    config = dataclasses.replace(SMALL_VIT, model="rope2d", pool="mean", base=1e18)
+    model = JoFormerViT(config).double().eval()
+    model.frames = NoFrames(2)
+    x = torch.randn(2, 2, 8, 12, dtype=torch.float64)
+    assert (model(torch.cat((x, x), 3)) - model(x)).abs().max() < 1e-12
+
+
+def test_stochastic_depth_leaves_out_in_training_only_and_keeps_the_mean():
+    torch.manual_seed(0)
+    block = Block(JourneyAttention(8, 2), hidden=16, drop_path=0.5)
+    x, frames = torch.randn(1, 3, 8), NoFrames()(positions.sequence(3))
+    frames_many, many = frames, x.expand(4000, -1, -1)
+    full = block.eval()(x, frames)
+    assert torch.equal(block.eval()(x, frames), full)
+    left_out = block.train()(many, frames_many)
+    same = (left_out == x).all((1, 2)).float().mean()
+    assert abs(same - 0.25) < 0.03  # both branches dropped
+    added = block.attention(block.norm1(x), frames)
+    first = block._kept(added.expand(4000, -1, -1)).mean(0)
+    assert (first - added[0]).abs().max() < 0.1 * added.abs().max()
+    rates = [b.drop_path for b in JoFormerViT(dataclasses.replace(SMALL_VIT, layers=3, drop_path=0.2)).blocks]
+    assert rates == pytest.approx([0.0, 0.1, 0.2])
+
+
+def test_the_classifier_is_an_embedding_and_an_mlp():
+    torch.manual_seed(0)
+    model = MonoidalClassifier(ClassifierConfig(dim=8, shape=(5, 6), classes=3, hidden=7))
+    x = torch.randn(4, 5, 6)
+    hidden = torch.relu(model.embed(x) @ model.mlp[0].weight.T + model.mlp[0].bias)
+    torch.testing.assert_close(model(x), hidden @ model.mlp[2].weight.T + model.mlp[2].bias)
+    assert sum(p.numel() for p in model.parameters()) == 8 + 8 * 7 + 7 + 7 * 3 + 3

@@ -5,9 +5,24 @@
 torch.Size([1, 5, 32])
 """
 
+from joformer.models.classifier import ClassifierConfig, MonoidalClassifier
 from joformer.models.lm import JoFormerLM, LMConfig
 from joformer.models.relations import RotatE
+from joformer.models.saving import load, save
 from joformer.models.ssm import JourneySSM
 from joformer.models.vit import VARIANTS, JoFormerViT, Variant, ViTConfig
 
-__all__ = ["VARIANTS", "JoFormerLM", "JoFormerViT", "JourneySSM", "LMConfig", "RotatE", "Variant", "ViTConfig"]
+__all__ = [
+    "VARIANTS",
+    "ClassifierConfig",
+    "JoFormerLM",
+    "JoFormerViT",
+    "JourneySSM",
+    "LMConfig",
+    "MonoidalClassifier",
+    "RotatE",
+    "Variant",
+    "ViTConfig",
+    "load",
+    "save",
+]

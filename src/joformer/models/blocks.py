@@ -5,32 +5,54 @@ x ← x + Attention(LN(x), frames)        x ← x + W_down GELU(W_up LN(x))
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from joformer.attention import JourneyAttention
+from joformer.attention import JourneyAttention, JourneyCache
 from joformer.values import Frames
 
 
 class Block(nn.Module):
     """Journey attention and a GELU feed-forward of width `hidden`, each after a LayerNorm: (batch, tokens, dim).
 
-    >>> import torch
+    `dropout` is on what each adds; with probability `drop_path` a sample leaves the addition out altogether while
+    training (stochastic depth), and the others are scaled up for it.
+
     >>> from joformer import FixedFrames, positions
     >>> block = Block(JourneyAttention(32, 4), hidden=64)
     >>> block(torch.rand(2, 5, 32), FixedFrames(8)(positions.sequence(5))).shape
     torch.Size([2, 5, 32])
     """
 
-    def __init__(self, attention: JourneyAttention, hidden: int, *, bias: bool = False, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        attention: JourneyAttention,
+        hidden: int,
+        *,
+        bias: bool = False,
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+    ) -> None:
         super().__init__()
+        if not 0 <= drop_path < 1:
+            raise ValueError(f"drop_path is a probability below 1, got {drop_path}")
         dim = attention.dim
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.attention = attention
         self.up, self.down = nn.Linear(dim, hidden, bias=bias), nn.Linear(hidden, dim, bias=bias)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout, self.drop_path = nn.Dropout(dropout), drop_path
 
-    def forward(self, x: Float[Tensor, "batch tokens dim"], frames: Frames) -> Float[Tensor, "batch tokens dim"]:
-        x = x + self.dropout(self.attention(self.norm1(x), frames))
-        return x + self.dropout(self.down(F.gelu(self.up(self.norm2(x)))))
+    def forward(
+        self, x: Float[Tensor, "batch tokens dim"], frames: Frames, *, cache: JourneyCache | None = None
+    ) -> Float[Tensor, "batch tokens dim"]:
+        x = x + self._kept(self.attention(self.norm1(x), frames, cache=cache))
+        return x + self._kept(self.down(F.gelu(self.up(self.norm2(x)))))
+
+    def _kept(self, added: Tensor) -> Tensor:
+        added = self.dropout(added)
+        if not self.drop_path or not self.training:
+            return added
+        kept = torch.rand(added.shape[0], 1, 1, device=added.device) >= self.drop_path
+        return added * kept / (1 - self.drop_path)

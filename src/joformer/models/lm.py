@@ -9,17 +9,20 @@ Paper: "JoFormer Wikipedia Language Modeling", "Length Generalization"; CLAIMS.m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from joformer import positions
-from joformer.attention import JourneyAttention
+from joformer.attention import JourneyAttention, JourneyCache
 from joformer.attention.functional import Transport
 from joformer.frames import CumulativeFrames, FixedFrames, LearnedFrames, NoFrames, ProjectedFrames
 from joformer.models.blocks import Block
+from joformer.values import Frames
 
 
 @dataclass(frozen=True)
@@ -60,18 +63,21 @@ class LMConfig:
 class JoFormerLM(nn.Module):
     """tokens (batch, tokens) of integers → logits (batch, tokens, vocab).
 
-    >>> import torch
     >>> model = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2))
     >>> model(torch.randint(50, (3, 7))).shape
     torch.Size([3, 7, 50])
     """
+
+    config_class = LMConfig
 
     def __init__(self, config: LMConfig) -> None:
         super().__init__()
         self.config, dim = config, config.dim
         self.embed = nn.Embedding(config.vocab, dim)
         nn.init.normal_(self.embed.weight, std=0.02)
-        self.frames = nn.ModuleList(NoFrames() if letter == "N" else _frames(config) for letter in config.letters)
+        # Frames without parameters of their own are one module for all layers, and are computed once.
+        fixed, none = _frames(config) if config.frames == "fixed" else None, NoFrames()
+        self.frames = nn.ModuleList(none if letter == "N" else fixed or _frames(config) for letter in config.letters)
         self.blocks = nn.ModuleList(
             Block(
                 JourneyAttention(
@@ -93,14 +99,79 @@ class JoFormerLM(nn.Module):
             self.head.weight = self.embed.weight
 
     def forward(
-        self, tokens: Int[Tensor, "batch tokens"], where: Float[Tensor, "*batch tokens 1"] | None = None
+        self,
+        tokens: Int[Tensor, "batch tokens"],
+        where: Float[Tensor, "*batch tokens 1"] | None = None,
+        *,
+        caches: Sequence[JourneyCache] | None = None,
     ) -> Float[Tensor, "batch tokens vocab"]:
-        """`where` are the positions, 0, 1, … by default."""
-        where = positions.sequence(tokens.shape[1], device=tokens.device) if where is None else where
+        """`where` are the positions, by default those after what `caches` (see `caches()`) hold, or 0, 1, …"""
+        if caches is not None and len(caches) != len(self.blocks):
+            raise ValueError(f"{len(caches)} caches for {len(self.blocks)} layers: make them with model.caches()")
+        seen = caches[0].tokens if caches else 0
+        where = positions.sequence(tokens.shape[1], offset=seen, device=tokens.device) if where is None else where
         x = self.embed(tokens)
-        for frames, block in zip(self.frames, self.blocks, strict=True):
-            x = block(x, frames(where, x))
+        made: dict[int, Frames] = {}
+        for layer, (module, block) in enumerate(zip(self.frames, self.blocks, strict=True)):
+            cache = None if caches is None else caches[layer]
+            if isinstance(module, CumulativeFrames):
+                frames = module(where, x, state=None if cache is None else cache.angles)
+            elif module.content:
+                frames = module(where, x)
+            else:
+                frames = made[id(module)] = made.get(id(module)) or module(where, x)
+            x = block(x, frames, cache=cache)
         return self.head(self.norm(x))
+
+    def caches(self) -> list[JourneyCache]:
+        """One empty cache for each layer, sliding where the layer has a window.
+
+        >>> model = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2, pattern="WN", window=8))
+        >>> [cache.window for cache in model.caches()]
+        [8, None]
+        """
+        window = self.config.window
+        return [JourneyCache(window=window if letter == "W" else None) for letter in self.config.letters]
+
+    @torch.no_grad()
+    def generate(
+        self,
+        tokens: Int[Tensor, "batch tokens"],
+        count: int,
+        *,
+        temperature: int | float = 1.0,
+        top_k: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Int[Tensor, "batch _more"]:
+        """`count` more tokens after tokens (batch, tokens), drawn from softmax(logits / temperature): all of them.
+
+        temperature 0 takes the likeliest; `top_k` draws among the k likeliest only. The model decides nothing about
+        training or evaluation: call `model.eval()` to switch dropout off.
+
+        >>> model = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2)).eval()
+        >>> model.generate(torch.randint(50, (3, 7)), 5, top_k=10).shape
+        torch.Size([3, 12])
+        """
+        if tokens.dim() != 2 or not tokens.shape[1]:
+            raise ValueError(
+                f"tokens must be (batch, tokens) with one to begin with or more, got {tuple(tokens.shape)}"
+            )
+        if count < 0 or temperature < 0 or (top_k is not None and top_k < 1):
+            raise ValueError(
+                f"count and temperature must be 0 or more and top_k 1 or more, got {count}, {temperature} and {top_k}"
+            )
+        caches, new = self.caches(), tokens
+        for _ in range(count):
+            logits = self(new, caches=caches)[:, -1].float()
+            if top_k is not None and top_k < logits.shape[-1]:
+                logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
+            if temperature:
+                chances = torch.softmax(logits / temperature, -1)
+                new = torch.multinomial(chances, 1, generator=generator)
+            else:
+                new = logits.argmax(-1, keepdim=True)
+            tokens = torch.cat((tokens, new.to(tokens.dtype)), 1)
+        return tokens
 
 
 def _frames(config: LMConfig) -> nn.Module:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -83,7 +84,10 @@ class ViTConfig:
     heads: int = 6
     hidden: int | None = None
     base: float = 100.0
+    pool: Literal["cls", "mean"] = "cls"
+    registers: int = 0
     dropout: float = 0.0
+    drop_path: float = 0.0
 
     def __post_init__(self) -> None:
         if self.model not in VARIANTS:
@@ -92,6 +96,13 @@ class ViTConfig:
             raise ValueError(f"shape {self.shape} does not divide into patches {self.patch}: each axis must")
         if self.dim % self.heads:
             raise ValueError(f"dim={self.dim} does not divide into {self.heads} heads: choose another number")
+        if self.pool not in ("cls", "mean") or self.registers < 0:
+            raise ValueError(f"pool is 'cls' or 'mean' and registers 0 or more, got {self.pool!r}, {self.registers}")
+
+    @property
+    def prefix(self) -> int:
+        """How many tokens at the identity come before the patches: a class token where it is read, and registers."""
+        return (self.pool == "cls") + self.registers
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -100,20 +111,27 @@ class ViTConfig:
 
 
 class JoFormerViT(nn.Module):
-    """x (batch, channels, *shape) → logits (batch, classes), read from the class token.
+    """x (batch, channels, *shape) → logits (batch, classes), read from the class token or the mean of all patches.
+
+    Other shapes than the configured one are welcome as long as they divide into patches: frames follow the grid.
+    Only the additive position embedding (`learned`) is bound to its own.
 
     >>> config = ViTConfig(shape=(8, 8), patch=(4, 4), channels=1, classes=10, dim=32, layers=2, heads=2)
-    >>> JoFormerViT(config)(torch.rand(3, 1, 8, 8)).shape
-    torch.Size([3, 10])
+    >>> model = JoFormerViT(config)
+    >>> model(torch.rand(3, 1, 8, 8)).shape, model(torch.rand(3, 1, 12, 20)).shape
+    (torch.Size([3, 10]), torch.Size([3, 10]))
     """
+
+    config_class = ViTConfig
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config, variant = config, VARIANTS[config.model]
         dim, head_dim = config.dim, config.dim // config.heads
         self.embed = nn.Linear(config.channels * prod(config.patch), dim)
-        self.cls = nn.Parameter(torch.zeros(dim))
-        self.places = nn.Parameter(torch.zeros(1 + prod(config.grid), dim)) if variant.frames == "additive" else None
+        self.prefix = nn.Parameter(torch.zeros(config.prefix, dim))
+        additive = variant.frames == "additive"
+        self.places = nn.Parameter(torch.zeros(config.prefix + prod(config.grid), dim)) if additive else None
         self.frames = _frames(config, variant, head_dim)
         self.blocks = nn.ModuleList(
             Block(
@@ -121,35 +139,47 @@ class JoFormerViT(nn.Module):
                 hidden=4 * dim if config.hidden is None else config.hidden,
                 bias=True,
                 dropout=config.dropout,
+                # Deeper layers are left out more often, from none of the first to all of `drop_path` of the last.
+                drop_path=config.drop_path * layer / max(config.layers - 1, 1),
             )
-            for _ in range(config.layers)
+            for layer in range(config.layers)
         )
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, config.classes)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.cls, std=0.02)
+        nn.init.normal_(self.prefix, std=0.02)
         if self.places is not None:
             nn.init.normal_(self.places, std=0.02)
 
     def forward(self, x: Float[Tensor, "batch channels ..."]) -> Float[Tensor, "batch classes"]:
-        tokens = self.embed(self._patches(x))
-        tokens = torch.cat((self.cls.expand(x.shape[0], 1, -1), tokens), 1)
+        config, patches = self.config, self._patches(x)
+        grid = tuple(n // p for n, p in zip(x.shape[2:], config.patch, strict=True))
+        tokens = torch.cat((self.prefix.expand(x.shape[0], -1, -1), self.embed(patches)), 1)
         if self.places is not None:
+            if grid != config.grid:
+                raise ValueError(f"an additive position embedding is bound to its grid {config.grid}, got {grid}")
             tokens = tokens + self.places
-        frames = self._frames_of_layers(positions.grid(*self.config.grid, prefix=1, device=x.device))
+        frames = self._frames_of_layers(positions.grid(*grid, prefix=config.prefix, device=x.device))
         for block, of_layer in zip(self.blocks, frames, strict=True):
             tokens = block(tokens, of_layer)
-        return self.head(self.norm(tokens[:, 0]))
+        # The norm comes before the mean: every patch counts alike.
+        tokens = self.norm(tokens)
+        return self.head(tokens[:, 0] if config.pool == "cls" else tokens[:, config.prefix :].mean(1))
 
     def _patches(self, x: Tensor) -> Tensor:
-        config = self.config
-        if tuple(x.shape[1:]) != (config.channels, *config.shape):
-            raise ValueError(f"x must be (batch, {config.channels}, {config.shape}), got {tuple(x.shape)}")
-        for axis in range(len(config.shape)):
+        config, axes = self.config, len(self.config.patch)
+        given = tuple(x.shape[2:])
+        if (
+            x.dim() != 2 + axes
+            or x.shape[1] != config.channels
+            or any(n < p or n % p for n, p in zip(given, config.patch, strict=True))
+        ):
+            sizes = " × ".join(f"a multiple of {p}" for p in config.patch)
+            raise ValueError(f"x must be (batch, {config.channels}, {sizes}), got {tuple(x.shape)}")
+        for axis in range(axes):
             x = x.unfold(2 + axis, config.patch[axis], config.patch[axis])
-        axes = len(config.shape)
         return x.movedim(1, 1 + axes).flatten(1, axes).flatten(2)
 
     def _frames_of_layers(self, where: Tensor) -> list[Frames]:

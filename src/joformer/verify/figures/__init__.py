@@ -12,12 +12,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from joformer.files import make_folder
 from joformer.verify.figures.fields import angle_fields_figure
 from joformer.verify.figures.order import order_awareness_figure
 from joformer.verify.figures.sheet import FORMATS, write
 from joformer.verify.figures.spectra import displacement_kernel, displacement_kernel_figure
 from joformer.verify.figures.transport import holonomy_figure, path_spread_figure
-from joformer.verify.files import make_folder
 
 __all__ = [
     "angle_fields_figure",
