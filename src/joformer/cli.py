@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -52,26 +51,30 @@ class Verify:
 
         if self.markdown and self.only:
             raise ValueError("--markdown writes the page of all claims: leave out --only")
+        # What cannot be written is better known before than after.
+        if self.markdown:
+            make_folder(Path("docs"))
         if self.figures is not None:
-            make_folder(self.figures)  # a place that cannot be written to is better known before than after
-        section, width = "", shutil.get_terminal_size((120, 24)).columns
+            figures.require_matplotlib()
+            make_folder(self.figures)
+        section, width = "", max(shutil.get_terminal_size((120, 24)).columns, 60)
 
         def show(result: Result) -> None:
             nonlocal section
             if not self.json:
                 if result.claim.section != section:
                     section = result.claim.section
-                    print(f"\n{page.TITLES[section].upper()}")
-                print("\n".join(page.lines(result, width)), flush=True)
+                    _say(f"\n{page.TITLES[section].upper()}")
+                _say("\n".join(page.lines(result, width)))
             progress.advance(task)
 
         with _progress(shown=self.json) as progress:  # text comes claim by claim and needs no bar
             task = progress.add_task("checking", total=len(verify.choose(self.only)))
             results = verify.run(self.only, seed=self.seed, trials=self.trials, say=show)
         if self.json:
-            print(json.dumps([result.as_json() for result in results], indent=2))
+            _say(json.dumps([result.as_json() for result in results], indent=2))
         else:
-            print(f"\n{page.summary(results)}")
+            _say(f"\n{page.summary(results)}")
         if self.markdown:
             command = f"joformer verify --markdown --seed {self.seed} --trials {self.trials}"
             write_whole(Path("docs/claims.md"), page.markdown(results, command).encode())
@@ -131,6 +134,14 @@ class Bench:
         Console().print(table)
 
 
+def _say(text: str) -> None:
+    """Print; where nobody reads any more, as after `| head`, go on in silence: the exit code and files still count."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        sys.stdout = io.StringIO()
+
+
 def _progress(shown: bool = True) -> Progress:
     """A bar with the time left, on the error stream and only where that is a terminal."""
     from rich.console import Console
@@ -150,19 +161,13 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     command = tyro.extras.subcommand_cli_from_dict(commands, prog="joformer", description=about)
     try:
-        code = command.run()
-        sys.stdout.flush()
-        sys.exit(code)
+        sys.exit(command.run())
     except ValueError as mistake:
         print(f"joformer: {mistake}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:
-        # Whoever reads has read enough, as `head` does; what is left in the buffer must not fail again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     except OSError as error:
-        print(f"joformer: cannot write: {error.strerror}; make room or choose another place", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"joformer: cannot write {error.filename or 'the output'}: {error.strerror or error}", file=sys.stderr)
+        sys.stdout = None  # what is left in its buffer would fail again at exit
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -135,6 +135,16 @@ def is_plain(linear: nn.Module) -> bool:
     return type(linear) is nn.Linear and not hooks
 
 
+def own_projection(linear: nn.Module, x: Tensor) -> Tensor:
+    """The projection of x (..., in) as a tensor of ours to rotate in place: a hook, or another module, may keep its.
+
+    >>> own_projection(nn.Linear(2, 3), torch.ones(4, 2)).shape
+    torch.Size([4, 3])
+    """
+    out = linear(x)
+    return out if is_plain(linear) else out.clone()
+
+
 def convert_layout(
     x: Float[Tensor, "*shape"], *, head_dim: int, to: Layout, dim: int = -1, planes: int | None = None
 ) -> Float[Tensor, "*shape"]:

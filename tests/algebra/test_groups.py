@@ -151,3 +151,12 @@ def test_identical_angles_have_a_finite_distance_gradient():
     a = torch.ones(2, requires_grad=True)
     Torus(2).distance(a, a.detach()).backward()
     assert a.grad.isfinite().all()
+
+
+def test_content_keeps_its_dtype_and_integers_are_not_cut():
+    angles, matrix = torch.tensor([0.5], dtype=torch.float64), torch.eye(2, dtype=torch.float64)
+    for dtype in (torch.float32, torch.float64):
+        assert Torus(1).act(angles, torch.ones(2, dtype=dtype)).dtype == dtype
+        assert Orthogonal(2).act(matrix, torch.ones(2, dtype=dtype)).dtype == dtype
+    turned = Torus(1).act(angles, torch.tensor([1, 0]))
+    torch.testing.assert_close(turned, torch.stack([angles.cos(), angles.sin()], -1)[0])

@@ -200,3 +200,12 @@ def test_the_adversarial_weights_carry_no_gradient():
     expected = -(right + (weights * torch.nn.functional.logsigmoid(-false)).sum(-1).mean()) / 2
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(found, torch.autograd.grad(expected, model.entities)[0])
+
+
+def test_relations_are_neither_rounded_nor_moved_from_under_their_generators():
+    model = RotatE(5, 2, 8)
+    before, generators = model.angles.detach().clone(), model.generators
+    assert torch.equal(model.to(torch.bfloat16).angles, before)
+    with torch.no_grad():
+        model.angles.add_(1.0)
+    assert torch.equal(generators.steps.detach(), before)

@@ -282,3 +282,12 @@ def test_autocast_rounds_neither_angles_nor_sums():
         _, state = ssm(x)
     assert state.dtype == torch.float32
     assert (state - exact).abs().max() < 1e-2 * exact.abs().max()
+
+
+def test_a_hook_on_the_projection_sees_what_the_projection_made():
+    ssm, x, seen = JourneySSM(8, heads=2), torch.randn(1, 5, 8), []
+    expected = x @ ssm.values.weight.T
+    handle = ssm.values.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    ssm(x)
+    handle.remove()
+    torch.testing.assert_close(seen[0], expected)

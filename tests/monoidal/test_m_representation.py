@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joformer.algebra import Generators, compose_grid
-from joformer.monoidal import blind_spots, m_representation
+from joformer.monoidal import MonoidalEmbedding, align, blind_spots, m_representation
 from joformer.monoidal.periods import period, whole_turns
 
 CLOSE = {torch.float32: 2e-4, torch.float64: 1e-10}
@@ -299,3 +299,29 @@ def test_an_axis_with_a_window_of_one_cell_does_not_count():
     two = blind_spots(torch.tensor([[1.0], [torch.pi / 2]]), (1, 2))
     assert two.reversals == tuple((k + 1,) for (k,) in one.reversals) == ((1,),)
     assert two.order_aware == one.order_aware
+
+
+@pytest.mark.parametrize("n", [20, 128, 150, 224, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_rotation_of_a_whole_period_is_always_told(n, dtype):
+    """Fast planes of rounded angles prove nothing alone; the slow ones do."""
+    regular = (2 * math.pi * torch.arange(n, dtype=torch.float64) / n)[None].to(dtype)
+    found = blind_spots(regular, n, real=False)
+    assert found.rotations == (0,)
+    assert not found.order_aware
+
+
+def test_angles_rounded_once_are_judged_by_that_rounding_in_any_dtype():
+    third = torch.tensor([[math.pi / 3]])
+    assert not blind_spots(third, 7).order_aware
+    assert not blind_spots(third.double(), 7).order_aware
+    embed = MonoidalEmbedding(40, 20)
+    with torch.no_grad():
+        embed.frequencies.copy_(2 * math.pi * torch.arange(20) / 20)
+    assert blind_spots(embed.generators, 20).rotations == (0,)
+    x = torch.randn(20)
+    assert align(embed(x), embed(x[3:9]), embed.generators).period == (20,)
+
+
+def test_long_windows_are_answered_at_once():
+    assert blind_spots(torch.zeros(1, 16), 2000).swaps == ((1,),)

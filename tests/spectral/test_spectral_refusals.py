@@ -48,7 +48,10 @@ def test_axes_norms_and_what_is_no_tensor(f):
     refused("not whole", f, x, dim=0.5)
     refused("norm 'unit' is unknown", f, x, norm="unit")
     refused("is empty", f, torch.ones(2, 0))
-    assert f(torch.ones(0, 2)).shape == (0, 2)  # an empty batch is no mistake
+    nothing = torch.ones(0, 2)
+    assert f(nothing).shape == (0, 2)  # an empty batch is no mistake
+    assert f(nothing) is not nothing
+    assert f(nothing).dtype == f(torch.ones(1, 2)).dtype
     refused("a single number", f, torch.tensor(1.0))
     refused("input is a list", f, [1.0, 2.0])
 
@@ -94,3 +97,8 @@ def test_learnable_shapes():
     refused("norm", LearnableTransform, "dct2", 4, norm="unit")
     refused("needs .*4, 4", LearnableTransform("dct2", (4, 4)), torch.ones(4, 3))
     refused(r"shape \(0,\) is empty", LearnableTransform, "dct2", 0)
+
+
+def test_an_empty_batch_is_held_to_the_same_lengths():
+    refused("too short", dct, torch.ones(0, 1), 1)
+    refused("not a power of two", hadamard, torch.ones(0, 3))

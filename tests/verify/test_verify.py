@@ -1,6 +1,7 @@
 """`joformer verify` says what CLAIMS.md says, and turns red where the library is made wrong."""
 
 import dataclasses
+import io
 import json
 import math
 import re
@@ -14,7 +15,7 @@ import torch
 from joformer import cli, verify
 from joformer.algebra import Orthogonal, Torus
 from joformer.algebra.groups import Group
-from joformer.verify.claims import Claim, Draw, Measured, Result, Section, worst
+from joformer.verify.claims import Claim, Draw, Measured, Result, Section, default_dtype, worst
 from joformer.verify.page import lines
 
 ROOT = Path(__file__).parents[2]
@@ -209,10 +210,29 @@ def test_a_row_that_fails_says_so():
 # The command
 
 
-def test_a_reader_who_stops_reading_is_no_error():
-    words = f"{sys.executable} -m joformer.cli verify --trials 1 | head -n 2"
-    run = subprocess.run(["bash", "-o", "pipefail", "-c", words], capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stderr) == (0, "")
+def test_a_reader_who_stops_reading_is_no_error(tmp_path):
+    words = f"{sys.executable} -m joformer.cli verify --trials 1 --markdown | head -n 2"
+    run = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", words], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert (run.returncode, run.stderr) == (0, "wrote docs/claims.md\n")
+    assert (tmp_path / "docs/claims.md").exists()  # what was asked for is done all the same
+
+
+def test_a_failure_shows_even_where_nobody_reads(monkeypatch, joformer):
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr(Group, "journey", lambda self, src, dst: self.multiply(self.inverse(src), dst))
+    monkeypatch.setattr(sys, "stdout", Closed())
+    assert joformer("verify", "--only", "3")[0] == 1
+
+
+@pytest.mark.parametrize("surroundings", [torch.no_grad, torch.inference_mode, lambda: default_dtype(torch.bfloat16)])
+def test_the_callers_modes_change_nothing(surroundings):
+    with surroundings():
+        assert [r.claim.row for r in verify.run(["attention", "order", "58"], trials=1) if not r.ok] == []
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")

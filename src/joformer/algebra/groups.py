@@ -65,7 +65,7 @@ class Group(ABC):
 
     @abstractmethod
     def act(self, a: Tensor, v: Tensor) -> Tensor:
-        """The operator applied to vectors v (..., dim), in their dtype."""
+        """The operator applied to vectors v (..., dim), in their dtype where it is floating point."""
 
     @abstractmethod
     def distance(self, a: Tensor, b: Tensor) -> Tensor:
@@ -184,7 +184,8 @@ class Torus(Group):
         first, second = v[..., 0::2], v[..., 1::2]
         cos, sin = a.cos(), a.sin()
         # In the content's own dtype, however precise the angles are.
-        return torch.stack([cos * first - sin * second, sin * first + cos * second], -1).flatten(-2).to(v.dtype)
+        turned = torch.stack([cos * first - sin * second, sin * first + cos * second], -1).flatten(-2)
+        return turned.to(v.dtype) if v.is_floating_point() else turned
 
     def distance(self, a: Float[Tensor, "... _planes"], b: Float[Tensor, "... _planes"]) -> Float[Tensor, "..."]:
         self.check_shape(a)
@@ -268,7 +269,8 @@ class Orthogonal(Group):
         self.check_shape(a)
         self.check_vector(v)
         common = torch.promote_types(a.dtype, v.dtype)
-        return torch.einsum("...ij,...j->...i", a.to(common), v.to(common)).to(v.dtype)
+        moved = torch.einsum("...ij,...j->...i", a.to(common), v.to(common))
+        return moved.to(v.dtype) if v.is_floating_point() else moved
 
     def distance(self, a: Float[Tensor, "... _dim _dim"], b: Float[Tensor, "... _dim _dim"]) -> Float[Tensor, "..."]:
         self.check_shape(a)

@@ -28,7 +28,7 @@ from joformer.attention.functional import (
     journey_attention,
     sides,
 )
-from joformer.rotate import is_plain, rotate, rotate_packed_, unrotate_linear
+from joformer.rotate import is_plain, own_projection, rotate, rotate_packed_, unrotate_linear
 from joformer.values import FlatFrames, Frames
 
 
@@ -151,10 +151,10 @@ class JourneyAttention(nn.Module):
         """q, k and v as (batch, tokens, heads, head_dim), each moved by its frames."""
         widths = ((self.heads, self.head_dim), (self.kv_heads, self.head_dim), (self.kv_heads, self.value_dim))
         if context is None:
-            q, k, v = rotate_packed_(_own(self.qkv, x), widths, frames)
+            q, k, v = rotate_packed_(own_projection(self.qkv, x), widths, frames)
         else:
-            (q,) = rotate_packed_(_own(self.q, x), widths[:1], frames[:1])
-            k, v = rotate_packed_(_own(self.kv, context), widths[1:], frames[1:])
+            (q,) = rotate_packed_(own_projection(self.q, x), widths[:1], frames[:1])
+            k, v = rotate_packed_(own_projection(self.kv, context), widths[1:], frames[1:])
         return q, k, v
 
     def _halves_pay(self, frames: FlatFrames) -> bool:
@@ -238,12 +238,6 @@ class JourneyAttention(nn.Module):
             f"{self.dim}, {self.heads}, kv_heads={self.kv_heads}, transport={self.transport!r}, "
             f"causal={self.causal}, window={self.window}"
         )
-
-
-def _own(linear: nn.Linear, x: Tensor) -> Tensor:
-    """The projection of x as a tensor of ours: a hook, or a module in place of ours, may keep the one it made."""
-    out = linear(x)
-    return out if is_plain(linear) else out.clone()
 
 
 def _in_halves(rows: Tensor, head_dim: int) -> Tensor:

@@ -10,7 +10,7 @@ batched call to SDPA. Stretches overlap, blocks of queries do not:
     keys of   |lead|  size  |trail|
     blocks 1, 2, …      |lead|  size  |trail|
 
-Nothing here knows of frames: q, k and v come rotated, and the caller rotates o back (DESIGN, the hot path).
+Nothing here knows of frames: q, k and v come rotated, and the caller rotates o back (docs/decisions.md).
 """
 
 from __future__ import annotations

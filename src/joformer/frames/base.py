@@ -44,6 +44,15 @@ class KeepsPrecision(nn.Module):
         return super()._apply(keep_precision, recurse)
 
 
+def precise() -> torch.dtype:
+    """The default dtype, or float32 where that is shorter: what angles are made in.
+
+    >>> precise()
+    torch.float32
+    """
+    return torch.promote_types(torch.get_default_dtype(), torch.float32)
+
+
 class FramesModule(KeepsPrecision):
     """Base of all frames modules. A subclass sets the attributes below and defines `forward(positions, x)`.
 

@@ -104,4 +104,4 @@ class NoFrames(FramesModule):
 
     def forward(self, positions: Tensor, x: Tensor | None = None) -> FlatFrames:
         device = positions.device if x is None else x.device
-        return FlatFrames.of(torch.zeros(1, positions.shape[-2], 1, 0, device=device))
+        return FlatFrames.of(torch.zeros(1, positions.shape[-2], 1, 0, dtype=torch.float32, device=device))

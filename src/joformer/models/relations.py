@@ -22,9 +22,10 @@ from torch.nn import functional as F
 
 from joformer.algebra import Generators, Torus
 from joformer.algebra.checks import require_tensor
+from joformer.frames.base import KeepsPrecision, precise
 
 
-class RotatE(nn.Module):
+class RotatE(KeepsPrecision):
     """score(h, r, t) = margin − Σ_planes |R(θ_r) h − t|, for indices h, r, t that broadcast; (...).
 
     Parameters: `entities` (entities, dim), planes the interleaved pairs of entries; `angles` (relations, dim / 2).
@@ -42,8 +43,8 @@ class RotatE(nn.Module):
         if dim < 2 or dim % 2:
             raise ValueError(f"dim must be even, since planes are pairs of entries; got {dim}")
         self.group, self.margin = Torus(dim // 2), float(margin)
-        self.entities = nn.Parameter(torch.empty(entities, dim))
-        self.angles = nn.Parameter(torch.empty(relations, dim // 2))
+        self.entities = nn.Parameter(torch.empty(entities, dim, dtype=precise()))
+        self.angles = nn.Parameter(torch.empty(relations, dim // 2, dtype=precise()))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -61,7 +62,7 @@ class RotatE(nn.Module):
         >>> there_and_back.abs().max().item() < 1e-6
         True
         """
-        return Generators.torus(self.angles)
+        return Generators.torus(self.angles.clone())  # which stay as they are when training goes on
 
     def forward(
         self, head: Int[Tensor, "..."], relation: Int[Tensor, "..."], tail: Int[Tensor, "..."]

@@ -23,7 +23,7 @@ from joformer.frames.base import KeepsPrecision, wrap
 from joformer.frames.projected import Projector
 from joformer.frequencies import geometric
 from joformer.kernels import without_autocast
-from joformer.rotate import rotate, rotate_packed_, unrotate_linear
+from joformer.rotate import own_projection, rotate, rotate_packed_, unrotate_linear
 from joformer.values import FlatFrames
 
 CHUNK = 32  # tokens summed by one matrix; measured fastest of 16 to 128, forward and backward
@@ -123,7 +123,7 @@ class JourneySSM(nn.Module):
         wide = angles.dtype if x.device.type == "mps" else torch.float64
         turned = -prefix_sums(angles.to(wide).expand(-1, x.shape[1], -1, -1))
         frames = FlatFrames.of(wrap(turned).to(angles.dtype), content=self.transition.projector is not None)
-        (v,) = rotate_packed_(self.values(x), [(self.heads, self.head_dim)], [frames])
+        (v,) = rotate_packed_(own_projection(self.values, x), [(self.heads, self.head_dim)], [frames])
         precise = torch.promote_types(v.dtype, torch.float32)
         # The frames begin at the identity, where the state is told, so that it goes in as it is.
         start = v.new_zeros(v.shape[0], *v.shape[2:], dtype=precise) if state is None else state.to(precise)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from joformer.algebra import Element, Generators
 from joformer.algebra.checks import require_tensor, whole_numbers
-from joformer.frames.base import KeepsPrecision
+from joformer.frames.base import KeepsPrecision, precise
 from joformer.kernels import without_autocast
 from joformer.monoidal.composition import as_complex, as_real, compose_real, compose_vectors
 
@@ -82,7 +82,7 @@ class MonoidalEmbedding(KeepsPrecision):
             raise ValueError(f"spread {spread} with frequencies {frequencies!r}: 0 or more, for learned ones only")
         self.spread = math.pi * min(1.0, dim / math.prod(self.shape)) ** (1 / self.axes) if spread is None else spread
         if frequencies == "learned":
-            self.frequencies = nn.Parameter(torch.empty(self.axes, dim // 2))
+            self.frequencies = nn.Parameter(torch.empty(self.axes, dim // 2, dtype=precise()))
         else:
             self._check_fits()
             # Whole numbers, so that the exact angles survive a change of the module's dtype.
@@ -221,7 +221,7 @@ class MonoidalEmbedding(KeepsPrecision):
                 raise ValueError(f"content is {given}: it must be real numbers, ({self.dim},)")
             self.register_buffer("content", content.detach().clone())
         elif content == "learned" and self.cells == "real":
-            self.content = nn.Parameter(torch.empty(self.dim))
+            self.content = nn.Parameter(torch.empty(self.dim, dtype=precise()))
         elif content == "constant":
             self.content = None
         else:

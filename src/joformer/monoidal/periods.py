@@ -14,27 +14,33 @@ from torch import Tensor
 from joformer.algebra import Generators, Torus
 
 LONGEST = 1 << 16  # no period above this many steps is looked for
-
-
 ODDS = 0.01  # above these odds a fit is an accident of rounding
 
 
 def whole_turns(
-    displacements: Int[Tensor, "*batch axes"], angles: Float[Tensor, "axes planes"], *, sure: bool = False
+    displacements: Int[Tensor, "*batch axes"], angles: Float[Tensor, "axes planes"]
 ) -> Bool[Tensor, "*batch planes"]:
     """Whether R^δ is the identity in each plane, for displacements δ (..., axes): (..., planes), on the CPU.
-
-    In fp32 some long δ fits any angle by accident: 710 · 1.0 is 113 turns but for 6e-5. With `sure` a fit counts
-    only where the odds of that are below one in a hundred.
 
     >>> whole_turns(torch.tensor([[2], [4]]), torch.tensor([[torch.pi / 2, torch.pi, 1.0]])).tolist()
     [[False, True, False], [True, True, False]]
     """
     total, slack = _turns(displacements, angles)
-    fits = (total - total.round()).abs() <= slack
-    if sure:
-        fits &= 2 * slack * displacements.to("cpu").abs().sum(-1, keepdim=True) < ODDS
-    return fits
+    return (total - total.round()).abs() <= slack
+
+
+def accident(
+    displacements: Int[Tensor, "*batch axes"], angles: Float[Tensor, "axes planes"]
+) -> Bool[Tensor, "*batch planes"]:
+    """Whether rounding alone would make some displacement as long as δ look like whole turns, in each plane.
+
+    In fp32 some δ fits any angle: 710 · 1.0 is 113 turns but for 6e-5. The odds of it are above one in a hundred.
+
+    >>> accident(torch.tensor([[7], [710]]), torch.tensor([[1.0]])).tolist()
+    [[False], [True]]
+    """
+    length = displacements.to("cpu", torch.float64).abs().sum(-1, keepdim=True)
+    return 2 * _turns(displacements, angles)[1] * length >= ODDS
 
 
 def torus_angles(generators: object) -> Float[Tensor, "axes planes"]:
@@ -81,6 +87,9 @@ def period(theta: Float[Tensor, "planes"]) -> int | None:
 
 def _turns(displacements: Tensor, angles: Tensor) -> tuple[Tensor, Tensor]:
     """δ·θ/2π and how far off it may be: an angle is rounded once or twice, and that many times over as steps."""
-    steps = displacements.to("cpu", torch.float64)
-    turns = angles.detach().to("cpu", torch.float64) / (2 * math.pi)
-    return steps @ turns, 2 * torch.finfo(angles.dtype).eps * (steps.abs() @ turns.abs())
+    steps, exact = displacements.to("cpu", torch.float64), angles.detach().to("cpu", torch.float64)
+    # Angles that float32 holds exactly were rounded to it once, in whatever dtype they come.
+    rounded = torch.float32 if torch.equal(exact, exact.float().double()) else torch.float64
+    eps = max(torch.finfo(angles.dtype).eps, torch.finfo(rounded).eps)
+    turns = exact / (2 * math.pi)
+    return steps @ turns, 2 * eps * (steps.abs() @ turns.abs())

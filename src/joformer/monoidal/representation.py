@@ -11,6 +11,7 @@ whatever the angles (CLAIMS.md row 35).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -22,7 +23,7 @@ from torch import Tensor
 from joformer.algebra import Generators, Torus
 from joformer.algebra.checks import whole_numbers
 from joformer.monoidal.composition import as_complex, phases
-from joformer.monoidal.periods import torus_angles, whole_turns
+from joformer.monoidal.periods import accident, torus_angles, whole_turns
 
 SHOWN = 6  # how many of a kind are printed
 
@@ -165,7 +166,8 @@ def blind_spots(
 
     orders = []
     for k, m in enumerate(lengths):
-        whole = whole_turns(torch.arange(1, m + 1)[:, None] * steps[k], angles, sure=True)
+        spans = torch.arange(1, m + 1)[:, None] * steps[k]
+        whole = whole_turns(spans, angles) & ~accident(spans, angles)
         first = whole.long().argmax(0) + 1
         orders.append(tuple(int(q) if any_ else None for q, any_ in zip(first, whole.any(0), strict=True)))
     turning = [k for k, m in enumerate(lengths) if m > 1]
@@ -173,8 +175,8 @@ def blind_spots(
 
     spans = torch.cartesian_prod(*(torch.arange(1 - m, m) for m in lengths)).reshape(-1, axes)
     spans = spans[len(spans) // 2 + 1 :]  # one of δ and −δ, and not 0
-    swaps = _primitive(spans[whole_turns(spans, angles, sure=True).all(-1)].tolist())
-    rotations = tuple(k for k in turning if whole_turns(lengths[k] * steps[k], angles, sure=True).all())
+    swaps = _primitive(spans[_all_whole(spans, angles)].tolist())
+    rotations = tuple(k for k in turning if _all_whole(lengths[k] * steps[k], angles))
 
     # Turned backwards along some axes a plane must stay what it was, or, of real content, become its conjugate.
     half = [whole_turns(2 * steps[k], angles) for k in range(axes)]
@@ -189,14 +191,22 @@ def blind_spots(
     return BlindSpots(lengths, real, tuple(orders), sum_only, swaps, rotations, tuple(reversals))
 
 
+def _all_whole(spans: Tensor, angles: Tensor) -> Tensor:
+    """Whether R^δ = I in all planes, and not by an accident of rounding: the surest plane that turns decides."""
+    sure = ~accident(spans, angles)
+    still = (angles == 0).all(0).to(sure.device)
+    return whole_turns(spans, angles).all(-1) & (sure & ~still).any(-1) | still.all()
+
+
 def _primitive(spans: list[list[int]]) -> tuple[tuple[int, ...], ...]:
     """The displacements that are no multiple of another one listed, shortest first."""
-    kept: dict[tuple[int, ...], None] = {}
-    for span in sorted(spans, key=lambda s: (sum(c * c for c in s), s)):
-        largest = max(map(abs, span))
-        divided = ([c // f for c in span] for f in range(2, largest + 1) if all(c % f == 0 for c in span))
-        if not any(tuple(part) in kept for part in divided):
-            kept[tuple(span)] = None
+    listed = {tuple(span) for span in spans}
+    kept = []
+    for span in sorted(listed, key=lambda s: (sum(c * c for c in s), s)):
+        common = math.gcd(*span)
+        parts = (tuple(c // f for c in span) for f in range(2, common + 1) if common % f == 0)
+        if not any(part in listed for part in parts):
+            kept.append(span)
     return tuple(kept)
 
 

@@ -42,6 +42,8 @@ def composed(
     """
     axes = transform_axes(x, dim)
     require_norm(norm)
+    if not x.numel():
+        raise ValueError(f"input of shape {tuple(x.shape)} is empty: a composition needs an element or more")
     if isinstance(kind, str) and kind in ("hadamard", "walsh"):
         y = real_input(x, kind).clone()  # of one point nothing is composed, yet the result is no view of x
         for axis in axes:

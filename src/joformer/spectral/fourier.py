@@ -47,8 +47,9 @@ def idft(x: Tensor, dim: int | Sequence[int] = -1, *, norm: str | None = None) -
 
 
 def _empty(x: Tensor) -> Tensor:
-    """An empty batch, which the FFT itself may not take."""
-    return x.to(torch.promote_types(x.dtype if x.is_floating_point() else compute_dtype(x.dtype), torch.complex64))
+    """An empty batch, which the FFT itself may not take, as another tensor of the dtype it would give."""
+    real = x.dtype if x.is_floating_point() or x.is_complex() else torch.get_default_dtype()
+    return torch.empty(x.shape, dtype=torch.promote_types(real, torch.complex64), device=x.device)
 
 
 def _checked(x: Tensor, dim: int | Sequence[int], norm: str | None) -> tuple[tuple[int, ...], Tensor]:

@@ -81,10 +81,14 @@ class LearnableTransform(KeepsPrecision):
         >>> (LearnableTransform("dct4", 2).angles()[0] / torch.pi).tolist()
         [0.25, 0.75]
         """
+        return [angles for _, angles in self._trained()]
+
+    def _trained(self) -> list[tuple[Spectrum, Tensor]]:
+        """The regular spectrum of each axis and the angles that stand in place of its own."""
         # float64 does not exist on mps: there the angles are formed on the CPU, and only the basis goes back.
         device = torch.device("cpu") if self.offsets[0].device.type == "mps" else self.offsets[0].device
-        regular = self._regular(device)
-        return [one.angles + delta.to(device).double() for one, delta in zip(regular, self.offsets, strict=True)]
+        pairs = zip(self._regular(device), self.offsets, strict=True)
+        return [(one, one.angles + delta.to(device).double()) for one, delta in pairs]
 
     def forward(self, x: Tensor) -> Inexact[Tensor, "..."]:
         axes = len(self.shape)
@@ -93,14 +97,13 @@ class LearnableTransform(KeepsPrecision):
             raise ValueError(f"input is {given}: this transform needs (..., {', '.join(map(str, self.shape))})")
         y = x if x.is_complex() and self.kind in ("dft", "idft") else real_input(x, self.kind)
         with without_autocast(x.device):
-            angles = self.angles()
-            for a, one in enumerate(self._regular(angles[0].device)):
+            for a, (one, angles) in enumerate(self._trained()):
                 axis, n = a - axes, self.shape[a]
                 y = y.movedim(axis, -1)
                 if self.binary:
-                    y = self._binary_axis(y, one, angles[a], n)
+                    y = self._binary_axis(y, one, angles, n)
                 else:
-                    y = _product(y, replace(one, angles=angles[a]).basis(n))
+                    y = _product(y, replace(one, angles=angles).basis(n))
                 y = y.movedim(-1, axis)
         return y if y.is_complex() else given_dtype(y, x)
 

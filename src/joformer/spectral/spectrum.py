@@ -120,8 +120,7 @@ def spectrum(kind: str, n: int, *, norm: str | None = None, device: torch.device
         raise ValueError(f"kind {kind!r} is unknown: use one of {', '.join(KINDS)}")
     if not isinstance(n, int):
         raise ValueError(f"length {n!r} is not whole: give the number of points")
-    if n < (least := 2 if kind == "dct1" else 1):
-        raise ValueError(f"length {n} is too short for {kind}: it needs {least} or more")
+    require_length(kind, n)
     k = torch.arange(n, dtype=torch.float64, device=device)
     one = torch.ones_like(k)
     if kind == "hadamard":
@@ -134,6 +133,17 @@ def spectrum(kind: str, n: int, *, norm: str | None = None, device: torch.device
         power = 0.5 if norm == "ortho" else float((norm or "backward") == full)
         return Spectrum(sign * 2 * math.pi / n * k, one, one * n**-power)
     return _trigonometric(kind[:3], int(kind[3]), k, norm)
+
+
+def require_length(kind: str, n: int) -> None:
+    """Refuse an axis too short for the transform.
+
+    >>> require_length("dct1", 1)
+    Traceback (most recent call last):
+    ValueError: length 1 is too short for dct1: it needs 2 or more
+    """
+    if n < (least := 2 if kind == "dct1" else 1):
+        raise ValueError(f"length {n} is too short for {kind}: it needs {least} or more")
 
 
 def _trigonometric(family: str, number: int, k: Tensor, norm: str | None) -> Spectrum:

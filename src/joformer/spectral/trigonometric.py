@@ -19,7 +19,7 @@ from torch import Tensor
 from joformer.kernels import without_autocast
 from joformer.spectral.checks import given_dtype, inverse_norm, real_input, require_norm, transform_axes
 from joformer.spectral.fast import TRANSPOSED, by_fft
-from joformer.spectral.spectrum import spectrum
+from joformer.spectral.spectrum import require_length, spectrum
 from joformer.spectral.tables import remember
 
 DENSE = 128  # up to here the product with the whole basis is faster than the FFT: at 8 points seven times, at 64 twice
@@ -71,14 +71,17 @@ def _transform(
     if inverse:
         type, norm = TRANSPOSED[type], inverse_norm(norm)
     y = real_input(x, "DST" if sine else "DCT")
+    kind = f"{'dst' if sine else 'dct'}{type}"
+    for axis in axes:
+        require_length(kind, x.shape[axis])
     if not x.numel():
-        return given_dtype(y, x)
+        return given_dtype(y, x).clone()
     with without_autocast(x.device):
         for axis in axes:
             y = y if axis == -1 else y.movedim(axis, -1)
             n = y.shape[-1]
             if n <= DENSE:
-                y = y @ remember(_basis, y, n, f"{'dst' if sine else 'dct'}{type}", norm)[0]
+                y = y @ remember(_basis, y, n, kind, norm)[0]
             else:
                 y = _first(y, sine, norm) if type == 1 else by_fft(y, type, sine, *_lengths(type, n, norm))
             y = y if axis == -1 else y.movedim(-1, axis)

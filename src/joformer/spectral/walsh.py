@@ -40,8 +40,12 @@ def hadamard(
     if order not in ("natural", "sequency"):
         raise ValueError(f"order {order!r} is unknown: use 'natural' or 'sequency'")
     y = real_input(x, "Hadamard transform")
+    for axis in axes:
+        power_of_two(x.shape[axis])
+    if not x.numel():
+        return given_dtype(y, x).clone()
     with without_autocast(x.device):
-        for axis in axes if x.numel() else ():
+        for axis in axes:
             y = _along_last(y.movedim(axis, -1), order, norm).movedim(-1, axis)
     return given_dtype(y, x)
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+import torch
+
 from joformer.verify import algebra, attention, order, tables, transforms
 from joformer.verify.claims import VERDICTS, Claim, Draw, Measured, Result, worst
+from joformer.verify.claims import default_dtype as _default_dtype
 
 __all__ = ["CLAIMS", "SECTIONS", "VERDICTS", "Claim", "Draw", "Measured", "Result", "choose", "run"]
 
@@ -60,9 +63,11 @@ def _check(claim: Claim, seed: int, trials: int) -> Result:
     start = time.perf_counter()
     measured: list[Measured] = []
     try:
-        for trial in range(trials):
-            # Every claim has draws of its own: adding a claim must not change what the others see.
-            measured.append(claim.check(Draw(1_000_003 * seed + 1_009 * claim.row + trial)))
+        # Whatever the caller has switched off or chosen, claims are checked with gradients and by default in float32.
+        with torch.inference_mode(False), torch.enable_grad(), _default_dtype(torch.float32):
+            for trial in range(trials):
+                # Every claim has draws of its own: adding a claim must not change what the others see.
+                measured.append(claim.check(Draw(1_000_003 * seed + 1_009 * claim.row + trial)))
     except Exception as error:
         # A library so wrong that it refuses its own input, in whatever way, is a failed claim and no crash.
         message = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -218,11 +218,13 @@ def path_independence(draw: Draw) -> Measured:
             path_spread(draw.flat(2), [3, 2]),
             plaquette_defect(*potential, group=group).max(),
             group.distance(holonomy(potential, loop, group=group), identity),
+            group.distance(holonomy(draw.flat(2), loop), identity),
             group.distance(around, enclosed),
         ),
         gap=min(
             float(plaquette_defect(*per_datum, group=group).max()),
             float(group.distance(around, identity)),
+            float(Orthogonal(4).distance(holonomy(draw.curved(2), loop), torch.eye(4, dtype=torch.float64))),
         ),
     )
 
@@ -308,8 +310,9 @@ def transport_order(draw: Draw) -> Measured:
     11,
     "thm:v-rotation",
     "W",
-    "with generators that do not commute, value transport is path-dependent",
-    "A_n⁻¹ A_m always telescopes, whatever lies between; what it depends on is the *absolute* position",
+    "with generators that do not commute value transport is path-dependent: it depends on absolute positions",
+    "the wording: A_n⁻¹ A_m always telescopes, whatever lies between, so it does not depend on the path; it does "
+    "depend on absolute positions",
     gap="the same displacement elsewhere differs by",
 )
 def telescoping(draw: Draw) -> Measured:

@@ -68,7 +68,10 @@ def score_and_value_identities(draw: Draw) -> Measured:
     a, b, back = draw.noise(5, 4), draw.noise(5, 4), torch.linalg.inv(general)
     moved = torch.einsum("iab,ib,jac,jc->ij", general, a, general, b)
     conjugated = torch.einsum("ia,iab,jbc,jc->ij", a, back, general, b)
-    return Measured(worst(*off), gap=gap(moved, conjugated))
+    weights = draw.noise(5, 5)
+    at_once = torch.einsum("ij,iab,jbc,jc->ia", weights, back, general, b)
+    carried = torch.einsum("iab,ij,jbc,jc->ia", back, weights, general, b)
+    return Measured(worst(*off, gap(at_once, carried)), gap=gap(moved, conjugated))
 
 
 @claim(
@@ -301,7 +304,7 @@ def liere(draw: Draw) -> Measured:
     "prop:ssm-bridge",
     "C",
     "h_T = Σ_t (∏_{s=t+1}^T A_s) v_t",
-    "with the product descending, A_T ⋯ A_{t+1}, and h_0 = 0",
+    "with the product descending, A_T ⋯ A_{t+1} (as the proof writes it, the proposition does not), and h_0 = 0",
     gap="with the product ascending, or h_0 ≠ 0, it is off by",
 )
 def ssm_unrolling(draw: Draw) -> Measured:
@@ -322,12 +325,23 @@ def ssm_unrolling(draw: Draw) -> Measured:
         projector = layer.transition.projector
         assert projector is not None
         nn.init.normal_(projector.w2.weight)
+    angles, rates = (t.detach()[0].movedim(1, 0) for t in layer.transition(x))
+    per_head = layer.values(x)[0].unflatten(-1, (2, 4)).movedim(1, 0)
+    since = -rates.cumsum(-1)
+    decay = (since.unsqueeze(-1) - since.unsqueeze(-2)).exp().tril()
+    carried = hierarchy("selective_ssm", per_head, group=Torus(2), steps=angles, weights=decay)
+    by_formula = layer.out(carried.movedim(0, 1).flatten(-2))
     by_steps, state = [], None
     for t in range(40):
         y, state = layer.step(x[:, t], state)
-        by_steps.append(y)
+        by_steps.append(y[0])
     return Measured(
-        worst(gap(unrolled, states[-1]), gap(everywhere, states), gap(layer(x)[0], torch.stack(by_steps, 1))),
+        worst(
+            gap(unrolled, states[-1]),
+            gap(everywhere, states),
+            gap(layer(x)[0][0], by_formula),
+            gap(torch.stack(by_steps), by_formula),
+        ),
         gap=min(
             gap(torch.stack(ascending).sum(0) + v[5], states[-1]),
             gap(recurrence(torch.ones(4, dtype=torch.float64))[-1], unrolled),
@@ -353,8 +367,17 @@ def forward_kernel(draw: Draw) -> Measured:
     for value in v:
         h = a[0] @ h + value
         states.append(h)
-    linear = gap(hierarchy("linear_ssm", v, group=group, steps=a[0]), torch.stack(states))
-    return Measured(worst(gap(_to_last(group, c), ssm_kernel(a)), by_sign[-1], linear), gap=by_sign[1])
+    weights = draw.noise(6, 6).softmax(-1)
+    journeys = torch.stack([journey(group, src=a, dst=a[i]) for i in range(6)])
+    kernels = [
+        gap(hierarchy("linear_ssm", v, group=group, steps=a[0]), torch.stack(states)),
+        gap(hierarchy("attention", v, group=group, weights=weights), weights @ v),
+        gap(
+            hierarchy("joformer", v, group=group, operators=a, weights=weights),
+            torch.einsum("ij,ijde,je->id", weights, journeys, v),
+        ),
+    ]
+    return Measured(worst(gap(_to_last(group, c), ssm_kernel(a)), by_sign[-1], *kernels), gap=by_sign[1])
 
 
 def _to_last(group: Group, at: Tensor) -> Tensor:

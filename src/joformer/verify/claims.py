@@ -34,6 +34,22 @@ MARGIN = 1e-2
 """By how much a wrong form must fail."""
 
 
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """torch's default dtype for a while.
+
+    >>> with default_dtype(torch.float64):
+    ...     torch.zeros(1).dtype
+    torch.float64
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 @dataclass(frozen=True)
 class Measured:
     """What one check saw on one instance: the residual of what is true, the gap of the printed form (or None).
@@ -89,14 +105,9 @@ class Draw:
     @contextmanager
     def torch_seed(self) -> Iterator[None]:
         """Modules made inside start from this instance's seed, in float64; torch's own state is put back."""
-        before = torch.get_default_dtype()
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), default_dtype(torch.float64):
             torch.manual_seed(self.seed % 2**63)
-            torch.set_default_dtype(torch.float64)
-            try:
-                yield
-            finally:
-                torch.set_default_dtype(before)
+            yield
 
 
 Check = Callable[[Draw], Measured]

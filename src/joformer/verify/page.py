@@ -22,7 +22,8 @@ INTRODUCTION = """\
 
 Each row is a claim of *Journey Operators for Structured Multi-Axis Composition*, run by `joformer verify` with the
 library's own functions, in float64, on random instances; rows 49, 50, 54, 57 and 59 are arithmetic on what the paper
-prints, rows 51 to 56 count the parameters of models built here. **H** holds as printed, **C** holds under the condition
+prints, rows 51 to 53, 55 and 56 build its models. What no claim speaks of (inverse transforms, norms, plane layouts,
+training) is the business of the tests. **H** holds as printed, **C** holds under the condition
 given, **W** is wrong as printed, **U** is not supported by what the paper shows. The residual is that of the true
 statement, the largest over all instances; it must not exceed the tolerance. Where the form as printed is wrong or
 lacks a condition (or a claim says that two things differ), its gap, the smallest over all instances, must be at

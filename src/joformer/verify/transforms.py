@@ -32,8 +32,9 @@ def signal(draw: Draw, *shape: int) -> tuple[Tensor, Tensor]:
     38,
     "prop:dft",
     "C",
-    "composing with θ_k = 2πk/n gives the DFT coefficient X_k in block k",
-    "with θ_k = −2πk/n, numpy's sign; as printed it is n times the inverse DFT",
+    "composing with θ_k = 2πk/n gives the DFT coefficient X_k in block k, X_k = Σ a_i e^{+j2π(i−1)k/n}",
+    "by that definition, which is n times the usual inverse DFT; with θ_k = −2πk/n it is numpy's and everyone's DFT",
+    gap="as printed it differs from the usual DFT by",
 )
 def dft_blocks(draw: Draw) -> Measured:
     x, k = signal(draw, 7)
@@ -92,6 +93,8 @@ def mnist_frequencies(draw: Draw) -> Measured:
         module = MonoidalEmbedding(8, (28, 28), frequencies=name)
         embedded[name] = torch.view_as_complex(module(x).detach().unflatten(-1, (-1, 2)).contiguous())
     lowest = torch.stack([grid[0, 0], grid[0, 1], grid[1, 0], grid[1, -1]])
+    wider = MonoidalEmbedding(32, (28, 28), frequencies="dft")
+    within = wider.angles.abs().max() <= 3 * 2 * torch.pi / 28 + 1e-9  # the sixteen lowest
     angles = 2 * torch.pi * torch.arange(1, 5).double() / 8
     # k = 2 and 4 of 8 do fall on the grid of 28, at 7 and 14; k = 1 and 3 half way between two points.
     between = (embedded["diagonal"][[0, 2], None] - grid.diagonal()).abs().amin(-1).amax()
@@ -100,6 +103,8 @@ def mnist_frequencies(draw: Draw) -> Measured:
             gap(embedded["dft"], lowest),
             gap(embedded["diagonal"], blocks(x, angles, angles)),
             gap(embedded["diagonal"][[1, 3]], grid.diagonal()[[7, 14]]),
+            gap(wider(x).detach(), torch.view_as_real(blocks(x, *wider.angles)).flatten()),
+            not within,
         ),
         gap=float(between / grid.abs().mean()),
     )
@@ -327,12 +332,15 @@ def alignment(draw: Draw) -> Measured:
     half = Generators.torus(2 * torch.pi / n * 2 * torch.arange(n).double()[None])  # period n / 2
     embed = lambda v, g: compose_grid(v[:, None] * torch.tensor([1.0, 0.0]).double().repeat(n), g).content  # noqa: E731
     found = align(embed(x, full), embed(y, full), full)
+    tried = align(embed(x, full), embed(y, full), full, limit=n)  # without the FFT
     correlation = torch.stack([(x * y.roll(s)).sum() for s in range(n)])
     blind = align(embed(x, half), embed(y, half), half)
     return Measured(
         worst(
             abs(int(found.shift) - shift),
             gap(found.surface.flatten(), n * correlation),
+            gap(tried.surface, n * correlation[tried.shifts[0] % n]),
+            gap(found.refined, found.shift.double()),
             abs(int(blind.period[0] or 0) - n // 2),
             (int(blind.shift) - shift) % (n // 2),
         ),

@@ -15,7 +15,7 @@ from pathlib import Path
 from joformer.files import make_folder
 from joformer.verify.figures.fields import angle_fields_figure
 from joformer.verify.figures.order import order_awareness_figure
-from joformer.verify.figures.sheet import FORMATS, write
+from joformer.verify.figures.sheet import FORMATS, require_matplotlib, write
 from joformer.verify.figures.spectra import displacement_kernel, displacement_kernel_figure
 from joformer.verify.figures.transport import holonomy_figure, path_spread_figure
 
@@ -27,6 +27,7 @@ __all__ = [
     "holonomy_figure",
     "order_awareness_figure",
     "path_spread_figure",
+    "require_matplotlib",
 ]
 
 

@@ -91,7 +91,7 @@ def _drawing() -> Float[Tensor, "64 64"]:
 
 def _tokens(picture: Tensor, patch: int, dim: int, seed: int) -> tuple[Float[Tensor, "1 tokens dim"], tuple[int, int]]:
     patches = picture.unfold(0, patch, patch).unfold(1, patch, patch)
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed % 2**63)
     embed = torch.randn(patch * patch, dim, generator=rng, dtype=torch.float64)
     shape = (patches.shape[0], patches.shape[1])
     return (patches.flatten(2).flatten(0, 1) @ embed).float()[None], shape
@@ -99,7 +99,7 @@ def _tokens(picture: Tensor, patch: int, dim: int, seed: int) -> tuple[Float[Ten
 
 @torch.no_grad()
 def _defaults(dim: int, seed: int) -> dict[str, FramesModule]:
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed % 2**63)
     learned = LearnedFrames(HEAD_DIM, axes=2, split="combined", base=BASE)
     learned.frequencies.add_(0.04 * torch.randn(learned.frequencies.shape, generator=rng))
     projected = ProjectedFrames(dim, HEAD_DIM, heads=1, axes=2, split="combined", frequency_base=BASE)

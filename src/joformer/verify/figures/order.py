@@ -36,7 +36,7 @@ def order_awareness_figure(angle: float = 1.0, *, window: int = 4, seed: int = 0
     """
     if not 3 <= window <= MOST:
         raise ValueError(f"window {window} cannot be drawn: its {window}! orders need a window of 3 to {MOST}")
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed % 2**63)
     z = torch.randn(window, 2, generator=rng, dtype=torch.float64)
     z = z / z.norm()
     real = z * torch.tensor([1.0, 0.0], dtype=torch.float64)

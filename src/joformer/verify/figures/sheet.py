@@ -43,16 +43,26 @@ STYLE = {
 }
 
 
+def require_matplotlib() -> None:
+    """Refuse, in one line, to draw without matplotlib.
+
+    >>> require_matplotlib()
+    """
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise ValueError("figures need matplotlib: pip install 'joformer[train]'") from None
+
+
 @contextmanager
 def sheet(title: str, caption: str, *, height: float = 4.5) -> Iterator[Figure]:
     """An empty figure, `height` inches tall, with its title above and its caption below; draw inside the `with`."""
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure as NewFigure
-        from matplotlib.layout_engine import ConstrainedLayoutEngine
-    except ImportError:
-        raise ValueError("figures need matplotlib: pip install 'joformer[train]'") from None
+    require_matplotlib()
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as NewFigure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
     with matplotlib.rc_context(STYLE):
         lines = textwrap.wrap(caption, 122, break_on_hyphens=False)
         above, below = 0.34 / height, (0.12 + 0.165 * len(lines)) / height

@@ -187,7 +187,7 @@ def _shared(generators: Generators, points: int) -> Steps:
 
 def _per_edge(steps: tuple[Tensor, Tensor] | None, points: int, seed: int) -> Steps:
     if steps is None:
-        rng = torch.Generator().manual_seed(seed)
+        rng = torch.Generator().manual_seed(seed % 2**63)
         shapes = ((points - 1, points, 1), (points, points - 1, 1))
         down, across = (0.15 * torch.randn(shape, generator=rng, dtype=torch.float64) for shape in shapes)
     else:
