@@ -13,6 +13,7 @@ from joformer import positions
 from joformer.attention import JourneyAttention
 from joformer.attention.functional import Transport
 from joformer.frames import FixedFrames, FramesModule, NoFrames
+from joformer.models.blocks import Block
 
 Peer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Another library's rotation of q and k, each (batch, heads, tokens, head_dim)."""
@@ -52,18 +53,13 @@ SHAPES = (
 )
 
 
-class Block(nn.Module):
-    """Pre-norm attention and feed-forward."""
+def block_of(attention: JourneyAttention) -> Block:
+    """The block every variant is measured in.
 
-    def __init__(self, dim: int, attention: nn.Module) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.attention = attention
-        self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
-
-    def forward(self, x: Tensor, *how: object, **more: object) -> Tensor:
-        x = x + self.attention(self.norm1(x), *how, **more)
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+    >>> block_of(JourneyAttention(8, 2)).up.out_features
+    32
+    """
+    return Block(attention, hidden=4 * attention.dim, bias=True)
 
 
 class Transformer(nn.Module):
@@ -75,7 +71,7 @@ class Transformer(nn.Module):
             NoFrames(shape.axes) if transport == "none" else FixedFrames(shape.head_dim, axes=shape.axes)
         )
         self.blocks = nn.ModuleList(
-            Block(shape.dim, JourneyAttention(shape.dim, shape.heads, transport=transport, causal=shape.causal))
+            block_of(JourneyAttention(shape.dim, shape.heads, transport=transport, causal=shape.causal))
             for _ in range(shape.depth)
         )
 
@@ -86,34 +82,25 @@ class Transformer(nn.Module):
         return x.square().mean()
 
 
-class PeerAttention(nn.Module):
-    """The usual attention with another library's rotary embedding on q and k."""
+class PeerAttention(JourneyAttention):
+    """The usual attention with another library's rotary embedding on q and k, in the place of ours."""
 
     def __init__(self, shape: Shape, rotate: Peer) -> None:
-        super().__init__()
-        self.heads, self.causal, self.rotate = shape.heads, shape.causal, rotate
-        self.qkv, self.out = (
-            nn.Linear(shape.dim, 3 * shape.dim, bias=False),
-            nn.Linear(shape.dim, shape.dim, bias=False),
-        )
+        super().__init__(shape.dim, shape.heads, transport="none", causal=shape.causal)
+        self.rotate = rotate
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *_: object, **__: object) -> Tensor:
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
         q, k = self.rotate(q, k)
         return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).flatten(2))
 
 
-class PeerTransformer(nn.Module):
+class PeerTransformer(Transformer):
     """The same transformer around a peer's rotation; its cos and sin are given, not computed."""
 
     def __init__(self, shape: Shape, rotate: Peer) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(shape.dim, PeerAttention(shape, rotate)) for _ in range(shape.depth))
-
-    def forward(self, x: Tensor, where: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x.square().mean()
+        super().__init__(shape, "none")
+        self.blocks = nn.ModuleList(block_of(PeerAttention(shape, rotate)) for _ in range(shape.depth))
 
 
 def training_step(model: nn.Module, shape: Shape, compiled: bool = False) -> Callable[[], None]:

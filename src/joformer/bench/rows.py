@@ -15,8 +15,9 @@ from joformer.algebra import Torus, scan
 from joformer.attention import JourneyAttention, JourneyCache, journey_attention
 from joformer.bench import transforms
 from joformer.bench.measure import Row, fastest, geometric_mean, peak_bytes
-from joformer.bench.models import SHAPES, Block, PeerTransformer, Transformer, peers, training_step
+from joformer.bench.models import SHAPES, PeerTransformer, Transformer, block_of, peers, training_step
 from joformer.frames import FixedFrames, NoFrames
+from joformer.models.blocks import Block
 from joformer.rotate import rotate, rotate_packed_
 from joformer.values import FlatFrames
 
@@ -165,7 +166,7 @@ def decoding(repeats: int, say: Report) -> Iterator[Row]:
             module = NoFrames() if transport == "none" else FixedFrames(dim // heads)
             frames = module(positions.sequence(room))
             attentions = [JourneyAttention(dim, heads, causal=True, transport=transport) for _ in range(layers)]
-            blocks = [Block(dim, attention).eval() for attention in attentions]
+            blocks = [block_of(attention).eval() for attention in attentions]
             caches = [JourneyCache(length=room) for _ in range(layers)]
             for cache in caches:
                 filled = torch.randn(1, cached, heads, dim // heads)
