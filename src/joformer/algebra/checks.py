@@ -19,6 +19,15 @@ def tolerance(dtype: torch.dtype) -> float:
     return math.sqrt(torch.finfo(dtype).eps)
 
 
+def in_float64(a: Tensor) -> Tensor:
+    """a (...) in float64, on the CPU where its device has none.
+
+    >>> in_float64(torch.ones(1)).dtype
+    torch.float64
+    """
+    return a.to("cpu", torch.float64) if a.device.type == "mps" else a.to(torch.float64)
+
+
 def require_tensor(a: object, name: str, shape: str) -> None:
     """Refuse what is no tensor, saying which shape is wanted.
 

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from joformer.algebra.checks import require_finite, require_tensor, tolerance
+from joformer.algebra.checks import in_float64, require_finite, require_tensor, tolerance
 
 TURN = 2 * math.pi
 SCAN_BLOCK = 128  # rows summed in one go: measured fastest between 16 and 256
@@ -159,7 +159,7 @@ class Torus(Group):
     ) -> Float[Tensor, "... _planes"]:
         self.check_shape(a)
         self.check_shape(b)
-        return _within_a_turn(_fp64(a) + _fp64(b)).to(a.device, torch.promote_types(a.dtype, b.dtype))
+        return _within_a_turn(in_float64(a) + in_float64(b)).to(a.device, torch.promote_types(a.dtype, b.dtype))
 
     def inverse(self, a: Float[Tensor, "... _planes"]) -> Float[Tensor, "... _planes"]:
         self.check_shape(a)
@@ -168,7 +168,7 @@ class Torus(Group):
     def power(self, a: Float[Tensor, "... _planes"], n: int | float | Tensor) -> Float[Tensor, "... _planes"]:
         """aⁿ for any real n: n times the angle given, (..., planes)."""
         self.check_shape(a)
-        angles = _fp64(a)
+        angles = in_float64(a)
         return _within_a_turn(angles * (n.to(angles)[..., None] if isinstance(n, Tensor) else n)).to(a)
 
     def matrix(self, a: Float[Tensor, "... _planes"]) -> Float[Tensor, "... _dim _dim"]:
@@ -198,7 +198,7 @@ class Torus(Group):
         block = min(SCAN_BLOCK, max(size, 1))
         # Summed in turns, in place, in blocks and then over block totals: at 65,536 steps what costs is
         # touching fresh memory, and a cumsum over one long strided dimension is three times slower.
-        zero = _fp64(steps[:1]).new_zeros(1, *steps.shape[1:])
+        zero = in_float64(steps[:1]).new_zeros(1, *steps.shape[1:])
         body = [zero, steps[:-1]] if exclusive else [steps]
         turns = torch.cat([part.to(zero.device) for part in [*body, zero.expand(-size % block, *zero.shape[1:])]])
         turns = turns.to(torch.float64).mul_(1 / TURN).unflatten(0, (-1, block)).cumsum_(1)
@@ -294,10 +294,6 @@ class Orthogonal(Group):
         even = torch.cat([steps[:1], odd[: (len(steps) - 1) // 2] @ steps[2::2]])
         woven = torch.stack([even[: len(odd)], odd], 1).flatten(0, 1)
         return torch.cat([woven, even[len(odd) :]])
-
-
-def _fp64(a: Tensor) -> Tensor:
-    return a.to("cpu", torch.float64) if a.device.type == "mps" else a.to(torch.float64)
 
 
 def _within_a_turn(angles: Tensor) -> Tensor:

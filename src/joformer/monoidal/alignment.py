@@ -19,7 +19,7 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
 from joformer.algebra import Element, Generators, Torus
-from joformer.algebra.checks import require_finite, tolerance, whole_numbers
+from joformer.algebra.checks import in_float64, require_finite, tolerance, whole_numbers
 from joformer.kernels import without_autocast
 from joformer.monoidal.composition import as_complex, phases
 from joformer.monoidal.periods import period, torus_angles
@@ -195,7 +195,7 @@ def _surface(product: Tensor, angles: Tensor, shifts: tuple[Tensor, ...]) -> Flo
 
 
 def _along(theta: Tensor, s: Tensor) -> Float[Tensor, "_shifts _planes"]:
-    wide = theta.to("cpu" if theta.device.type == "mps" else theta.device, torch.float64)
+    wide = in_float64(theta)
     return s.to(wide)[:, None] * wide
 
 

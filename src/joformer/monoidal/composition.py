@@ -16,6 +16,8 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from joformer.algebra.checks import in_float64
+
 
 def compose_real(x: Float[Tensor, "..."], angles: Float[Tensor, "axes planes"]) -> Float[Tensor, "... _dim"]:
     """Σ_n x_n A_n e of real cells x (..., n_1, …, n_D) with e = (1, 0, 1, 0, …): (..., 2·planes).
@@ -33,7 +35,7 @@ def compose_real(x: Float[Tensor, "..."], angles: Float[Tensor, "axes planes"]) 
     if rows > 1:
         columns = -(-x.shape[-1] // rows)
         x = pad(x, (0, rows * columns - x.shape[-1])).unflatten(-1, (rows, columns))
-        angles, axes = torch.cat([_fp64(angles) * columns, _fp64(angles)]), 2
+        angles, axes = torch.cat([in_float64(angles) * columns, in_float64(angles)]), 2
     grid = x.shape[x.ndim - axes :]
     longest = 0
     for k in range(1, axes):  # spelled out: the compiler cannot sort lengths it does not know
@@ -91,15 +93,11 @@ def phases(angles: Float[Tensor, "*batch"], like: Tensor) -> Complex[Tensor, "*b
     >>> phases(torch.tensor([0.0, torch.pi]), torch.ones(1)).real
     tensor([ 1., -1.])
     """
-    wide = _fp64(angles)
+    wide = in_float64(angles)
     return torch.complex(wide.cos().to(like), wide.sin().to(like))
 
 
 def _cos_sin(theta: Tensor, size: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    steps = _fp64(theta)
+    steps = in_float64(theta)
     along = steps[:, None] * torch.arange(size, dtype=steps.dtype, device=steps.device)
     return along.cos().to(like), along.sin().to(like)
-
-
-def _fp64(a: Tensor) -> Tensor:
-    return a.to("cpu", torch.float64) if a.device.type == "mps" else a.to(torch.float64)

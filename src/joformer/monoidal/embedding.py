@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from joformer.algebra import Element, Generators
-from joformer.algebra.checks import require_tensor, whole_numbers
+from joformer.algebra.checks import in_float64, require_tensor, whole_numbers
 from joformer.frames.base import KeepsPrecision, precise
 from joformer.kernels import without_autocast
 from joformer.monoidal.composition import as_complex, as_real, compose_real, compose_vectors
@@ -116,8 +116,7 @@ class MonoidalEmbedding(KeepsPrecision):
         >>> MonoidalEmbedding(2, 4, frequencies="diagonal").generators.power(0, 1)
         tensor([3.1416], dtype=torch.float64)
         """
-        angles = self.angles.cpu() if self.angles.device.type == "mps" else self.angles
-        return Generators.torus(angles.to(torch.float64, copy=True))
+        return Generators.torus(in_float64(self.angles).clone())
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:

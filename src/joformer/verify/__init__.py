@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from joformer.verify import algebra, attention, order, tables, transforms
-from joformer.verify.claims import VERDICTS, Claim, Draw, Measured, Result, worst
-from joformer.verify.claims import default_dtype as _default_dtype
+from joformer.verify.claims import VERDICTS, Claim, Draw, Measured, Result, default_dtype, worst
 
 __all__ = ["CLAIMS", "SECTIONS", "VERDICTS", "Claim", "Draw", "Measured", "Result", "choose", "run"]
 
@@ -64,7 +63,7 @@ def _check(claim: Claim, seed: int, trials: int) -> Result:
     measured: list[Measured] = []
     try:
         # Whatever the caller has switched off or chosen, claims are checked with gradients and by default in float32.
-        with torch.inference_mode(False), torch.enable_grad(), _default_dtype(torch.float32):
+        with torch.inference_mode(False), torch.enable_grad(), default_dtype(torch.float32):
             for trial in range(trials):
                 # Every claim has draws of its own: adding a claim must not change what the others see.
                 measured.append(claim.check(Draw(1_000_003 * seed + 1_009 * claim.row + trial)))
