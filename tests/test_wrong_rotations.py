@@ -107,8 +107,8 @@ def flipped_kernels():
 def test_a_flipped_sign_in_the_hot_path_is_caught_by_the_reference(which, layout, monkeypatch):
     name, wrong = flipped_kernels()[which]
     monkeypatch.setattr(kernels, name, wrong)
-    # The modules that imported the kernel; as an attribute of the package, `joformer.rotate` is the function.
-    for module in ("joformer.rotate", "joformer.values"):
+    # The modules that imported the kernel.
+    for module in ("joformer.rotation", "joformer.values"):
         monkeypatch.setattr(sys.modules[module], name, wrong, raising=False)
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 5, 2, 8, dtype=torch.float64)

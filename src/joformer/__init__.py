@@ -4,20 +4,24 @@ frames = FixedFrames(64)(positions.sequence(16))
 out = journey_attention(q, k, v, frames, causal=True)          # q, k, v: (batch, 16, heads, 64)
 """
 
-from joformer import algebra, frequencies, monoidal, positions, spectral
-from joformer.attention import JourneyAttention, JourneyCache, journey_attention
-from joformer.frames import (
-    CumulativeFrames,
-    DenseFrames,
-    DenseTreeFrames,
-    FixedFrames,
-    LearnedFrames,
-    NoFrames,
-    ProjectedFrames,
-    TreeFrames,
-)
-from joformer.rotate import convert_layout, rotate
-from joformer.values import CurvedFrames, FlatFrames
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from joformer import algebra, frequencies, monoidal, positions, spectral
+    from joformer.attention import JourneyAttention, JourneyCache, journey_attention
+    from joformer.frames import (
+        CumulativeFrames,
+        DenseFrames,
+        DenseTreeFrames,
+        FixedFrames,
+        LearnedFrames,
+        NoFrames,
+        ProjectedFrames,
+        TreeFrames,
+    )
+    from joformer.rotation import convert_layout, rotate
+    from joformer.values import CurvedFrames, FlatFrames
 
 __version__ = "0.1.0"
 
@@ -43,3 +47,24 @@ __all__ = [
     "rotate",
     "spectral",
 ]
+
+_HOME = {
+    "joformer.attention": ("JourneyAttention", "JourneyCache", "journey_attention"),
+    "joformer.rotation": ("convert_layout", "rotate"),
+    "joformer.values": ("CurvedFrames", "FlatFrames"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Names are fetched when asked for: `joformer --help` must not wait a second for torch.
+    if name not in __all__:
+        raise AttributeError(f"module 'joformer' has no attribute {name!r}")
+    home = next((module for module, names in _HOME.items() if name in names), None)
+    if home is None and not name.endswith("Frames"):
+        return import_module(f"joformer.{name}")
+    value = globals()[name] = getattr(import_module(home or "joformer.frames"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

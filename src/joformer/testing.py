@@ -20,7 +20,7 @@ from torch import Tensor
 from joformer.algebra import Orthogonal, Torus
 from joformer.attention import journey_attention
 from joformer.frames import FramesModule
-from joformer.rotate import rotate as library_rotate
+from joformer.rotation import rotate as library_rotate
 from joformer.values import FlatFrames, Frames
 
 Rotate = Callable[..., Tensor]

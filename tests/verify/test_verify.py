@@ -84,7 +84,7 @@ def test_checks_leave_torch_as_it_was():
 def test_a_rotation_the_other_way_turns_rows_red(monkeypatch):
     from joformer.attention import functional
 
-    right = sys.modules["joformer.rotate"].rotate
+    right = sys.modules["joformer.rotation"].rotate
 
     def other_way(x, frames, inverse=False):
         return right(x, frames, inverse=not inverse)
@@ -97,7 +97,7 @@ def test_a_rotation_the_other_way_turns_rows_red(monkeypatch):
 def test_a_rotation_never_undone_turns_rows_red(monkeypatch):
     from joformer.attention import functional
 
-    right = sys.modules["joformer.rotate"].rotate
+    right = sys.modules["joformer.rotation"].rotate
     for module in (functional, verify.attention):
         monkeypatch.setattr(module, "rotate", lambda x, frames, inverse=False: right(x, frames))
     assert {13, 23} <= red()
@@ -107,7 +107,7 @@ def test_a_rotation_never_undone_turns_rows_red(monkeypatch):
 def test_a_sign_flipped_in_the_kernel_turns_rows_red(monkeypatch):
     kernels = sys.modules["joformer.kernels"]
     turn, undone = kernels.turn, kernels.undone
-    for module in ("joformer.kernels", "joformer.rotate", "joformer.values"):
+    for module in ("joformer.kernels", "joformer.rotation", "joformer.values"):
         flipped = lambda x, unit, layout, out: turn(x, undone(unit), layout, out)  # noqa: E731
         monkeypatch.setattr(sys.modules[module], "turn", flipped, raising=False)
     assert {13, 14} <= red()

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from joformer.attention.reference import reference_attention
 from joformer.attention.window import window_attention
-from joformer.rotate import rotate
+from joformer.rotation import rotate
 from joformer.values import CurvedFrames, FlatFrames, Frames
 
 Transport = Literal["none", "scores", "values", "both"]

@@ -28,7 +28,7 @@ from joformer.attention.functional import (
     journey_attention,
     sides,
 )
-from joformer.rotate import is_plain, own_projection, rotate, rotate_packed_, unrotate_linear
+from joformer.rotation import is_plain, own_projection, rotate, rotate_packed_, unrotate_linear
 from joformer.values import FlatFrames, Frames
 
 

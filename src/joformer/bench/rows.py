@@ -18,7 +18,7 @@ from joformer.bench.measure import Row, fastest, geometric_mean, peak_bytes
 from joformer.bench.models import SHAPES, PeerTransformer, Transformer, block_of, peers, training_step
 from joformer.frames import FixedFrames, NoFrames
 from joformer.models.blocks import Block
-from joformer.rotate import rotate, rotate_packed_
+from joformer.rotation import rotate, rotate_packed_
 from joformer.values import FlatFrames
 
 Report = Callable[[str], None]

@@ -23,7 +23,7 @@ from joformer.frames.base import KeepsPrecision, wrap
 from joformer.frames.projected import Projector
 from joformer.frequencies import geometric
 from joformer.kernels import without_autocast
-from joformer.rotate import own_projection, rotate, rotate_packed_, unrotate_linear
+from joformer.rotation import own_projection, rotate, rotate_packed_, unrotate_linear
 from joformer.values import FlatFrames
 
 CHUNK = 32  # tokens summed by one matrix; measured fastest of 16 to 128, forward and backward

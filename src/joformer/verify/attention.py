@@ -23,7 +23,7 @@ from joformer.algebra import (
 from joformer.attention import JourneyAttention, journey_attention
 from joformer.frames import DenseFrames, FixedFrames, FramesModule, LearnedFrames, ProjectedFrames, TreeFrames
 from joformer.models import JourneySSM, RotatE
-from joformer.rotate import rotate
+from joformer.rotation import rotate
 from joformer.values import FlatFrames, Frames
 from joformer.verify.claims import Draw, Measured, Section, gap, worst
 

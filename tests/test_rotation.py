@@ -8,7 +8,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from joformer import CurvedFrames, FixedFrames, FlatFrames, convert_layout, positions, rotate
 from joformer.kernels import cos_sin, cut_heads, turn_real
-from joformer.rotate import rotate_packed_
+from joformer.rotation import rotate_packed_
 from joformer.testing import (
     assert_close,
     assert_is_rotation,
