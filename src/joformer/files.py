@@ -25,6 +25,20 @@ def make_folder(path: Path) -> None:
         raise ValueError(f"cannot write into {path}: {error.strerror}; give a directory you may write to") from None
 
 
+def synchronise(path: Path) -> None:
+    """Wait until the file, or the names in the folder, are on the disk itself.
+
+    >>> synchronise(Path("."))
+    """
+    if os.name == "nt" and path.is_dir():  # Windows has no handles of folders to flush
+        return
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Put data at path: whole, or, if the disk is full or the power fails, as it was before.
 
@@ -41,6 +55,7 @@ def write_whole(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
+        synchronise(path.parent)
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}; make room or choose another place") from None
     finally:

@@ -110,7 +110,7 @@ def test_a_tied_head_is_the_embedding():
         (lambda: LMConfig(pattern="WX", window=2), "letters F"),
         (lambda: LMConfig(pattern="W"), "say window=32"),
         (lambda: LMConfig(dim=10, heads=3), "does not divide into 3 heads"),
-        (lambda: JoFormerLM(LMConfig(frames="rotary")), "frames must be fixed"),
+        (lambda: JoFormerLM(LMConfig(frames="rotary")), "frames must be one of fixed"),
         (lambda: JoFormerViT(SMALL_VIT)(torch.zeros(1, 2, 8, 9)), "a multiple of 4"),
         (lambda: JoFormerViT(SMALL_VIT)(torch.zeros(1, 3, 8, 8)), "x must be"),
         (lambda: JoFormerViT(dataclasses.replace(SMALL_VIT, model="learned"))(torch.zeros(1, 2, 8, 8)), "bound to"),

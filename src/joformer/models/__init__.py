@@ -6,7 +6,9 @@ torch.Size([1, 5, 32])
 """
 
 from joformer.models.classifier import ClassifierConfig, MonoidalClassifier
+from joformer.models.initial import adapt, initialise
 from joformer.models.lm import JoFormerLM, LMConfig
+from joformer.models.losses import linear_cross_entropy
 from joformer.models.relations import RotatE
 from joformer.models.saving import load, save
 from joformer.models.ssm import JourneySSM
@@ -23,6 +25,9 @@ __all__ = [
     "RotatE",
     "Variant",
     "ViTConfig",
+    "adapt",
+    "initialise",
+    "linear_cross_entropy",
     "load",
     "save",
 ]

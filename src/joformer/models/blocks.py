@@ -51,8 +51,10 @@ class Block(nn.Module):
         return x + self._kept(self.down(F.gelu(self.up(self.norm2(x)))))
 
     def _kept(self, added: Tensor) -> Tensor:
+        if not self.training:
+            return added
         added = self.dropout(added)
-        if not self.drop_path or not self.training:
+        if not self.drop_path:
             return added
         kept = torch.rand(added.shape[0], 1, 1, device=added.device) >= self.drop_path
         return added * kept / (1 - self.drop_path)

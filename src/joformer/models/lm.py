@@ -9,9 +9,9 @@ Paper: "JoFormer Wikipedia Language Modeling", "Length Generalization"; CLAIMS.m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -22,22 +22,27 @@ from joformer.attention import JourneyAttention, JourneyCache
 from joformer.attention.functional import Transport
 from joformer.frames import CumulativeFrames, FixedFrames, LearnedFrames, NoFrames, ProjectedFrames
 from joformer.models.blocks import Block
+from joformer.models.losses import linear_cross_entropy
 from joformer.values import Frames
+
+FramesName = Literal["fixed", "learned", "projected", "cumulative"]
 
 
 @dataclass(frozen=True)
 class LMConfig:
-    """What a `JoFormerLM` is made of; `pattern` is repeated, or cut, to `layers` letters.
+    """What a `JoFormerLM` is made of; `pattern`, and `frames` where several, are repeated, or cut, to `layers`.
 
     >>> LMConfig(layers=8, pattern="WWN", window=32).letters
     'WWNWWNWW'
+    >>> LMConfig(layers=3, frames=("fixed", "projected")).names
+    ('fixed', 'projected', 'fixed')
     """
 
     vocab: int = 8000
     dim: int = 256
     layers: int = 4
     heads: int = 4
-    frames: Literal["fixed", "learned", "projected", "cumulative"] = "fixed"
+    frames: FramesName | tuple[FramesName, ...] = "fixed"
     projected_base: Literal["none", "fixed", "learned"] = "fixed"
     transport: Transport = "both"
     pattern: str = "F"
@@ -51,6 +56,10 @@ class LMConfig:
             raise ValueError(f"pattern {self.pattern!r} must be made of the letters F (full), W (windowed), N (NoPE)")
         if "W" in self.pattern and self.window is None:
             raise ValueError(f"pattern {self.pattern!r} has windowed layers: say window=32, or use F")
+        unknown = [name for name in self.names if name not in get_args(FramesName)]
+        if unknown or not self.frames:
+            known = ", ".join(get_args(FramesName))
+            raise ValueError(f"frames must be one of {known}, or a tuple of them, got {self.frames!r}")
         if self.dim % self.heads:
             raise ValueError(f"dim={self.dim} does not divide into {self.heads} heads: choose another number")
 
@@ -58,6 +67,12 @@ class LMConfig:
     def letters(self) -> str:
         """One letter per layer."""
         return (self.pattern * self.layers)[: self.layers]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The frames of each layer, where its letter is not N."""
+        several = self.frames if isinstance(self.frames, tuple) else (self.frames,)
+        return (several * self.layers)[: self.layers]
 
 
 class JoFormerLM(nn.Module):
@@ -74,10 +89,12 @@ class JoFormerLM(nn.Module):
         super().__init__()
         self.config, dim = config, config.dim
         self.embed = nn.Embedding(config.vocab, dim)
-        nn.init.normal_(self.embed.weight, std=0.02)
         # Frames without parameters of their own are one module for all layers, and are computed once.
-        fixed, none = _frames(config) if config.frames == "fixed" else None, NoFrames()
-        self.frames = nn.ModuleList(none if letter == "N" else fixed or _frames(config) for letter in config.letters)
+        fixed, none = FixedFrames(dim // config.heads, base=config.base), NoFrames()
+        self.frames = nn.ModuleList(
+            none if letter == "N" else fixed if name == "fixed" else _frames(config, name)
+            for letter, name in zip(config.letters, config.names, strict=True)
+        )
         self.blocks = nn.ModuleList(
             Block(
                 JourneyAttention(
@@ -97,6 +114,10 @@ class JoFormerLM(nn.Module):
         self.head = nn.Linear(dim, config.vocab, bias=False)
         if config.tied:
             self.head.weight = self.embed.weight
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.embed.weight, std=0.02)
 
     def forward(
         self,
@@ -104,8 +125,24 @@ class JoFormerLM(nn.Module):
         where: Float[Tensor, "*batch tokens 1"] | None = None,
         *,
         caches: Sequence[JourneyCache] | None = None,
-    ) -> Float[Tensor, "batch tokens vocab"]:
-        """`where` are the positions, by default those after what `caches` (see `caches()`) hold, or 0, 1, …"""
+        targets: Int[Tensor, "batch tokens"] | None = None,
+    ) -> Float[Tensor, "batch tokens vocab"] | Float[Tensor, ""]:
+        """`where` are the positions, by default those after what `caches` (see `caches()`) hold, or 0, 1, …
+
+        With `targets`, the token that should follow each (−100: does not count), the result is the mean loss, and
+        the logits never exist as a whole.
+
+        >>> model, tokens = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2)), torch.randint(50, (3, 8))
+        >>> model(tokens[:, :-1], targets=tokens[:, 1:]).shape
+        torch.Size([])
+        """
+        x = self._read(tokens, where, caches)
+        return self.head(x) if targets is None else linear_cross_entropy(x, self.head.weight, targets)
+
+    def _read(
+        self, tokens: Tensor, where: Tensor | None, caches: Sequence[JourneyCache] | None
+    ) -> Float[Tensor, "batch tokens dim"]:
+        """What the head reads its logits from."""
         if caches is not None and len(caches) != len(self.blocks):
             raise ValueError(f"{len(caches)} caches for {len(self.blocks)} layers: make them with model.caches()")
         seen = caches[0].tokens if caches else 0
@@ -121,7 +158,7 @@ class JoFormerLM(nn.Module):
             else:
                 frames = made[id(module)] = made.get(id(module)) or module(where, x)
             x = block(x, frames, cache=cache)
-        return self.head(self.norm(x))
+        return self.norm(x)
 
     def caches(self) -> list[JourneyCache]:
         """One empty cache for each layer, sliding where the layer has a window.
@@ -133,7 +170,6 @@ class JoFormerLM(nn.Module):
         window = self.config.window
         return [JourneyCache(window=window if letter == "W" else None) for letter in self.config.letters]
 
-    @torch.no_grad()
     def generate(
         self,
         tokens: Int[Tensor, "batch tokens"],
@@ -143,14 +179,33 @@ class JoFormerLM(nn.Module):
         top_k: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Int[Tensor, "batch _more"]:
-        """`count` more tokens after tokens (batch, tokens), drawn from softmax(logits / temperature): all of them.
-
-        temperature 0 takes the likeliest; `top_k` draws among the k likeliest only. The model decides nothing about
-        training or evaluation: call `model.eval()` to switch dropout off.
+        """tokens (batch, tokens) and the `count` that `stream` has follow them.
 
         >>> model = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2)).eval()
         >>> model.generate(torch.randint(50, (3, 7)), 5, top_k=10).shape
         torch.Size([3, 12])
+        """
+        more = self.stream(tokens, count, temperature=temperature, top_k=top_k, generator=generator)
+        return torch.cat((tokens, *more), 1)
+
+    def stream(
+        self,
+        tokens: Int[Tensor, "batch tokens"],
+        count: int,
+        *,
+        temperature: int | float = 1.0,
+        top_k: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Iterator[Int[Tensor, "batch 1"]]:
+        """`count` more tokens after tokens (batch, tokens), as they are drawn: (batch, 1) at a time.
+
+        They come from softmax(logits / temperature); temperature 0 takes the likeliest; `top_k` draws among the k
+        likeliest only. The model decides nothing about training or evaluation: call `model.eval()` to switch dropout
+        off.
+
+        >>> model = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2)).eval()
+        >>> [new.shape for new in model.stream(torch.randint(50, (3, 7)), 2, temperature=0)]
+        [torch.Size([3, 1]), torch.Size([3, 1])]
         """
         if tokens.dim() != 2 or not tokens.shape[1]:
             raise ValueError(
@@ -162,25 +217,22 @@ class JoFormerLM(nn.Module):
             )
         caches, new = self.caches(), tokens
         for _ in range(count):
-            logits = self(new, caches=caches)[:, -1].float()
-            if top_k is not None and top_k < logits.shape[-1]:
-                logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
-            if temperature:
-                chances = torch.softmax(logits / temperature, -1)
-                new = torch.multinomial(chances, 1, generator=generator)
-            else:
-                new = logits.argmax(-1, keepdim=True)
-            tokens = torch.cat((tokens, new.to(tokens.dtype)), 1)
-        return tokens
+            with torch.inference_mode():
+                logits = self.head(self._read(new, None, caches)[:, -1]).float()
+                if top_k is not None and top_k < logits.shape[-1]:
+                    logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
+                if temperature:
+                    chances = torch.softmax(logits / temperature, -1)
+                    drawn = torch.multinomial(chances, 1, generator=generator)
+                else:
+                    drawn = logits.argmax(-1, keepdim=True)
+            new = drawn.to(tokens.dtype, copy=True)  # out here it is a plain tensor, fit for training too
+            yield new
 
 
-def _frames(config: LMConfig) -> nn.Module:
+def _frames(config: LMConfig, name: str) -> nn.Module:
     head_dim = config.dim // config.heads
-    if config.frames == "fixed":
-        return FixedFrames(head_dim, base=config.base)
-    if config.frames == "learned":
+    if name == "learned":
         return LearnedFrames(head_dim, heads=config.heads, base=config.base)
-    kind = {"projected": ProjectedFrames, "cumulative": CumulativeFrames}.get(config.frames)
-    if kind is None:
-        raise ValueError(f"frames must be fixed, learned, projected or cumulative, got {config.frames!r}")
+    kind = {"projected": ProjectedFrames, "cumulative": CumulativeFrames}[name]
     return kind(config.dim, head_dim, heads=config.heads, base=config.projected_base, frequency_base=config.base)

@@ -35,18 +35,41 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     ...     load(folder).config.dim
     8
     """
-    from safetensors.torch import save as to_bytes
-
     name = type(model).__name__
     if MODELS.get(name) is not type(model):
         raise ValueError(f"{name} is none of the models that can be saved: {', '.join(MODELS)}")
     where = Path(folder)
     make_folder(where)
-    written = {"model": name, "config": asdict(model.config)}  # type: ignore[call-overload]
     # Weights first: a folder with a configuration always has the weights that go with it.
-    weights = {key: value.contiguous() for key, value in _own(model).items()}
-    write_whole(where / WEIGHTS, to_bytes(weights))
-    write_whole(where / CONFIG, (json.dumps(written, indent=2) + "\n").encode())
+    save_weights(own_state(model), where)
+    write_whole(where / CONFIG, (json.dumps(written(model.config), indent=2) + "\n").encode())
+
+
+def written(config: Any) -> dict[str, Any]:
+    """What config.json says of a configuration: the name of its model, and its fields.
+
+    >>> from joformer.models import ClassifierConfig
+    >>> written(ClassifierConfig(dim=8))["model"]
+    'MonoidalClassifier'
+    """
+    for name, model in MODELS.items():
+        if model.config_class is type(config):  # type: ignore[attr-defined]
+            return {"model": name, "config": asdict(config)}
+    raise ValueError(f"{type(config).__name__} is no configuration of {', '.join(MODELS)}")
+
+
+def save_weights(weights: dict[str, torch.Tensor], folder: Path) -> None:
+    """Put the weights into folder/model.safetensors, whole or not at all.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     save_weights({"w": torch.ones(2)}, Path(folder))
+    ...     (Path(folder) / WEIGHTS).is_file()
+    True
+    """
+    from safetensors.torch import save as to_bytes
+
+    write_whole(folder / WEIGHTS, to_bytes({key: value.contiguous() for key, value in weights.items()}))
 
 
 def load(folder: str | os.PathLike[str]) -> Any:
@@ -73,7 +96,7 @@ def load(folder: str | os.PathLike[str]) -> Any:
         weights = from_bytes((where / WEIGHTS).read_bytes())
     except SafetensorError as error:
         raise ValueError(f"{where / WEIGHTS} is damaged or no safetensors file: {error}") from None
-    own = _own(model)
+    own = own_state(model)
     wrong = [key for key in own.keys() | weights.keys() if _shape(own.get(key)) != _shape(weights.get(key))]
     if wrong:
         raise ValueError(f"{where / WEIGHTS} does not fit {CONFIG}, first at {min(wrong)!r}: they belong to two models")
@@ -83,8 +106,12 @@ def load(folder: str | os.PathLike[str]) -> Any:
     return model.eval()
 
 
-def _own(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The state of the model, what two names share under the first of them."""
+def own_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The state of the model, what two names share under the first of them.
+
+    >>> list(own_state(nn.Linear(2, 2)))
+    ['weight', 'bias']
+    """
     seen: set[int] = set()
     state = {}
     for key, value in model.state_dict(keep_vars=True).items():

@@ -108,7 +108,8 @@ class JourneySSM(nn.Module):
         self.out = nn.Linear(heads * head_dim, dim, bias=False)
 
     def reset_parameters(self) -> None:
-        for part in (self.values, self.transition, self.out):
+        # The transition last, so that layers which differ in it alone draw the same projections.
+        for part in (self.values, self.out, self.transition):
             part.reset_parameters()
 
     def forward(

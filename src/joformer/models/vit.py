@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -98,6 +98,23 @@ class ViTConfig:
             raise ValueError(f"dim={self.dim} does not divide into {self.heads} heads: choose another number")
         if self.pool not in ("cls", "mean") or self.registers < 0:
             raise ValueError(f"pool is 'cls' or 'mean' and registers 0 or more, got {self.pool!r}, {self.registers}")
+
+    @classmethod
+    def spectrogram(cls, bands: int, frames: int, classes: int, **changes: Any) -> ViTConfig:
+        """A small encoder for spectrograms, frequency × time: one channel, patches of 16 bands × 4 frames, their mean.
+
+        Where 16 and 4 do not divide, the largest that does. Longer and shorter recordings are welcome too, as long as
+        their frames divide; `changes` are other fields of the configuration.
+
+        >>> config = ViTConfig.spectrogram(64, 100, classes=10, model="rope2d")
+        >>> config.grid, config.dim, config.layers, config.pool
+        ((4, 25), 64, 4, 'mean')
+        """
+        if bands < 1 or frames < 1:
+            raise ValueError(f"a spectrogram has 1 band and 1 frame or more, got {bands} × {frames}")
+        patch = tuple(max(p for p in range(1, most + 1) if n % p == 0) for n, most in ((bands, 16), (frames, 4)))
+        small: dict[str, Any] = {"patch": patch, "dim": 64, "layers": 4, "heads": 4, "pool": "mean"}
+        return cls(shape=(bands, frames), channels=1, classes=classes, **(small | changes))
 
     @property
     def prefix(self) -> int:

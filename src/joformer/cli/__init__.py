@@ -1,0 +1,70 @@
+"""The command `joformer`: one small dataclass a subcommand, whose docstring and defaults are its help."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+try:
+    import tyro
+except ImportError:  # the core does without the command line's dependencies
+    sys.exit("joformer: the command needs tyro and rich: pip install 'joformer[train]'")
+
+from joformer.cli.bench import Bench
+from joformer.cli.evaluate import Evaluate
+from joformer.cli.generate import Generate
+from joformer.cli.verify import Verify
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train one model: joformer train lm | vit | monoidal. Killed or not, the same command gives the same bits."""
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "verify": Verify,
+    "bench": Bench,
+    "train": Train,
+    "generate": Generate,
+    "evaluate": Evaluate,
+}
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one line and exit code 2, Ctrl-C exit code 130."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal without Unicode gets question marks rather than an error
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        sys.exit(_parse(sys.argv[1:]).run())
+    except ValueError as mistake:
+        print(f"joformer: {mistake}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        print(f"joformer: cannot write {error.filename or 'the output'}: {error.strerror or error}", file=sys.stderr)
+        sys.stdout = None  # what is left in its buffer would fail again at exit
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _parse(words: list[str]) -> Any:
+    if words[:1] == ["train"]:
+        # Its options are those of the models and the recipe, which need torch: only who asks for them waits for it.
+        from joformer.cli.train import LM, LMConfig, Monoidal, Recipe, ViT
+
+        for shown in (LMConfig, Recipe):  # help is what is said of them, without the examples that are tests
+            shown.__doc__ = (shown.__doc__ or "").partition("\n\n    >>>")[0]
+
+        return tyro.extras.subcommand_cli_from_dict(
+            {"lm": LM, "vit": ViT, "monoidal": Monoidal},
+            prog="joformer train",
+            description=Train.__doc__,
+            args=words[1:],
+            config=(tyro.conf.OmitArgPrefixes,),
+        )
+    about = "Journey operators: what is true of them, what they cost, and models that use them."
+    return tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="joformer", description=about, args=words)

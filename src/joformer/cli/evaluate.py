@@ -1,0 +1,101 @@
+"""`joformer evaluate`: a trained model on data that was held out, a language model at any context."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from joformer.cli.showing import progress_bar, say, tell
+
+if TYPE_CHECKING:
+    from joformer.training import Opened
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """What a trained model is worth: perplexity and bits per byte, at every length asked for, or accuracy.
+
+    Example: joformer evaluate runs/enwik8 --lengths 512 1024 2048 4096 --split test
+    """
+
+    checkpoint: Annotated[Path, tyro.conf.Positional]
+    """The folder of a run, or of one of its checkpoints."""
+    lengths: tuple[int, ...] = ()
+    """Contexts of a language model, in tokens; the trained one by default."""
+    data: str | None = None
+    """Other data than it was trained on; a language model keeps its tokenizer."""
+    split: Literal["valid", "test"] = "valid"
+    """Which part of the text; images have only test."""
+    windows: int = 200
+    """How many windows of text, spread evenly over the split."""
+    json: bool = False
+    """Print a list of {length, loss, …} instead of lines."""
+
+    def run(self) -> int:
+        from joformer.models import JoFormerLM
+        from joformer.training import open_run
+
+        opened = open_run(self.checkpoint)
+        if opened.step is not None:
+            print(f"weights of step {opened.step}", file=sys.stderr)
+        data = self.data or opened.notes.get("data")
+        if data is None:
+            raise ValueError(f"{self.checkpoint} does not say what it was trained on: give --data")
+        if isinstance(opened.model, JoFormerLM):
+            rows = self._text(opened, data)
+        elif self.lengths:
+            raise ValueError(
+                f"--lengths are for language models, {self.checkpoint} holds {type(opened.model).__name__}"
+            )
+        else:
+            rows = [self._images(opened, data)]
+        if self.json:
+            say(json.dumps(rows, indent=2))
+        else:
+            for row in rows:
+                say(
+                    "  ".join(
+                        f"{name} {round(value, 4) if isinstance(value, float) else value}"
+                        for name, value in row.items()
+                    )
+                )
+        return 0
+
+    def _text(self, opened: Opened, data: str) -> list[dict[str, Any]]:
+        from joformer.training import LanguageTask, Processes, load_text
+
+        trained = opened.run.get("task", {})
+        if self.data is None:
+            text = load_text(data, vocab=opened.notes["vocab"], say=tell)
+            if text.fingerprint != trained.get("text"):
+                tell(f"{data} has changed since the model was trained on it")
+        else:
+            text = load_text(data, tokenizer=opened.tokenizer(), say=tell)
+        lengths = self.lengths or (trained.get("context", 512),)
+        # Checked for all before the first is measured.
+        task = LanguageTask(text, context=1, batch=max(lengths), held_out=self.windows)
+        for length in lengths:
+            task.fits(self.split, length)
+        rows = []
+        with progress_bar() as progress:
+            for length in progress.track(lengths, description="evaluating"):
+                found = task.evaluate(opened.model, Processes(), split=self.split, context=length)
+                rows.append({"length": length, "split": self.split, **found})
+        return rows
+
+    def _images(self, opened: Opened, data: str) -> dict[str, Any]:
+        from joformer.models import MonoidalClassifier
+        from joformer.training import ImageTask, Processes, load_labelled
+
+        notes, trained = opened.notes, opened.run.get("task", {})
+        images = load_labelled(data, label=notes.get("label"), size=notes.get("size"), say=tell)
+        classes = opened.model.config.classes
+        if len(images.classes) != classes:
+            raise ValueError(f"{data} has {len(images.classes)} classes, the model knows {classes}: give other --data")
+        task = ImageTask(images, cells=isinstance(opened.model, MonoidalClassifier), normalise=trained.get("normalise"))
+        return task.evaluate(opened.model, Processes())

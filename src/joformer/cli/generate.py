@@ -1,0 +1,68 @@
+"""`joformer generate`: text from a trained language model, as it is made."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from joformer.cli.showing import say
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Text from a language model that `joformer train lm` made, finished or not, shown as it is drawn.
+
+    Example: joformer generate runs/enwik8 --prompt "The history of" --tokens 300 --temperature 0.8
+    """
+
+    checkpoint: Annotated[Path, tyro.conf.Positional]
+    """The folder of a run, or of one of its checkpoints."""
+    prompt: str = ""
+    """What the text begins with; a new line where nothing is given."""
+    tokens: int = 200
+    """How many tokens to draw."""
+    temperature: float = 1.0
+    """Below 1 more likely, above 1 more surprising; 0 always takes the likeliest."""
+    top_k: int | None = None
+    """Draw among so many likeliest tokens only."""
+    seed: int = 0
+    """The same seed draws the same text."""
+    json: bool = False
+    """Print {prompt, text, tokens} at the end instead of streaming."""
+
+    def run(self) -> int:
+        import torch
+
+        from joformer.models import JoFormerLM
+        from joformer.training import open_run
+        from joformer.training.draws import generator
+
+        opened = open_run(self.checkpoint)
+        if not isinstance(opened.model, JoFormerLM):
+            raise ValueError(
+                f"{self.checkpoint} holds a {type(opened.model).__name__}: only a language model writes text"
+            )
+        tokenizer = opened.tokenizer()
+        if opened.step is not None:
+            print(f"weights of step {opened.step}", file=sys.stderr)
+        begin = torch.tensor([tokenizer.encode(self.prompt or "\n")])
+        shown, text = tokenizer.stream(), ""
+        show = (lambda piece: None) if self.json else (lambda piece: say(piece, end=""))
+        show(self.prompt)
+        drawn = opened.model.stream(
+            begin, self.tokens, temperature=self.temperature, top_k=self.top_k, generator=generator(self.seed, "text")
+        )
+        for token in drawn:
+            piece = shown.feed(int(token))
+            text += piece
+            show(piece)
+        rest = shown.end()
+        show(rest + "\n")
+        if self.json:
+            say(json.dumps({"prompt": self.prompt, "text": text + rest, "tokens": self.tokens}))
+        return 0

@@ -1,0 +1,206 @@
+"""`joformer train lm | vit | monoidal`: one model, from the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from joformer.cli.showing import say, tell
+from joformer.models import ClassifierConfig, LMConfig, ViTConfig
+from joformer.monoidal.embedding import Frequencies
+from joformer.training import (
+    Augment,
+    Images,
+    ImageTask,
+    LanguageTask,
+    Mix,
+    Recipe,
+    Stopped,
+    Task,
+    load_labelled,
+    load_text,
+    train,
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a run is kept, and what makes it the one it is."""
+
+    out: Path
+    """The run's folder; starting the same command on it continues it."""
+    seed: int = 0
+    """Decides the first weights, the order of the data and every throw of the dice."""
+    drift: bool = False
+    """Continue a run although its bits cannot be kept: other processes, threads or machine than before."""
+    json: bool = False
+    """Print the last metrics as JSON."""
+
+    def train(self, config: Any, task: Task, recipe: Recipe, notes: dict[str, Any]) -> int:
+        """Train and show the last metrics; the exit code."""
+        try:
+            result = train(config, task, recipe, self.out, seed=self.seed, drift=self.drift, notes=notes)
+        except Stopped as stopped:
+            tell(f"joformer: {stopped}")
+            return stopped.code
+        if int(os.environ.get("RANK", "0")) == 0:
+            shown = ", ".join(f"{name} {value:.4f}" for name, value in result.items() if name != "step")
+            say(json.dumps(result) if self.json else f"{self.out}: {shown} after {result['step']} steps")
+        return 0
+
+
+@dataclass(frozen=True)
+class LM:
+    """A language model on any text.
+
+    Example: joformer train lm --data enwik8.xz --vocab 256 --frames projected --steps 2000 --out runs/enwik8
+    """
+
+    to: Run
+    data: str = "stdlib"
+    """stdlib (Python's own source), wikipedia, openwebtext, or a file or folder of text, also gz, xz, zst, parquet."""
+    context: int = 512
+    """Tokens in a window."""
+    batch: int = 32
+    """Windows in a step, of all processes together."""
+    model: LMConfig = field(default_factory=LMConfig)
+    recipe: Recipe = field(default_factory=lambda: Recipe(lr=1e-3, warmup=100))
+
+    def run(self) -> int:
+        text = load_text(self.data, vocab=self.model.vocab, say=tell)
+        task = LanguageTask(text, context=self.context, batch=self.batch)
+        config = replace(self.model, vocab=text.tokenizer.vocab)
+        notes = {"data": _where(self.data), "vocab": self.model.vocab}
+        return self.to.train(config, task, self.recipe, notes)
+
+
+@dataclass(frozen=True)
+class ViT:
+    """A vision transformer on images, or on the spectrograms of sounds.
+
+    Example: joformer train vit --data cifar100 --patch 4 4 --dim 32 --augment cifar --epochs 30 --out runs/cifar
+    """
+
+    to: Run
+    data: str = "digits"
+    """digits, tones, words (embedded), mnist, cifar100 (hub), or a folder or parquet of images or wav files."""
+    label: str | None = None
+    """The column of the classes, where there are several."""
+    size: int | None = None
+    """Side to which images of different sizes are brought."""
+    batch: int = 128
+    """Images in a step, of all processes together."""
+    epochs: int | None = None
+    """Instead of --steps: how often to go through the images."""
+    augment: Literal["none", "cifar", "imagenet"] = "none"
+    """none, the paper's Setup B (with mixup), or DeiT's (with mixup, CutMix, smoothed labels)."""
+    draw: Literal["epochs", "randint"] = "epochs"
+    """Every image once an epoch, or any at any time (Setup B)."""
+    model: str = "joformer_axial"
+    """By the paper's name: rope2d, joformer_old, monoidal_axial, joformer_axial, …"""
+    patch: tuple[int, ...] | None = None
+    """Sides of a patch; by default an eighth of each side of the image."""
+    dim: int = 64
+    layers: int = 4
+    heads: int = 4
+    hidden: int | None = None
+    """Width of the feed-forward; four times dim by default."""
+    base: float = 100.0
+    """The slowest frequency's wavelength, 2π base."""
+    pool: Literal["cls", "mean"] = "cls"
+    registers: int = 0
+    dropout: float = 0.0
+    drop_path: float = 0.0
+    recipe: Recipe = field(default_factory=lambda: Recipe(lr=1e-3, end=0.0, betas=(0.9, 0.999)))
+
+    def run(self) -> int:
+        images = load_labelled(self.data, label=self.label, size=self.size, say=tell)
+        channels, *shape = images.train.images.shape[1:]
+        config = ViTConfig(
+            model=self.model,
+            shape=tuple(shape),
+            patch=self.patch or tuple(max(side // 8, 1) for side in shape),
+            channels=channels,
+            classes=len(images.classes),
+            **{
+                name: getattr(self, name)
+                for name in ("dim", "layers", "heads", "hidden", "base", "pool", "registers", "dropout", "drop_path")
+            },
+        )
+        augment, mix = _augmentation(self.augment, images)
+        task = ImageTask(images, batch=self.batch, augment=augment, mix=mix, draw=self.draw)
+        notes = {"data": _where(self.data), "label": self.label, "size": self.size}
+        recipe = _in_epochs(self.recipe, self.epochs, len(images.train.labels), self.batch)
+        return self.to.train(config, task, recipe, notes)
+
+
+@dataclass(frozen=True)
+class Monoidal:
+    """One vector for a whole image, and a small classifier on it: the paper's MNIST model.
+
+    Example: joformer train monoidal --data mnist --dim 32 --epochs 50 --out runs/mnist
+    """
+
+    to: Run
+    data: str = "digits"
+    """digits (embedded), mnist (hub), or a folder or parquet of images with one channel."""
+    label: str | None = None
+    """The column of the classes, where there are several."""
+    size: int | None = None
+    """Side to which images of different sizes are brought."""
+    batch: int = 128
+    """Images in a step, of all processes together."""
+    epochs: int | None = None
+    """Instead of --steps: how often to go through the images."""
+    dim: int = 32
+    """Numbers in the vector."""
+    hidden: int = 128
+    """Width of the classifier's hidden layer."""
+    frequencies: Frequencies = "learned"
+    """learned, or fixed ones."""
+    spread: float | None = None
+    """How far apart learned frequencies start."""
+    recipe: Recipe = field(
+        default_factory=lambda: Recipe(lr=1e-3, end=0.0, betas=(0.9, 0.999), weight_decay=0.0, clip=None)
+    )
+
+    def run(self) -> int:
+        images = load_labelled(self.data, label=self.label, size=self.size, say=tell)
+        config = ClassifierConfig(
+            dim=self.dim,
+            shape=tuple(images.train.images.shape[2:]),
+            classes=len(images.classes),
+            hidden=self.hidden,
+            frequencies=self.frequencies,
+            spread=self.spread,
+        )
+        task = ImageTask(images, batch=self.batch, cells=True)
+        notes = {"data": _where(self.data), "label": self.label, "size": self.size}
+        recipe = _in_epochs(self.recipe, self.epochs, len(images.train.labels), self.batch)
+        return self.to.train(config, task, recipe, notes)
+
+
+def _augmentation(name: str, images: Images) -> tuple[Augment | None, Mix | None]:
+    """What the name stands for, normalised as these images are; Setup B as printed where there are three channels."""
+    if name == "none":
+        return None, None
+    if images.train.images.dim() != 4:
+        raise ValueError("augmentation is for images with two axes: say --augment none")
+    channels = images.train.images.shape[1]
+    own: dict[str, Any] = {} if channels == 3 else {"mean": tuple(images.mean.tolist()), "std": tuple(images.std.tolist())}
+    side = min(images.train.images.shape[2:])
+    if name == "imagenet":
+        return Augment.imagenet(**own), Mix.imagenet()
+    return Augment(**own, crop_pad=min(4, side // 8), erase_size=min(16, side // 2)), Mix()
+
+
+def _in_epochs(recipe: Recipe, epochs: int | None, images: int, batch: int) -> Recipe:
+    return recipe if epochs is None else replace(recipe, steps=max(1, round(epochs * images / batch)))
+
+
+def _where(data: str) -> str:
+    """A path that still leads there from another folder; a name as it is."""
+    return str(Path(data).expanduser().resolve()) if Path(data).expanduser().exists() else data

@@ -1,0 +1,77 @@
+"""`joformer verify`: what is true of the paper."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from joformer.cli.showing import progress_bar, say
+
+if TYPE_CHECKING:
+    from joformer.verify import Result
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Every claim of the paper, its verdict, and the residual measured here, now, with the library's own functions.
+
+    Exit code 1 if a claim disagrees with its verdict. Takes some seconds. Example:
+    joformer verify --only order 48 --seed 7
+    """
+
+    only: tuple[str, ...] = ()
+    """Check these alone: sections (algebra, attention, order, transforms, tables) or numbers of rows."""
+    seed: int = 0
+    """Where the random instances start."""
+    trials: int = 3
+    """Random instances of each claim; the worst counts."""
+    json: bool = False
+    """Print a list of {id, section, label, verdict, residual, tolerance, ok, …} instead of text."""
+    markdown: bool = False
+    """Also write the page docs/claims.md below the current folder."""
+    figures: Path | None = None
+    """Also draw the pictures, SVG and PNG, into this folder."""
+
+    def run(self) -> int:
+        from joformer import verify
+        from joformer.files import make_folder, write_whole
+        from joformer.verify import figures, page
+
+        if self.markdown and self.only:
+            raise ValueError("--markdown writes the page of all claims: leave out --only")
+        # What cannot be written is better known before than after.
+        if self.markdown:
+            make_folder(Path("docs"))
+        if self.figures is not None:
+            figures.require_matplotlib()
+            make_folder(self.figures)
+        section, width = "", max(shutil.get_terminal_size((120, 24)).columns, 60)
+
+        def show(result: Result) -> None:
+            nonlocal section
+            if not self.json:
+                if result.claim.section != section:
+                    section = result.claim.section
+                    say(f"\n{page.TITLES[section].upper()}")
+                say("\n".join(page.lines(result, width)))
+            progress.advance(task)
+
+        with progress_bar(shown=self.json) as progress:  # text comes claim by claim and needs no bar
+            task = progress.add_task("checking", total=len(verify.choose(self.only)))
+            results = verify.run(self.only, seed=self.seed, trials=self.trials, say=show)
+        if self.json:
+            say(json.dumps([result.as_json() for result in results], indent=2))
+        else:
+            say(f"\n{page.summary(results)}")
+        if self.markdown:
+            command = f"joformer verify --markdown --seed {self.seed} --trials {self.trials}"
+            write_whole(Path("docs/claims.md"), page.markdown(results, command).encode())
+            print("wrote docs/claims.md", file=sys.stderr)
+        if self.figures is not None:
+            for path in figures.draw(self.figures, seed=self.seed):
+                print(f"wrote {path}", file=sys.stderr)
+        return 0 if all(result.ok for result in results) else 1

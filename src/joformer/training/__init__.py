@@ -1,0 +1,38 @@
+"""Training that can be trusted: data, one loop, checkpoints; the same command gives the same bits, killed or not.
+
+task = LanguageTask(load_text("stdlib"), context=256)
+train(LMConfig(dim=128), task, Recipe(steps=500), "runs/small")
+"""
+
+from joformer.training.augment import Augment, Mix
+from joformer.training.data import Images, Text, Tokenizer, load_audio, load_images, load_labelled, load_text
+from joformer.training.loop import Task, train
+from joformer.training.processes import Processes
+from joformer.training.recipe import Recipe
+from joformer.training.runs import Stopped
+from joformer.training.schedules import Stage, learning_rate
+from joformer.training.tasks import ImageTask, LanguageTask
+from joformer.training.using import Opened, open_run
+
+__all__ = [
+    "Augment",
+    "ImageTask",
+    "Images",
+    "LanguageTask",
+    "Mix",
+    "Opened",
+    "Processes",
+    "Recipe",
+    "Stage",
+    "Stopped",
+    "Task",
+    "Text",
+    "Tokenizer",
+    "learning_rate",
+    "load_audio",
+    "load_images",
+    "load_labelled",
+    "load_text",
+    "open_run",
+    "train",
+]

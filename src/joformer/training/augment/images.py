@@ -1,0 +1,243 @@
+"""Augment: uint8 images in, normalised float32 images out; every draw made beforehand, in a plan.
+
+    crop (reflected border) → flip → RandAugment: op_n(… op_1(x)) → (x / 255 − mean) / std → one rectangle set to 0
+
+A plan is drawn on the CPU for the whole batch of a step, however many processes share it; each then takes its slice:
+augment(images[a:b], plan[a:b]) = augment(images, plan)[a:b], bit for bit. So the transcendental functions, whose last
+bit may depend on a value's place in a vector, are in the plan, and what follows is integers or correctly rounded.
+
+Paper: "Setup B full reproducibility". The operations and their strengths are in `operations`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from joformer.training.augment.operations import CODES, OPERATIONS, operate_, pixels, turns
+
+FOURTEEN = tuple(OPERATIONS)[:14]
+"""The RandAugment paper's operations, and torchvision's."""
+
+MOST = 30
+"""Magnitudes count to this, as in torchvision and kornia; timm's count to 10."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All that is random about `len(plan)` samples; a slice of it is the plan of those samples.
+
+    >>> plan = Augment().plan(6, torch.Generator().manual_seed(0))
+    >>> len(plan), len(plan[2:5]), plan.codes.shape
+    (6, 3, torch.Size([6, 2]))
+    """
+
+    moved: Int[Tensor, "count 2"]
+    """Rows and columns by which the crop is off the centre, each in −pad … pad."""
+    flipped: Bool[Tensor, " count"]
+    codes: Int[Tensor, "count rounds"]
+    strengths: Float[Tensor, "count rounds"]
+    turns: Float[Tensor, "count rounds 2 2"]
+    erased: Bool[Tensor, " count"]
+    sides: Float[Tensor, "count 2"]
+    """Height and width of the rectangle over √(h w), where no size is given."""
+    corner: Float[Tensor, "count 2"]
+    """Where its corner is, from 0 to 1 of the places there are, down and across."""
+
+    def __len__(self) -> int:
+        return len(self.flipped)
+
+    def __getitem__(self, part: slice) -> Plan:
+        if not isinstance(part, slice):
+            raise ValueError(f"a plan is divided by slices, got [{part!r}]: write plan[{part!r} : …]")
+        return Plan(*(getattr(self, field.name)[part] for field in fields(self)))
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Setup B on CIFAR by default; `Augment.imagenet()` is DeiT's.
+
+    - `crop_pad`: a crop of the same size from the image with that many reflected pixels around it; 0 for none.
+    - `flip`: the probability of left for right.
+    - `rand_ops`, `rand_magnitude`, `rand_from`: RandAugment(n, m of 30) over these names, drawn with replacement; each
+      is left out with probability 1 − `rand_probability`, and its magnitude has a normal spread of `rand_std`, cut off
+      at 0 and 30. AutoContrast, Equalize and Invert have no magnitude: they act at 0 too.
+    - `erase`: the probability of a rectangle of zeros, after normalisation, wholly inside the image: a square of side
+      `erase_size`, or where that is None timm's random one, an area of 2 % to a third and an aspect of 0.3 to 1/0.3.
+    - `mean`, `std`: one of each a channel, of values in 0 … 1.
+
+    >>> augment = Augment()
+    >>> plan = augment.plan(8, torch.Generator().manual_seed(0))
+    >>> images = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
+    >>> whole = augment(images, plan)
+    >>> whole.dtype, torch.equal(augment(images[2:5], plan[2:5]), whole[2:5])
+    (torch.float32, True)
+    """
+
+    crop_pad: int = 4
+    flip: int | float = 0.5
+    rand_ops: int = 2
+    rand_magnitude: int | float = 9
+    rand_probability: int | float = 1.0
+    rand_std: int | float = 0.0
+    rand_from: tuple[str, ...] = FOURTEEN
+    erase: int | float = 0.5
+    erase_size: int | None = 16
+    mean: tuple[int | float, ...] = (0.4914, 0.4822, 0.4465)
+    std: tuple[int | float, ...] = (0.2470, 0.2435, 0.2616)
+
+    def __post_init__(self) -> None:
+        for name in ("flip", "rand_probability", "erase"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)} is no probability: give a number from 0 to 1")
+        if not 0 <= self.rand_magnitude <= MOST or not 0 <= self.rand_std < math.inf:
+            raise ValueError(
+                f"rand_magnitude={self.rand_magnitude}, rand_std={self.rand_std}: a magnitude is 0 to {MOST}, "
+                "its spread 0 or more"
+            )
+        if self.crop_pad < 0 or self.rand_ops < 0:
+            raise ValueError(f"crop_pad={self.crop_pad}, rand_ops={self.rand_ops}: both must be 0 or more")
+        if self.erase_size is not None and self.erase_size < 1:
+            raise ValueError(f"erase_size={self.erase_size}: give 1 or more, or None for random rectangles")
+        unknown = [name for name in self.rand_from if name not in OPERATIONS]
+        if unknown or not self.rand_from:
+            raise ValueError(f"rand_from holds {unknown or 'nothing'}: choose from {', '.join(OPERATIONS)}")
+        if len(self.mean) != len(self.std) or not self.mean or not all(s > 0 for s in self.std):
+            raise ValueError(f"mean={self.mean}, std={self.std}: give one of each a channel, and std above 0")
+
+    @classmethod
+    def imagenet(cls, **changes: Any) -> Augment:
+        """DeiT's "rand-m9-mstd0.5-inc1" and erasing at 0.25, for images that were cropped at random when decoded.
+
+        timm counts magnitudes to 10, so 9 ± 0.5 there is 27 ± 1.5 here; its fifteen operations have no Identity but
+        Invert and SolarizeAdd, and each is left out half of the time. What differs from timm: the nearest pixel and
+        black instead of random interpolation and grey, 4 bits left by Posterize instead of 1, zeros in the erased
+        rectangle instead of noise.
+
+        >>> Augment.imagenet().rand_probability, Augment.imagenet(erase=0.0).erase
+        (0.5, 0.0)
+        """
+        settings: dict[str, Any] = {
+            "crop_pad": 0,
+            "rand_magnitude": 27,
+            "rand_std": 1.5,
+            "rand_probability": 0.5,
+            "rand_from": tuple(name for name in OPERATIONS if name != "Identity"),
+            "erase": 0.25,
+            "erase_size": None,
+            "mean": (0.485, 0.456, 0.406),
+            "std": (0.229, 0.224, 0.225),
+        }
+        return cls(**(settings | changes))
+
+    def plan(self, count: int, generator: torch.Generator) -> Plan:
+        """Every random number of `count` samples, in one fixed order: two draws, sample by sample.
+
+        >>> plans = [Augment().plan(4, torch.Generator().manual_seed(7)) for _ in range(2)]
+        >>> torch.equal(plans[0].strengths, plans[1].strengths)
+        True
+        """
+        if count < 0:
+            raise ValueError(f"a plan for {count} samples: give 0 or more")
+        rounds = self.rand_ops
+        # float64, because ⌊u n⌋ with the largest u below 1 would round up to n in float32.
+        u = torch.rand(count, 8 + 3 * rounds, dtype=torch.float64, generator=generator)
+        noise = torch.randn(count, rounds, dtype=torch.float64, generator=generator)
+        moved, flipped, erased, shape, corner, chosen, kept, sign = u.split((2, 1, 1, 2, 2, rounds, rounds, rounds), 1)
+
+        listed = torch.tensor([CODES[name] for name in self.rand_from])
+        codes = listed[(chosen * len(listed)).long()]
+        codes = codes.where(kept < self.rand_probability, CODES["Identity"])
+        rest, slope, signed = torch.tensor(list(OPERATIONS.values()), dtype=torch.float64)[codes].unbind(-1)
+        level = (self.rand_magnitude + self.rand_std * noise).clamp_(0, MOST) / MOST
+        strengths = rest + slope * level * torch.where((sign < 0.5) & (signed > 0), -1.0, 1.0)
+        strengths = torch.where(codes == CODES["Posterize"], strengths.round(), strengths)
+
+        area = 0.02 + (1 / 3 - 0.02) * shape[:, :1]
+        aspect = (math.log(1 / 0.3) * (2 * shape[:, 1:] - 1)).exp()
+        return Plan(
+            moved=(moved * (2 * self.crop_pad + 1)).long() - self.crop_pad,
+            flipped=flipped[:, 0] < self.flip,
+            codes=codes,
+            strengths=strengths.float(),
+            turns=turns(codes, strengths).float(),
+            erased=erased[:, 0] < self.erase,
+            sides=torch.cat((area * aspect, area / aspect), 1).sqrt(),
+            corner=corner,
+        )
+
+    def __call__(self, images: Tensor, plan: Plan) -> Float[Tensor, "batch channels h w"]:
+        """images (batch, channels, h, w), uint8 on any device → the same shape, float32, as the plan says.
+
+        >>> augment = Augment(crop_pad=0, flip=1.0, rand_ops=0, erase=0.0, mean=(0.0,), std=(1.0,))
+        >>> augment(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), augment.plan(1, torch.Generator()))
+        tensor([[[[1., 0.]]]])
+        """
+        self._check(images)
+        self._check_sizes(images, plan)
+        x = self._cropped(images, plan)
+        for round_ in range(plan.codes.shape[1]):
+            operate_(x, plan.codes[:, round_], plan.strengths[:, round_], plan.turns[:, round_])
+        out = self.normalise(x)
+        if self.erase > 0:
+            out.mul_(self._kept(plan, *images.shape[2:]).to(out.device))
+        return out
+
+    def normalise(self, images: Tensor) -> Float[Tensor, "batch channels h w"]:
+        """(x / 255 − mean) / std and nothing else: what evaluation needs.
+
+        >>> Augment(mean=(0.5,), std=(0.5,)).normalise(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
+        tensor([[[[-1.,  1.]]]])
+        """
+        self._check(images)
+        shift = torch.tensor(self.mean, device=images.device).mul_(255).view(-1, 1, 1)
+        scale = torch.tensor(self.std, device=images.device).mul_(255).view(-1, 1, 1)
+        return images.to(torch.float32).sub_(shift).div_(scale)
+
+    def _cropped(self, images: Tensor, plan: Plan) -> Tensor:
+        if not self.crop_pad and not self.flip:
+            return images.clone()
+        h, w = images.shape[2:]
+        columns = torch.arange(w).expand(len(plan), w)
+        columns = torch.where(plan.flipped[:, None], w - 1 - columns, columns) + plan.moved[:, 1:]
+        rows = torch.arange(h) + plan.moved[:, :1]
+        rows, columns = (n - (n - i.abs()).abs() for i, n in ((rows, h - 1), (columns, w - 1)))
+        return pixels(images, (rows * w).to(images.device)[:, :, None] + columns.to(images.device)[:, None, :])
+
+    def _kept(self, plan: Plan, h: int, w: int) -> Tensor:
+        extent = torch.tensor((h, w))
+        if self.erase_size is None:
+            sides = (plan.sides * math.sqrt(h * w)).round().long().minimum(extent)
+        else:
+            sides = torch.full_like(plan.moved, self.erase_size)
+        start = (plan.corner * (extent - sides + 1)).long()
+        stop = start + sides * plan.erased[:, None]
+        down, across = (
+            (torch.arange(n) >= start[:, axis, None]) & (torch.arange(n) < stop[:, axis, None])
+            for axis, n in enumerate((h, w))
+        )
+        return ~(down[:, :, None] & across[:, None, :])[:, None]
+
+    def _check(self, images: Tensor) -> None:
+        if images.dtype != torch.uint8 or images.dim() != 4:
+            raise ValueError(
+                f"images are {images.dtype} {tuple(images.shape)}: give uint8 (batch, channels, height, width)"
+            )
+        if images.shape[1] != len(self.mean):
+            raise ValueError(f"images have {images.shape[1]} channels, mean and std {len(self.mean)}: give one each")
+
+    def _check_sizes(self, images: Tensor, plan: Plan) -> None:
+        batch, channels, h, w = images.shape
+        if batch != len(plan):
+            raise ValueError(f"the plan is for {len(plan)} samples, the images are {batch}: slice both alike")
+        if self.crop_pad >= min(h, w):
+            raise ValueError(f"crop_pad={self.crop_pad} reflects more than images of {h} × {w} have: choose less")
+        if self.erase and self.erase_size is not None and self.erase_size > min(h, w):
+            raise ValueError(f"erase_size={self.erase_size} is larger than the images, {h} × {w}: choose less")
+        if plan.codes.shape[1] and channels not in (1, 3):
+            raise ValueError(f"RandAugment knows images of 1 or 3 channels, not {channels}: set rand_ops=0")

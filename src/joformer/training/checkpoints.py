@@ -1,0 +1,254 @@
+"""Checkpoints: on the disk as a whole or not at all, checked when read, and nothing in them that could run.
+
+    checkpoints/00000200/           appears by one rename, when all below is written and synchronised
+        model.safetensors           weights
+        optimizer.safetensors       moments, named after their parameters: exp_avg/blocks.0.up.weight
+        averaged.safetensors        the moving average of the weights, where there is one
+        config.json                 the model, so that `models.load` reads this folder too
+        state.json                  step, place, circumstances; sha256 of every file above, and of itself
+
+The newest whose checksums are right is the one to continue from; the last few are kept, and the oldest goes only when
+the newest is in place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from joformer.files import make_folder, synchronise, write_whole
+
+Say = Callable[[str], None]
+STATE = "state.json"
+PARTIAL = ".partial-"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose checksums were right when it was read; `state` is what was given to `save`.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> import torch
+    >>> with TemporaryDirectory() as folder:
+    ...     saved = save(Path(folder), 20, {"model": {"w": torch.ones(2)}}, {"seed": 0}, {"model": "JoFormerLM"})
+    ...     newest = latest(Path(folder), print)
+    ...     newest.step, newest.state["seed"], newest.tensors("model")["w"].tolist()
+    (20, 0, [1.0, 1.0])
+    """
+
+    folder: Path
+    state: dict[str, Any]
+
+    @property
+    def step(self) -> int:
+        """How many steps had been taken."""
+        return self.state["step"]
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """What was saved under this name; empty where nothing was."""
+        from safetensors.torch import load_file
+
+        path = self.folder / f"{name}.safetensors"
+        return load_file(path) if path.name in self.state["files"] else {}
+
+
+def save(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Mapping[str, Tensor]],
+    state: Mapping[str, Any],
+    config: Mapping[str, Any],
+    *,
+    keep: int = 3,
+) -> Path:
+    """Write the checkpoint of `step` into folder/00000020, keep the newest `keep`, and return its path.
+
+    Fails with one line, and with everything older still in place, where the disk is full or read-only.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     for step in (10, 20, 30):
+    ...         written = save(Path(folder), step, {}, {}, {}, keep=2)
+    ...     sorted(path.name for path in Path(folder).iterdir())
+    ['00000020', '00000030']
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    make_folder(folder)
+    place = folder / f"{step:08d}"
+    partial = folder / f"{PARTIAL}{place.name}"
+    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed here
+    try:
+        partial.mkdir()
+        files = {}
+        for name, entries in tensors.items():
+            if entries:
+                path = partial / f"{name}.safetensors"
+                save_file({key: value.contiguous() for key, value in entries.items()}, path)
+                files[path.name] = _written(path)
+        (partial / "config.json").write_bytes((json.dumps(config, indent=2) + "\n").encode())
+        files["config.json"] = _written(partial / "config.json")
+        (partial / STATE).write_bytes(_stated({**state, "step": step, "files": files}))
+        _written(partial / STATE)
+        synchronise(partial)
+        if place.exists():  # damaged, or it would have been continued from
+            _aside(place)
+        os.rename(partial, place)
+        synchronise(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(
+            f"cannot save the checkpoint {place}: {reason}; those before it are untouched, make room and start again"
+        ) from None
+    older = [path for path in _steps(folder) if path < place]
+    # Newer ones were damaged, or the run would have gone on from them.
+    for old in [*older[: max(len(older) + 1 - keep, 0)], *(path for path in _steps(folder) if path > place)]:
+        _aside(old)
+    _sweep(folder)
+    return place
+
+
+def latest(folder: Path, say: Say) -> Checkpoint | None:
+    """The newest checkpoint in the folder that is whole; `say` hears a line about each newer one that is not.
+
+    >>> latest(Path("nowhere"), print) is None
+    True
+    """
+    found = _steps(folder)
+    for at, place in reversed(list(enumerate(found))):
+        try:
+            return read(place)
+        except ValueError as damage:
+            before = f"the one before it, {found[at - 1].name}," if at else "to begin anew, there is none before it"
+            say(f"{damage}; trying {before}")
+    return None
+
+
+def read(place: Path) -> Checkpoint:
+    """The checkpoint in this folder; refused in one line where it is not what was saved.
+
+    >>> read(Path("nowhere"))
+    Traceback (most recent call last):
+    ValueError: nowhere is no checkpoint: it has no state.json
+    """
+    try:
+        raw = (place / STATE).read_bytes()
+        state = json.loads(raw)
+        del state["sha256"]
+        files, step = dict(state["files"]), int(state["step"])
+    except OSError:
+        raise ValueError(f"{place} is no checkpoint: it has no {STATE}{_pickled(place)}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"{place / STATE} is damaged{_pickled(place / STATE)}") from None
+    if raw != _stated(state) or place.name != f"{step:08d}":
+        raise ValueError(f"{place / STATE} was altered: its checksum is wrong")
+    for name, digest in files.items():
+        path = place / name
+        if not path.is_file():
+            raise ValueError(f"{path} is missing")
+        if _hash(path) != digest:
+            raise ValueError(f"{path} was cut short or altered: its checksum is wrong{_pickled(path)}")
+    return Checkpoint(place, state)
+
+
+def newest_name(folder: Path) -> str | None:
+    """The name of the newest checkpoint, without a look inside.
+
+    >>> newest_name(Path("nowhere")) is None
+    True
+    """
+    found = _steps(folder)
+    return found[-1].name if found else None
+
+
+def require_room(folder: Path, size: int) -> None:
+    """Refuse, before any work is done, a folder that could not take two checkpoints of `size` bytes.
+
+    >>> from tempfile import gettempdir
+    >>> require_room(Path(gettempdir()), 10)
+    """
+    make_folder(folder)
+    _sweep(folder)
+    free = shutil.disk_usage(folder).free
+    if free < 2 * size:
+        raise ValueError(
+            f"{folder} has {free / 1e6:,.0f} MB free and a checkpoint takes {size / 1e6:,.0f} MB, two at a time: "
+            "make room or choose another --out"
+        )
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Put the content at path as JSON, whole or not at all.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     write_json(Path(folder) / "a.json", {"a": 1})
+    ...     json.loads((Path(folder) / "a.json").read_text())
+    {'a': 1}
+    """
+    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def _steps(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if path.name.isdigit())
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what was set aside, and what a run that was killed left half written."""
+    for left in folder.glob(f"{PARTIAL}*"):
+        _remove(left)
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    if path.is_file():  # someone's own, named like a checkpoint
+        path.unlink()
+
+
+def _aside(place: Path) -> None:
+    """Out of sight by one rename: a removal that is cut short must not leave a folder that looks like a checkpoint."""
+    gone = place.with_name(f"{PARTIAL}old-{place.name}")
+    _remove(gone)
+    os.rename(place, gone)
+
+
+def _written(path: Path) -> str:
+    """Synchronise the file and give the checksum of what the disk has."""
+    synchronise(path)
+    return _hash(path)
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _stated(content: Mapping[str, Any]) -> bytes:
+    """The bytes of state.json: the only ones for this content, so that any other byte is seen."""
+    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return (json.dumps({**content, "sha256": digest}, indent=2) + "\n").encode()
+
+
+def _pickled(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        start = file.read(2)
+    return (
+        " (a pickle, which can run code when loaded, is never read)" if start[:1] == b"\x80" or start == b"PK" else ""
+    )

@@ -1,0 +1,62 @@
+"""What surrounds the steps: results that depend on nothing but the command, and signals that are waited for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Within it, operations whose result depends on chance are refused; or not, if not wanted.
+
+    >>> with deterministic(True):
+    ...     torch.are_deterministic_algorithms_enabled()
+    True
+    """
+    memory: Any = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(wanted)
+    # Filling fresh memory finds code that reads what it did not write; it makes nothing deterministic and costs a pass.
+    memory.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        memory.fill_uninitialized_memory = before[1]
+
+
+@contextmanager
+def signals() -> Iterator[Callable[[], int]]:
+    """A function that tells which of SIGINT and SIGTERM came, 0 if none; the second Ctrl-C interrupts at once.
+
+    >>> with signals() as asked:
+    ...     signal.raise_signal(signal.SIGTERM)
+    ...     asked() == signal.SIGTERM
+    True
+    """
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: 0
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def note(number: int, _: object) -> None:
+        came.append(number)
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield lambda: came[0] if came else 0
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,154 @@
+"""Data that needs no network and no files: handwriting of scikit-learn, and sounds made from formulas.
+
+    digits   1,797 handwritten digits, 8 × 8, values 0 … 16 scaled to 0 … 255; a fifth of each class tests
+    tones    Σₖ cos(2πk f₀t + φₖ)/k over k = 1 (pure), 1, 3, 5, 7 (odd) or 1 … 8 (full), f₀ low or high, in noise
+    words    ten words of 2 to 4 syllables; some are the same syllables in another order
+
+A syllable is a voice Σₖ aₖ(t) cos(kθ(t)), θ′ = 2πf₀(t), whose harmonics pass three resonances F₁, F₂, F₃ (its vowel),
+towards which they glide from those of its consonant:   aₖ = Σⱼ gⱼ exp(−(kf₀ − Fⱼ)²/2B²)/√k.   Speaker (f₀ 90–240 Hz,
+resonances × 0.9–1.1), rate (0.8–1.25), loudness, onset and noise (10–30 dB below) are drawn for every clip.
+"""
+
+from __future__ import annotations
+
+from math import log, pi
+
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor
+
+from joformer.training.data.streamed import hold_out
+from joformer.training.draws import generator
+
+RATE = 8000
+SAMPLES = 8192  # 1.024 s
+HARMONICS = 40
+BANDWIDTH = 90  # Hz
+BLOCK = 32  # clips made at a time, which stay in the processor's cache
+STEP = 64  # samples between two values of a resonance
+
+TONES = ("pure-low", "pure-high", "odd-low", "odd-high", "full-low", "full-high")
+WORDS = (
+    "bada", "daba", "bagu", "guba", "badagu", "gudaba", "dagumi", "mibadagu", "migudaba", "dagudami",
+)  # fmt: skip
+
+# Where the resonances of a syllable start (its consonant) and where they stay (its vowel), in Hz.
+SYLLABLES = {
+    "ba": ((300, 700, 2200), (750, 1200, 2500)),
+    "da": ((300, 1800, 2700), (720, 1350, 2500)),
+    "gu": ((250, 1500, 2000), (330, 850, 2300)),
+    "mi": ((250, 1000, 2200), (300, 2200, 2950)),
+}
+
+
+def digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[str, ...]]:
+    """(images, labels) that train, (images, labels) that test, and the classes.
+
+    >>> train, test, classes = digits()
+    >>> train[0].shape, test[0].dtype, len(test[1]), classes[-1]
+    (torch.Size([1438, 1, 8, 8]), torch.uint8, 359, '9')
+    """
+    from sklearn.datasets import load_digits
+
+    loaded = load_digits()
+    images = torch.from_numpy(loaded.images * (255 / 16)).round().to(torch.uint8)[:, None]
+    labels = torch.from_numpy(loaded.target).long()
+    train, test = hold_out(labels, share=0.2)
+    return (images[train], labels[train]), (images[test], labels[test]), tuple(map(str, range(10)))
+
+
+def tones(count: int, split: str) -> tuple[Float32[Tensor, "count samples"], Int64[Tensor, " count"]]:
+    """`count` clips of 1.024 s at 8 kHz and their classes in `TONES`: timbre (pure, odd, full) by register (low, high).
+
+    Low is 200 Hz, high 600 Hz, each up to 0.4 octaves off; it starts and ends anywhere, noise is 0 to 20 dB below.
+
+    >>> waves, labels = tones(6, "train")
+    >>> waves.shape, sorted(labels.tolist())
+    (torch.Size([6, 8192]), [0, 1, 2, 3, 4, 5])
+    """
+    draws = generator("tones", split, count)
+    labels = torch.arange(count)[torch.randperm(count, generator=draws)] % len(TONES)
+    uniform = torch.rand(4, count, generator=draws, dtype=torch.float64)
+    pitch = torch.where(labels % 2 == 0, 200.0, 600.0).double() * torch.exp2(0.8 * uniform[0] - 0.4)
+    phase = 2 * pi * torch.rand(count, 8, generator=draws)
+    time = torch.arange(SAMPLES, dtype=torch.float64) / RATE
+    timbre = (labels // 2)[:, None]
+    k = torch.arange(1, 9)
+    has = (k == 1) | (timbre == 2) | ((timbre == 1) & (k % 2 == 1))
+    heard = has * (k * pitch[:, None] < RATE / 2) / k
+    waves = torch.zeros(count, SAMPLES)
+    for some in range(0, count, BLOCK):
+        block = slice(some, some + BLOCK)
+        theta = (torch.frac(pitch[block, None] * time) * (2 * pi)).float()
+        for n in range(8):
+            waves[block] += heard[block, n, None] * torch.cos((n + 1) * theta + phase[block, n, None])
+    start, length = 0.3 * uniform[1], 0.3 + 0.4 * uniform[2]
+    waves *= _ramp(time - start[:, None]) * _ramp((start + length)[:, None] - time)
+    return _in_noise(waves, 20 * uniform[3], draws), labels
+
+
+def words(count: int, split: str) -> tuple[Float32[Tensor, "count samples"], Int64[Tensor, " count"]]:
+    """`count` clips of 1.024 s at 8 kHz and their classes in `WORDS`, spoken by the voice of the module's head.
+
+    >>> waves, labels = words(10, "train")
+    >>> waves.shape, sorted(labels.tolist()) == list(range(10))
+    (torch.Size([10, 8192]), True)
+    """
+    draws = generator("words", split, count)
+    labels = torch.arange(count)[torch.randperm(count, generator=draws)] % len(WORDS)
+    speaker, tract, rate, onset, fall, quiet, noise = torch.rand(7, count, generator=draws)
+    pitch = 90 * (240 / 90) ** speaker
+    rate = 0.8 * (1.25 / 0.8) ** rate
+    names = list(SYLLABLES)
+    table = torch.tensor([SYLLABLES[name] for name in names], dtype=torch.float32)
+    spelled = torch.full((len(WORDS), 4), -1)
+    for row, word in enumerate(WORDS):
+        for place in range(len(word) // 2):
+            spelled[row, place] = names.index(word[2 * place : 2 * place + 2])
+
+    # Time in syllables of 0.17 s at rate 1; before the first and after the last the voice is silent.
+    coarse = torch.arange(0, SAMPLES + 1, STEP) / RATE
+    syllables = (spelled[labels] >= 0).sum(1, keepdim=True)
+    onset = onset * (1.0 - 0.17 * syllables[:, 0] / rate)
+    beat = (coarse - onset[:, None]) * rate[:, None] / 0.17
+    inside = ((beat >= 0) & (beat < syllables)).float()
+    which = spelled[labels].gather(1, beat.floor().long().clamp(0, 3)).clamp_min(0)
+    within = beat - beat.floor()
+    glide = (within / 0.35).clamp(0, 1)[..., None]
+    formants = table[which, 0] * (1 - glide) + table[which, 1] * glide
+    formants = formants * (0.9 + 0.2 * tract[:, None, None])
+    envelope = inside * torch.sin(pi * within.clamp(0, 1)).sqrt()
+
+    fundamental = pitch[:, None] * (1 - (0.1 + 0.2 * fall[:, None]) * coarse)
+    fine = _fine(fundamental)
+    theta = (torch.frac(fine.double().cumsum(1) / RATE) * (2 * pi)).float()
+    waves, gains = torch.zeros(count, SAMPLES), torch.tensor([1.0, 0.6, 0.35])
+    for some in range(0, count, BLOCK):
+        block = slice(some, some + BLOCK)
+        voice = torch.cos(theta[block])
+        # cos((k+1)θ) = 2 cos θ cos kθ − cos((k−1)θ)
+        before, now, twice = torch.ones_like(voice), voice, 2 * voice
+        for k in range(1, HARMONICS + 1):
+            pitches = k * fundamental[block]
+            heard = (gains * torch.exp((pitches[..., None] - formants[block]) ** 2 / (-2 * BANDWIDTH**2))).sum(-1)
+            heard *= envelope[block] * (pitches < RATE / 2) * k**-0.5
+            waves[block] += _fine(heard) * now
+            before, now = now, twice * now - before
+    waves = waves / waves.abs().amax(1, keepdim=True)
+    return _in_noise(waves, 10 + 20 * noise, draws) * torch.exp(-log(10) * quiet)[:, None], labels
+
+
+def _fine(coarse: Tensor) -> Tensor:
+    """From one value every `STEP` samples to one every sample, on straight lines."""
+    return torch.lerp(coarse[:, :-1, None], coarse[:, 1:, None], torch.arange(STEP) / STEP).flatten(1)
+
+
+def _ramp(time: Tensor) -> Tensor:
+    return (time / 0.01).clamp(0, 1).float()
+
+
+def _in_noise(waves: Tensor, decibels: Tensor, draws: torch.Generator) -> Tensor:
+    """Waves with white noise so many decibels below them, in power over the whole clip."""
+    power = waves.square().mean(1, keepdim=True)
+    noise = torch.randn(waves.shape, generator=draws)
+    return (waves + noise * (power * 10 ** (-decibels[:, None].float() / 10)).sqrt()) * 0.25

@@ -1,0 +1,238 @@
+"""Labelled images, decoded once and resident: uint8 tensors that go to the device as they are.
+
+    pixel p in 0 … 255, training split:   mean_c = E[p]/255,   std_c = √(E[p²] − E[p]²)/255      per channel, exact
+
+Sources are those of `joformer.training.data.streamed` and "digits", scikit-learn's 8 × 8 handwriting, which needs no
+files. Grey images have one channel; where some of the data is in colour, all of it has three. What was decoded is kept
+in the cache under a hash of the files it came from, and mapped from there. Paper: "Experiments", MNIST and CIFAR-100.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float64, Int64, UInt8
+from torch import Tensor
+
+from joformer.training.data.sources import cached, content_hash
+from joformer.training.data.streamed import (
+    IMAGES,
+    Files,
+    Rows,
+    Say,
+    centred,
+    decode_image,
+    find,
+    identity,
+    open_records,
+    silent,
+)
+
+FORMAT = 1  # raise it when the same files are to give other tensors
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Images, or anything laid out like them, and the class of each.
+
+    >>> split = Labelled(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([0, 1]))
+    >>> len(split), split.to("meta").images.device.type
+    (2, 'meta')
+    """
+
+    images: UInt8[Tensor, "n channels *shape"]
+    labels: Int64[Tensor, " n"]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device | str) -> Labelled:
+        """The same on another device."""
+        return Labelled(self.images.to(device), self.labels.to(device))
+
+
+@dataclass(frozen=True)
+class Images:
+    """Both splits, the names of the classes, and a hash that changes with anything that could change a tensor.
+
+    >>> split = Labelled(torch.full((2, 1, 8, 8), 51, dtype=torch.uint8), torch.tensor([0, 1]))
+    >>> data = Images(split, split, ("a", "b"), "no hash")
+    >>> data.mean, data.std, data.to("meta").train.images.device.type
+    (tensor([0.2000], dtype=torch.float64), tensor([0.], dtype=torch.float64), 'meta')
+    """
+
+    train: Labelled
+    test: Labelled
+    classes: tuple[str, ...]
+    fingerprint: str
+
+    def to(self, device: torch.device | str) -> Images:
+        """The same on another device."""
+        return Images(self.train.to(device), self.test.to(device), self.classes, self.fingerprint)
+
+    @property
+    def mean(self) -> Float64[Tensor, " channels"]:
+        """Mean of every channel of the training images, pixels in [0, 1]; on the CPU."""
+        return self._moments[0]
+
+    @property
+    def std(self) -> Float64[Tensor, " channels"]:
+        """Standard deviation of every channel of the training images, pixels in [0, 1]; on the CPU."""
+        return self._moments[1]
+
+    @cached_property
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        # How often each of the 256 values occurs is exact in whole numbers, whatever the order of summation.
+        images = self.train.images
+        counts = torch.zeros(images.shape[1], 256, dtype=torch.int64)
+        for part in images.split(4096):
+            for channel, values in enumerate(part.unbind(1)):
+                counts[channel] += torch.bincount(values.flatten(), minlength=256).cpu()
+        value = torch.arange(256, dtype=torch.float64)
+        share = counts / counts.sum(1, keepdim=True).double()
+        mean = share @ value
+        return mean / 255, (share * (value - mean[:, None]).square()).sum(1).sqrt() / 255
+
+
+class Made(NamedTuple):
+    """What a source was made into, before it goes to the cache: images and labels of both splits, and the classes."""
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    classes: tuple[str, ...]
+
+
+def load_images(
+    source: str | os.PathLike[str],
+    *,
+    label: str | None = None,
+    size: int | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    say: Say | None = None,
+) -> Images:
+    """All images of a source, decoded: uint8 (n, channels, height, width), and int64 labels.
+
+    `label` names the column of labels where a table has several ("fine_label" unless told otherwise). `size` scales the
+    shorter side and cuts out the centre; without it all images must have the size of the first.
+
+    >>> data = load_images("digits")
+    >>> data.train.images.shape, len(data.test), data.classes[:3], data.train.images.max()
+    (torch.Size([1438, 1, 8, 8]), 359, ('0', '1', '2'), tensor(255, dtype=torch.uint8))
+    """
+    if size is not None and size < 1:
+        raise ValueError(f"size is {size}: give a whole number of pixels, 1 or more")
+    if source == "digits":
+        if label is not None or size is not None:
+            raise ValueError("digits are 8 × 8 with one kind of label: leave out label and size")
+        from joformer.training.data.embedded import digits
+
+        return embedded(Made(*digits()))
+
+    def make(train: Files | Rows, test: Files | Rows, classes: tuple[str, ...]) -> Made:
+        (say or silent)(f"decoding {len(train) + len(test):,} images, once")
+        split = [_decoded(records, size) for records in (train, test)]
+        if split[0].shape[2:] != split[1].shape[2:]:
+            raise ValueError(
+                f"{test.name(0)} is {_extent(split[1])}, {train.name(0)} is {_extent(split[0])}: give size="
+            )
+        if split[0].shape[1] != split[1].shape[1]:
+            split = [images.expand(-1, 3, -1, -1).contiguous() for images in split]
+        return Made((split[0], train.labels), (split[1], test.labels), classes)
+
+    return kept(source, IMAGES, ("size", size), make, label=label, cache=cache, say=say)
+
+
+def embedded(made: Made) -> Images:
+    """`Images` of what was made without files; the hash is over the tensors themselves.
+
+    >>> split = torch.zeros(1, 1, 2, 2, dtype=torch.uint8), torch.tensor([0])
+    >>> len(embedded(Made(split, split, ("a",))).fingerprint)
+    64
+    """
+    parts = [tensor.numpy().tobytes() for split in (made.train, made.test) for tensor in split]
+    return Images(Labelled(*made.train), Labelled(*made.test), made.classes, content_hash(*made.classes, *parts))
+
+
+def kept(
+    source: str | os.PathLike[str],
+    kind: Any,
+    settings: tuple[object, ...],
+    make: Any,
+    *,
+    label: str | None,
+    cache: str | os.PathLike[str] | None,
+    say: Say | None,
+) -> Images:
+    """What `make(train, test, classes)` gives for a source, from the cache where it was made before.
+
+    `settings` are all that the result depends on beside the source and the label.
+    """
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import save_file
+
+    found = find(source)
+    key = content_hash(FORMAT, kind.word, identity(found), str(label), str(settings))
+
+    def build(folder: Path) -> None:
+        with TemporaryDirectory(dir=folder.parent, prefix=".arrow-") as rows:
+            made = make(*open_records(found, kind, label=label, folder=Path(rows), say=say or silent))
+        tensors = dict(
+            zip(("train.images", "train.labels", "test.images", "test.labels"), made.train + made.test, strict=True)
+        )
+        try:
+            save_file(tensors, folder / "data.safetensors", {"classes": json.dumps(made.classes)})
+        except SafetensorError as error:
+            raise OSError(str(error)) from None
+
+    folder = cached(f"{kind.word}-{key}", build, cache=cache, say=say)
+    with safe_open(folder / "data.safetensors", "pt") as file:
+        classes = tuple(json.loads(file.metadata()["classes"]))
+        train, test = (
+            Labelled(*(file.get_tensor(f"{s}.{part}") for part in ("images", "labels"))) for s in ("train", "test")
+        )
+    return Images(train, test, classes, key)
+
+
+def _decoded(records: Files | Rows, size: int | None) -> UInt8[Tensor, "n channels height width"]:
+    import numpy as np
+
+    images = None
+    for row in range(len(records)):
+        image = decode_image(records.read(row), records.name(row))
+        if size is not None:
+            image = centred(image, size, size)
+        pixels = np.asarray(image)
+        pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+        if images is None:
+            _require_memory(len(records) * 3 * pixels[0].size)
+            images = np.empty((len(records), *pixels.shape), dtype=np.uint8)
+        if pixels.shape[1:] != images.shape[2:]:
+            first = f"{images.shape[3]} × {images.shape[2]}"
+            raise ValueError(
+                f"{records.name(row)} is {image.width} × {image.height}, {records.name(0)} is {first}: "
+                "give size= to bring all to one"
+            )
+        if len(pixels) > images.shape[1]:  # the first in colour after grey ones
+            images = np.repeat(images, 3, axis=1)
+        images[row] = pixels
+    return torch.from_numpy(images)
+
+
+def _extent(images: Tensor) -> str:
+    return f"{images.shape[3]} × {images.shape[2]}"
+
+
+def _require_memory(size: int) -> None:
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return
+    if size > memory:
+        raise ValueError(f"{size / 1e9:.0f} GB of pixels do not fit into memory: give a smaller size=, or use Streamed")

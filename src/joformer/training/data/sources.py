@@ -1,0 +1,376 @@
+"""Where data comes from: a name that the hub knows, or a path; and where what is made of it is kept.
+
+    "mnist"  "wikipedia"  …  "hub:owner/name"       through `datasets`; a name always means the name …
+    "./mnist"  "~/text.txt.gz"                      … and a path with a slash or a suffix always the path
+
+What is made once (tokens, spectrograms) is kept in a cache folder under the hash of all it was made from. It appears
+there whole, by one rename, with a list of its files' checksums: a process killed in the middle leaves nothing that is
+later believed, two that build the same wait for one another, and what was damaged since is built again.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from joformer.files import make_folder
+
+HUB: dict[str, tuple[str, str | None]] = {
+    "mnist": ("ylecun/mnist", None),
+    "cifar100": ("uoft-cs/cifar100", None),
+    "imagenet": ("ILSVRC/imagenet-1k", None),
+    "wikipedia": ("wikimedia/wikipedia", "20231101.en"),
+    "openwebtext": ("Skylion007/openwebtext", None),
+}
+MANIFEST = "manifest.json"
+CHUNK = 1 << 20
+HIDDEN = re.compile(r"\..*")
+# None of these can begin text in UTF-8, so that what a file holds is told by its first bytes, whatever its name.
+MAGIC = {b"\x1f\x8b": "gz", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zst"}
+
+
+def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
+    """Where prepared data is kept: `given`, or $JOFORMER_CACHE, or $XDG_CACHE_HOME/joformer, or ~/.cache/joformer.
+
+    >>> cache_folder("here").name
+    'here'
+    """
+    environment = os.environ
+    if given is None:
+        given = environment.get("JOFORMER_CACHE") or None
+    if given is not None:
+        return Path(given).expanduser()
+    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joformer"
+
+
+def content_hash(*parts: Path | bytes | str | int) -> str:
+    """sha256, in hex, over all parts in order; a `Path` counts by what its file holds, not by its name.
+
+    >>> content_hash(b"ab", b"c") == content_hash(b"a", b"bc"), len(content_hash("text", 8000))
+    (False, 64)
+    """
+    whole = hashlib.sha256()
+    for part in parts:
+        one = hashlib.sha256()
+        if isinstance(part, Path):
+            for piece in _pieces(part):
+                one.update(piece)
+        else:
+            one.update(part if isinstance(part, bytes) else repr(part).encode())
+        whole.update(one.digest())
+    return whole.hexdigest()
+
+
+def require_path(source: str | os.PathLike[str]) -> Path:
+    """The file or folder, which exists and may be read, or one line saying what is wrong.
+
+    >>> require_path("nowhere.txt")
+    Traceback (most recent call last):
+    ValueError: nowhere.txt does not exist: give a file or a folder
+    """
+    path = Path(source).expanduser()
+    try:
+        path.stat()
+        if path.is_dir():
+            next(path.iterdir(), None)
+        else:
+            path.open("rb").close()
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(f"{path} does not exist: give a file or a folder") from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        raise ValueError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
+    return path
+
+
+def files_under(folder: Path, aside: re.Pattern[str] = HIDDEN) -> list[Path]:
+    """All files in the folder and in those below it, in the same order on every machine.
+
+    Files and folders with a name that `aside` matches stay out: those with a leading dot, if not told otherwise.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as name:
+    ...     for file in ("b.txt", "a.txt", ".hidden"):
+    ...         _ = Path(name, file).write_text(file)
+    ...     [path.name for path in files_under(Path(name))]
+    ['a.txt', 'b.txt']
+    """
+
+    def stop(error: OSError) -> None:
+        raise ValueError(f"cannot read {error.filename}: {error.strerror}")
+
+    found, seen = [], set()
+    for here, below, names in os.walk(folder, onerror=stop, followlinks=True):
+        real = os.path.realpath(here)
+        if real in seen:  # a link to a folder above
+            below.clear()
+            continue
+        seen.add(real)
+        below[:] = [name for name in below if not aside.fullmatch(name)]
+        found += [Path(here, name) for name in names if not aside.fullmatch(name)]
+    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def read_chunks(path: Path, size: int = CHUNK) -> Iterator[bytes]:
+    r"""The bytes of a file, a chunk at a time, with gz, xz and zst undone.
+
+    Which it is is told by the first bytes, else by the suffix. A truncated or damaged file is one line that names it.
+
+    >>> import gzip
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder, "text")
+    ...     _ = path.write_bytes(gzip.compress(b"line\n" * 3))
+    ...     b"".join(read_chunks(path))
+    b'line\nline\nline\n'
+    """
+    import gzip
+    import lzma
+    import zlib
+
+    with _reading(path), path.open("rb") as file:
+        start = file.read(6)
+        kind = next((kind for magic, kind in MAGIC.items() if start.startswith(magic)), path.suffix.lower().lstrip("."))
+        file.seek(0)
+        if kind not in MAGIC.values() or not start:
+            while chunk := file.read(size):
+                yield chunk
+            return
+        try:
+            openers: dict[str, Callable[[Any], Any]] = {"gz": gzip.open, "xz": lzma.open, "zst": _open_zst}
+            stream = openers[kind](file)
+            while chunk := stream.read(size):
+                yield chunk
+        except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{path} is damaged or cut short ({kind}: {reason}): fetch it again") from None
+
+
+def hub(name: str, split: str | None = None) -> Any:
+    """A data set of the hub through `datasets`: one of `HUB`, or "hub:owner/name" or "hub:owner/name:configuration".
+
+    Gives a `datasets.Dataset`, or without `split` a `datasets.DatasetDict`. What was fetched before is found without a
+    network; where neither helps, one line says so.
+
+    >>> hub("nothing")
+    Traceback (most recent call last):
+    ValueError: 'nothing' is no data set's name: use cifar100, imagenet, mnist, openwebtext, wikipedia or hub:owner/name
+    """
+    repository, configuration = hub_name(name)
+    import datasets
+
+    try:
+        with _without_waiting():
+            return datasets.load_dataset(repository, configuration, split=split)
+    except Exception as error:  # the client's errors have no common base: those of the network are not OSError
+        reason = " ".join(str(error).split())
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise ValueError(
+                f"cannot store {repository}: {reason}; make room or set HF_HOME to another folder"
+            ) from None
+        if isinstance(error, ConnectionError):
+            raise ValueError(
+                f"cannot reach the hub for {repository}: no network; give a folder of parquet files instead"
+            ) from None
+        raise ValueError(f"cannot load {repository} from the hub: {reason}") from None
+
+
+def hub_name(name: str) -> tuple[str, str | None]:
+    """The repository and the configuration that a name stands for; `is_hub(name)` says whether there is one.
+
+    >>> hub_name("wikipedia")
+    ('wikimedia/wikipedia', '20231101.en')
+    """
+    if name in HUB:
+        return HUB[name]
+    if not is_hub(name):
+        known = ", ".join(sorted(HUB))
+        raise ValueError(f"{name!r} is no data set's name: use {known} or hub:owner/name")
+    repository, _, configuration = name.removeprefix("hub:").partition(":")
+    return repository, configuration or None
+
+
+def is_hub(source: object) -> bool:
+    """Whether the source is a name for the hub rather than a path.
+
+    >>> is_hub("mnist"), is_hub("hub:owner/name"), is_hub("./mnist")
+    (True, True, False)
+    """
+    return isinstance(source, str) and (source in HUB or (source.startswith("hub:") and len(source) > 4))
+
+
+def hub_identity(dataset: Any) -> str:
+    """What tells one version of a hub's `Dataset` from another, without reading it: goes into `content_hash`.
+
+    >>> from datasets import Dataset
+    >>> hub_identity(Dataset.from_dict({"text": ["a"]})) == hub_identity(Dataset.from_dict({"text": ["b"]}))
+    False
+    """
+    fetched = dataset.info.download_checksums or {}
+    return json.dumps([dataset.num_rows, str(dataset.split), sorted(map(str, fetched.items())) or dataset._fingerprint])
+
+
+def cached(
+    key: str,
+    build: Callable[[Path], object],
+    *,
+    cache: str | os.PathLike[str] | None = None,
+    say: Callable[[str], object] | None = None,
+) -> Path:
+    """The folder `key` in the cache, filled by `build(folder)` unless it is there already and undamaged.
+
+    `key` names what is built and holds a `content_hash` of all it is built from. `build` writes plain files into the
+    empty folder it is given and no folders.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as cache:
+    ...     made = cached("text-12ab", lambda folder: (folder / "a.bin").write_bytes(b"abc"), cache=cache)
+    ...     (made / "a.bin").read_bytes()
+    b'abc'
+    """
+    folder = cache_folder(cache)
+    final = folder / key
+    if is_whole(final):
+        return final
+    make_folder(folder)
+    with _locked(folder / f".{key}.lock", say) as alone:
+        if is_whole(final):
+            return final
+        if alone:
+            for left in folder.glob(f".{key}.partial-*"):
+                shutil.rmtree(left, ignore_errors=True)
+        partial = folder / f".{key}.partial-{os.getpid()}-{secrets.token_hex(4)}"
+        try:
+            partial.mkdir()
+            build(partial)
+            _seal(partial)
+            if final.exists() and not is_whole(final):
+                shutil.rmtree(final)
+            try:
+                os.rename(partial, final)
+            except OSError:
+                if not is_whole(final):  # else another process, where locks do not reach, was first
+                    raise
+            _sync(folder)
+        except OSError as error:
+            reason = error.strerror or error
+            raise ValueError(f"cannot write into {folder}: {reason}; make room or set JOFORMER_CACHE") from None
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return final
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a folder of the cache holds exactly what was built: every file listed, with its size and checksum.
+
+    >>> is_whole(Path("nowhere"))
+    False
+    """
+    try:
+        listed = json.loads((folder / MANIFEST).read_bytes())
+        # Sizes first: they cost nothing and find what was cut short.
+        return all((folder / name).stat().st_size == size for name, (size, _) in listed.items()) and all(
+            content_hash(folder / name) == digest for name, (_, digest) in listed.items()
+        )
+    except (OSError, ValueError, TypeError, AttributeError):
+        return False
+
+
+def _seal(folder: Path) -> None:
+    listed = {path.name: (path.stat().st_size, content_hash(path)) for path in sorted(folder.iterdir())}
+    (folder / MANIFEST).write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
+    for path in folder.iterdir():
+        _sync(path)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    if path.is_dir() and os.name == "nt":
+        return
+    handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _locked(path: Path, say: Callable[[str], object] | None) -> Iterator[bool]:
+    """Hold the lock, which the system drops with the process; False where the file system has none."""
+    try:
+        import fcntl
+    except ImportError:
+        yield False
+        return
+    try:
+        file = path.open("w")
+    except OSError as error:
+        raise ValueError(f"cannot write into {path.parent}: {error.strerror}; set JOFORMER_CACHE") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            alone = True
+        except BlockingIOError:
+            if say:
+                say("another process prepares the same data: waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+            alone = True
+        except OSError:
+            alone = False
+        yield alone
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _open_zst(file: Any) -> Any:
+    import pyarrow
+
+    return pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd")
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with _reading(path), path.open("rb") as file:
+        while piece := file.read(CHUNK):
+            yield piece
+
+
+@contextmanager
+def _without_waiting() -> Iterator[None]:
+    """Where the hub's name does not resolve, its client would retry for half a minute, and print all the while."""
+    import datasets
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    if not _resolves(urlsplit(constants.ENDPOINT).hostname):
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+
+
+def _resolves(host: str | None) -> bool:
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True  # behind a proxy names resolve elsewhere
+    try:
+        return bool(socket.getaddrinfo(host, 443))
+    except OSError:
+        return False

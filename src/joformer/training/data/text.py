@@ -1,0 +1,268 @@
+"""Text as tokens on disk: any size, from any source (documents.py), encoded once.
+
+    bytes ──cut──▸ train, valid, test ──pieces──▸ tokens ──▸ one memory-mapped file a split
+
+Splits: where the source names them, those; a missing valid or test is cut from the end of train, 5 % of its bytes each,
+so that text without splits is cut 90 / 5 / 5. A cut that falls inside a character moves to the character's end.
+
+Pieces: text is read a little at a time, twice, and encoded in pieces of at most 64 KiB that end before a space or a
+newline after a word, where BPE never joins: the tokens are those of the text encoded whole, on any machine. (Only
+64 KiB without such a place are cut between any two characters.) BPE is trained on train alone, its first 50 MB.
+"""
+
+from __future__ import annotations
+
+import codecs
+import itertools
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from joformer.training.data.documents import Part, open_text, stdlib_source
+from joformer.training.data.sources import cached, content_hash
+from joformer.training.data.tokenizer import Stream, Tokenizer, threads
+
+__all__ = ["Stream", "Text", "Tokenizer", "load_text", "stdlib_source", "windows"]
+
+SPLITS = ("train", "valid", "test")
+PIECE, BATCH, SAMPLE = 1 << 16, 64, 50_000_000
+FORMAT = 1  # counts up when the same source would give other tokens than before: old caches are then not found
+WORD_END = re.compile(r"[ \n](?=\S)")  # of text read backwards
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Text:
+    """Three splits as 1-D memory-mapped arrays of token ids: uint8 for bytes, else uint16, uint32 above 65,536 tokens.
+
+    `fingerprint` is the sha256 of the text, its cuts and its tokens: runs of one fingerprint saw the same data.
+
+    >>> Text(train=[1, 2], valid=[3], test=[4], tokenizer=Tokenizer.of_bytes(), fingerprint="12ab").valid
+    [3]
+    """
+
+    train: Any
+    valid: Any
+    test: Any
+    tokenizer: Tokenizer
+    fingerprint: str
+
+
+def load_text(
+    source: str | os.PathLike[str],
+    *,
+    vocab: int = 8000,
+    tokenizer: Tokenizer | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    say: Say | None = None,
+    progress: Callable[[float], object] | None = None,
+) -> Text:
+    """The text of a source as tokens, from the cache if it was prepared before.
+
+    vocab = 256 takes the bytes as tokens; a text too small for `vocab` tokens gets fewer, and `say` tells. A `tokenizer`
+    that is given, as that of a trained model, is used instead of learning one. `say(line)` hears what is being done,
+    `progress(fraction)` how much of the text is encoded.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "a.txt").write_text("to be or not to be, that is the question\\n" * 5)
+    ...     text = load_text(Path(folder, "a.txt"), vocab=256, cache=Path(folder, "cache"))
+    ...     text.tokenizer.decode(text.train[:5]), len(text.train), len(text.valid), len(text.test)
+    ('to be', 184, 10, 11)
+    """
+    import numpy as np
+
+    if isinstance(vocab, bool) or not isinstance(vocab, int) or vocab < 256:
+        raise ValueError(f"vocab {vocab!r} is not a whole number from 256, the bytes, on: try 8000")
+    tell, show = say or _silent, progress or _silent
+    parts, identity = open_text(source, tell)
+    content = content_hash(*identity)
+
+    def build(folder: Path) -> None:
+        _build(folder, str(source), parts, tokenizer or vocab, tell, show)
+        if content_hash(*identity) != content:  # else its tokens would be kept under the hash of another text
+            raise ValueError(f"{source} changed while it was read: start again when it is complete")
+
+    made_with = vocab if tokenizer is None else tokenizer.definition()
+    key = f"text-{content_hash(FORMAT, PIECE, SAMPLE, made_with, content)[:32]}"
+    folder = cached(key, build, cache=cache, say=tell)
+    used = Tokenizer.load(folder / "tokenizer.json")
+    train, valid, test = (np.memmap(folder / f"{split}.bin", _dtype(used), "r") for split in SPLITS)
+    return Text(train, valid, test, used, (folder / "fingerprint").read_text())
+
+
+def windows(tokens: Any, starts: Tensor, length: int) -> Int[Tensor, "batch length"]:
+    """(batch, length) int64: `tokens[start : start + length]` for each of the (batch,) starts, in one gather.
+
+    >>> import numpy as np
+    >>> windows(np.arange(10, dtype=np.uint16), torch.tensor([0, 6]), 4)
+    tensor([[0, 1, 2, 3],
+            [6, 7, 8, 9]])
+    """
+    import numpy as np
+
+    last = len(tokens) - length
+    if length < 1 or last < 0:
+        raise ValueError(f"windows of {length} tokens do not fit into {len(tokens)}: use shorter ones or more text")
+    at = starts.cpu().numpy()
+    if at.size and not 0 <= at.min() <= at.max() <= last:
+        raise ValueError(f"starts from {at.min()} to {at.max()} leave the {len(tokens)} tokens: use 0 to {last}")
+    # Rows of a view of every window: no index for every token, three times as fast as with one.
+    every = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens), length)
+    return torch.from_numpy(every[at].astype(np.int64))
+
+
+def _build(
+    folder: Path,
+    source: str,
+    parts: dict[str, Part],
+    wanted: Tokenizer | int,
+    say: Say,
+    progress: Callable[[float], object],
+) -> None:
+    say(f"reading {source}")
+    cuts = _cuts(parts)
+    first = {name: _Reading(part, keep=SAMPLE if name == "train" else 0) for name, part in parts.items()}
+    for name, reading in first.items():
+        for _ in reading:
+            pass
+        if not reading.size:
+            raise ValueError(f"{source} holds no text{f' for {name}' if len(parts) > 1 else ''}: give a file that does")
+    tokenizer, vocab = (Tokenizer.of_bytes(), wanted) if isinstance(wanted, int) else (wanted, 0)
+    if vocab > 256:
+        sample = bytes(first["train"].kept[: first["train"].size * cuts["train"]["train"] // 100])
+        say(f"training BPE with {vocab:,} tokens on {len(sample):,} bytes")
+        tokenizer = Tokenizer.train(_pieces([codecs.utf_8_decode(sample, "strict", False)[0].encode()]), vocab)
+        if tokenizer.vocab < vocab:
+            say(f"the text is too small for {vocab:,} tokens: it gives {tokenizer.vocab:,}")
+    total = sum(reading.size for reading in first.values())
+    sizes = dict.fromkeys(SPLITS, 0)
+    shown = _every_tenth(say, progress, total)
+    for name, splits in cuts.items():
+        again = _Reading(parts[name])
+        ends = [first[name].size * percent // 100 for percent in splits.values()]
+        for place, run in itertools.groupby(_cut(again, ends), key=lambda pair: pair[0]):
+            split = list(splits)[place]
+            sizes[split] = _write(folder / f"{split}.bin", tokenizer, (chunk for _, chunk in run), shown)
+        if again.digest() != first[name].digest():
+            raise ValueError(f"{source} changed while it was read: start again when it is complete")
+    for split, size in sizes.items():
+        if not size:
+            raise ValueError(f"{source} leaves nothing for {split}: {total} bytes are too few, give more text")
+    say(", ".join(f"{split} {size:,}" for split, size in sizes.items()) + " tokens")
+    tokenizer.save(folder / "tokenizer.json")
+    content = [item for name in cuts for item in (first[name].digest(), repr(cuts[name]))]
+    (folder / "fingerprint").write_text(content_hash(*content, tokenizer.definition()))
+
+
+class _Reading:
+    """A part as it is read: how many bytes, their sha256, and the first `keep` of them."""
+
+    def __init__(self, part: Part, keep: int = 0) -> None:
+        self._part, self._keep, self._sum = part, keep, sha256()
+        self.size, self.kept = 0, bytearray()
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self._part.stream():
+            self.size += len(chunk)
+            self._sum.update(chunk)
+            self.kept += chunk[: self._keep - len(self.kept)]
+            yield chunk
+
+    def digest(self) -> str:
+        return self._sum.hexdigest()
+
+
+def _cuts(parts: dict[str, Part]) -> dict[str, dict[str, int]]:
+    """For each part the splits it is cut into, each with the per cent of the part's bytes where it ends."""
+    missing = [split for split in SPLITS if split not in parts]
+    train = {"train": 100 - 5 * len(missing)} | {split: 105 - 5 * (len(missing) - i) for i, split in enumerate(missing)}
+    return {"train": train} | {name: {name: 100} for name in SPLITS[1:] if name in parts}
+
+
+def _cut(chunks: Iterable[bytes], ends: list[int]) -> Iterator[tuple[int, bytes]]:
+    """Chunks with the number of their split: one ends at the first character boundary at or after its end."""
+    place = position = 0
+    for chunk in chunks:
+        rest = chunk
+        while place < len(ends) - 1:
+            at = max(ends[place] - position, 0)
+            while at < len(rest) and rest[at] & 0xC0 == 0x80:
+                at += 1
+            if at >= len(rest):
+                break
+            if at:
+                yield place, rest[:at]
+            place, position, rest = place + 1, position + at, rest[at:]
+        yield place, rest
+        position += len(rest)
+
+
+def _pieces(chunks: Iterable[bytes]) -> Iterator[str]:
+    """The text in pieces that are a function of the text alone, however its bytes come in chunks."""
+    held = bytearray()
+    for chunk in chunks:
+        held += chunk
+        while len(held) > PIECE:
+            text, _ = codecs.utf_8_decode(bytes(held[:PIECE]), "strict", False)
+            found = WORD_END.search(text[::-1])
+            piece = text[: -found.end()] if found else text
+            yield piece
+            del held[: len(piece.encode())]
+    if held:
+        yield held.decode()
+
+
+def _write(path: Path, tokenizer: Tokenizer, chunks: Iterable[bytes], shown: Callable[[int], None]) -> int:
+    """Append nothing, leave nothing: the split's tokens in its file, and how many they are."""
+    import numpy as np
+
+    size, dtype = 0, _dtype(tokenizer)
+    with path.open("wb") as file:
+        if tokenizer.engine is None:
+            for chunk in chunks:
+                size += file.write(chunk)
+                shown(len(chunk))
+            return size
+        pieces = _pieces(chunks)
+        while batch := list(itertools.islice(pieces, BATCH)):
+            with threads():
+                encoded = tokenizer.engine.encode_batch_fast(batch)
+            for piece, encoding in zip(batch, encoded, strict=True):
+                ids = np.array(encoding.ids, dtype)
+                file.write(ids.tobytes())
+                size += len(ids)
+                shown(len(piece.encode()))
+    return size
+
+
+def _dtype(tokenizer: Tokenizer) -> str:
+    return "<u1" if tokenizer.vocab <= 256 else "<u2" if tokenizer.vocab <= 65536 else "<u4"
+
+
+def _every_tenth(say: Say, progress: Callable[[float], object], total: int) -> Callable[[int], None]:
+    """Called with the bytes just done: `progress` with the fraction, and a line now and then where it takes long."""
+    done, told = 0, time.monotonic()
+
+    def shown(more: int) -> None:
+        nonlocal done, told
+        done += more
+        progress(done / total)
+        if time.monotonic() - told > 10:
+            told = time.monotonic()
+            say(f"encoded {done / total:.0%} of {total:,} bytes")
+
+    return shown
+
+
+def _silent(_: object) -> None:
+    pass

@@ -1,0 +1,330 @@
+"""The loop: every model here is trained by this one function, and continued by it to the bit.
+
+    batch     task.batch(step, part, parts)         a function of the seed and the step, see draws.py
+    update    clip(Σ ∇ loss / parts), AdamW          lr from the step, see schedules.py
+    average   a ← d a + (1 − d) w                    where the recipe has one
+    state     weights, moments, averages, and the step; everything else follows from the seed and the step
+
+Nothing is remembered between steps but what a checkpoint holds, so that a run which is killed at any moment and
+started again, however often, ends with the bits of one that never was.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from joformer.models import adapt, initialise
+from joformer.models.saving import MODELS, WEIGHTS, save_weights, written
+from joformer.training import checkpoints
+from joformer.training.checkpoints import Checkpoint, Say
+from joformer.training.conditions import deterministic, signals
+from joformer.training.diagnosis import where_it_broke
+from joformer.training.draws import reseed
+from joformer.training.processes import Processes, reshard
+from joformer.training.recipe import UNDECIDING, Recipe
+from joformer.training.runs import (
+    CHECKPOINTS,
+    CONFIG,
+    METRICS,
+    SPEED,
+    Lock,
+    Log,
+    Stopped,
+    circumstances,
+    require_exact,
+    require_same,
+)
+from joformer.training.schedules import learning_rate, stage_at
+from joformer.training.state import State
+from joformer.training.watching import Watch
+
+
+class Task(Protocol):
+    """What is learned: the data and what a step makes of it."""
+
+    def describe(self) -> dict[str, Any]:
+        """Everything that decides the batches, as JSON: settings, and the checksum of the data."""
+
+    def to(self, device: torch.device) -> None:
+        """Bring what is resident to the device."""
+
+    def check(self, mine: Sequence[int], parts: int) -> None:
+        """Refuse a batch that cannot be divided in so many parts; this process will ask for `mine`, in this order."""
+
+    def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, ...]:
+        """This part of the step's batch, on the device."""
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        """The mean loss of the batch, a scalar."""
+
+    def evaluate(self, model: nn.Module, processes: Processes) -> dict[str, float]:
+        """What counts in the end, on what was held out."""
+
+    def keep(self, folder: Path) -> None:
+        """Write beside the model what is needed to use it: a tokenizer, the names of classes."""
+
+
+def train(
+    config: Any,
+    task: Task,
+    recipe: Recipe,
+    out: str | os.PathLike[str],
+    *,
+    seed: int = 0,
+    drift: bool = False,
+    notes: Mapping[str, Any] | None = None,
+    say: Say | None = None,
+) -> dict[str, Any]:
+    """Train the model of this configuration, or continue its run in `out`; returns the last line of its metrics.
+
+    `drift` allows what cannot be exact: to go on with another number of processes or threads, or on another machine.
+    `notes` are written into config.json and decide nothing: where the data was, say.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from joformer.models import LMConfig
+    >>> from joformer.training import LanguageTask, load_text
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "text.txt"
+    ...     written = path.write_text("the quick brown fox jumps over the lazy dog\\n" * 100)
+    ...     task = LanguageTask(load_text(path, vocab=256, cache=folder), context=16, batch=4)
+    ...     config = LMConfig(vocab=256, dim=16, layers=1, heads=2)
+    ...     result = train(config, task, Recipe(steps=3), Path(folder) / "run", say=lambda line: None)
+    >>> result["step"], result["bits_per_byte"] < 10
+    (3, True)
+    """
+    say = say or (lambda line: print(line, file=sys.stderr))
+    run = _Run(config, task, recipe, Path(out), seed, drift, dict(notes or {}), say)
+    with run.alone(), deterministic(recipe.deterministic), signals() as asked:
+        return run.result() if run.begin() else run.steps(asked)
+
+
+class _Run:
+    def __init__(
+        self, config: Any, task: Task, recipe: Recipe, out: Path, seed: int, drift: bool, notes: dict, say: Say
+    ) -> None:
+        self.notes = notes
+        self.config, self.task, self.recipe, self.out, self.seed, self.drift = config, task, recipe, out, seed, drift
+        self.processes = Processes(recipe.precision)
+        self.say: Say = say if self.processes.main else (lambda line: None)
+        self.parts = self.processes.count * recipe.accumulate
+        task.check(range(self.processes.rank, self.parts, self.processes.count), self.parts)
+        deciding = {key: value for key, value in asdict(recipe).items() if key not in UNDECIDING}
+        self.settings = json.loads(
+            json.dumps({"seed": seed, "recipe": deciding, **written(config), "task": task.describe()})
+        )
+        self.circumstances = circumstances(self.processes.device, self.processes.count, self.processes.sharded)
+        self.log, self.speed = Log(out / METRICS), Log(out / SPEED)
+        self.step = 0
+        self.recent: list[float] = []  # losses since the last line of the log
+        self.stage = 0
+        for stage in recipe.sequence:  # refused now, not after the stages before it
+            if self._changed(stage.frames) != config and self.processes.sharded:
+                raise ValueError("frames cannot change while the model is sharded: run this stage unsharded")
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """One run a folder; the first process holds the lock for all."""
+        with ExitStack() as held:
+
+            def take() -> None:
+                held.enter_context(Lock(self.out))
+
+            self.processes.first(take)
+            yield
+
+    # -- beginning and continuing ------------------------------------------------------------------------------------
+
+    def begin(self) -> bool:
+        """Build everything, as new or from the newest checkpoint; True if the run had ended before."""
+        newest = self.processes.first(self._newest)
+        if newest is not None:
+            self.step, self.stage = newest.step, newest.state["stage"]
+        for stage in self.recipe.sequence[: self.stage + 1]:
+            self.config = self._changed(stage.frames)
+        raw = MODELS[written(self.config)["model"]](self.config)
+        initialise(raw, self.seed)
+        self.task.to(self.processes.device)
+        self.state = State(raw, self.recipe, self.processes)
+        if newest is not None:
+            self.state.restore(newest)
+            self.recent = list(newest.state["recent"])
+            if newest.state["scaler"]:
+                self.processes.accelerator.scaler.load_state_dict(newest.state["scaler"])
+        self.processes.first(lambda: self._prepare(newest))
+        return self.step == self.recipe.total and (self.out / WEIGHTS).is_file()
+
+    def _newest(self) -> Checkpoint | None:
+        newest = checkpoints.latest(self.out / CHECKPOINTS, self.say)
+        if newest is None:
+            if (self.out / WEIGHTS).is_file():
+                raise ValueError(f"{self.out} holds a model and no good checkpoint to continue: choose another --out")
+            return None
+        require_same(newest.state["settings"], self.settings, self.out)
+        if not self.drift:
+            require_exact(newest.state["circumstances"], self.circumstances, self.out)
+        return newest
+
+    def _prepare(self, newest: Checkpoint | None) -> None:
+        if self.step < self.recipe.total:
+            checkpoints.require_room(self.out / CHECKPOINTS, self.state.size)
+        for left in self.out.glob(".*.[0-9]*"):  # files that a run was killed in the middle of writing
+            left.unlink()
+        self.log.restore(None if newest is None else newest.state["metrics"])
+        if newest is None:
+            self.speed.restore(None)
+            self._describe()
+            self.task.keep(self.out)
+        else:
+            total = self.recipe.total
+            ended = f"{self.out} has ended after its {total} steps"
+            self.say(ended if self.step == total else f"continuing {self.out} at step {self.step} of {total}")
+
+    def _changed(self, frames: str | None) -> Any:
+        if frames is None:
+            return self.config
+        if not hasattr(self.config, "frames"):
+            raise ValueError(f"a stage can change the frames of a language model, not of {type(self.config).__name__}")
+        return replace(self.config, frames=frames)
+
+    # -- the steps ---------------------------------------------------------------------------------------------------
+
+    def steps(self, asked: Callable[[], int]) -> dict[str, Any]:
+        recipe, total = self.recipe, self.recipe.total
+        with Watch(self.out, self.step, total, self.speed, shown=self.processes.main) as watch:
+            while self.step < total:
+                stage, at = stage_at(recipe.sequence, self.step)
+                if stage != self.stage:
+                    self._next_stage(stage)
+                rate = learning_rate(recipe.sequence[stage], at, warmup=recipe.warmup, end=recipe.end)
+                loss, norm, stop = self._step(rate, asked())
+                self.step += 1
+                self.recent.append(loss)
+                watch.step(self.step, loss)
+                if self.step % recipe.log_every == 0 or self.step == total:
+                    mean = math.fsum(self.recent) / len(self.recent)
+                    self._write({"step": self.step, "train_loss": mean, "lr": rate, "gradient": norm}, watch)
+                    self.recent = []
+                if self.step % recipe.evaluate_every == 0 or self.step == total:
+                    self._write({"step": self.step, **self.evaluate()}, watch)
+                if self.step % recipe.save_every == 0 or self.step == total or stop:
+                    self.save()
+                if stop and self.step < total:
+                    raise Stopped(f"saved {self.out} at step {self.step}; the same command continues it", 128 + stop)
+        self._finish()
+        return self.result()
+
+    def _step(self, rate: float, asked: int) -> tuple[float, float, int]:
+        """One update of the weights; the loss and the norm of its gradient, and whether anyone was asked to stop."""
+        processes, recipe = self.processes, self.recipe
+        loss = torch.zeros((), device=processes.device)
+        for micro in range(recipe.accumulate):
+            part = micro * processes.count + processes.rank
+            batch = self.task.batch(self.seed, self.step, part, self.parts)
+            reseed(self.seed, "step", self.step, part)
+            with processes.share(self.state.model, last=micro == recipe.accumulate - 1):
+                one = self.task.loss(self.state.model, batch) / recipe.accumulate
+            processes.accelerator.backward(one)
+            loss += one.detach()
+        norm = self.state.clip()
+        values = torch.stack((loss, norm.to(loss), torch.tensor(float(asked), device=loss.device)))
+        if processes.count > 1:
+            values = torch.cat((processes.mean(values[:2]), processes.total(values[2:])))
+        mean, size, stop = values.tolist()
+        # With a scaler an infinite gradient is how it finds its scale, and the update is left out.
+        if not math.isfinite(mean) or not (math.isfinite(size) or processes.accelerator.scaler is not None):
+            self._broken(mean)
+        self.state.update(rate)
+        return mean, size, (asked or signal.SIGTERM) if stop else 0
+
+    def _broken(self, loss: float) -> None:
+        def forward() -> None:
+            for part in range(self.processes.rank, self.parts, self.processes.count):
+                batch = self.task.batch(self.seed, self.step, part, self.parts)
+                reseed(self.seed, "step", self.step, part)
+                with self.processes.autocast():
+                    self.task.loss(self.state.raw, batch)
+
+        layer = min(self.processes.everyone(where_it_broke(self.state.raw, forward)))[1]
+        saved = checkpoints.newest_name(self.out / CHECKPOINTS)
+        good = (
+            f"the last good checkpoint is {self.out / CHECKPOINTS / saved}" if saved else "there is no checkpoint yet"
+        )
+        raise ValueError(
+            f"the loss is {loss} at step {self.step + 1}, first seen in {layer}; {good}; a lower lr, a warm-up or a "
+            "smaller clip may help"
+        )
+
+    def _next_stage(self, stage: int) -> None:
+        self.stage = stage
+        before, self.config = self.config, self._changed(self.recipe.sequence[stage].frames)
+        if self.config != before:
+            raw = adapt(self.state.raw, seed=self.seed, frames=self.config.frames)
+            self.state = State(raw, self.recipe, self.processes)
+
+    # -- what is measured and kept -----------------------------------------------------------------------------------
+
+    def evaluate(self) -> dict[str, float]:
+        state = self.state
+        state.model.eval()
+        try:
+            with torch.no_grad(), state.averaged(), self.processes.autocast():
+                return self.task.evaluate(state.model, self.processes)
+        finally:
+            reshard(state.raw)
+            state.model.train()
+
+    def _write(self, entry: dict[str, Any], watch: Watch) -> None:
+        if self.processes.main:
+            self.log.write(entry)
+            watch.metrics(entry)
+
+    def save(self) -> None:
+        """A checkpoint of this step; all processes bring their shards, the first one writes."""
+        tensors = self.state.tensors()
+        scaler = self.processes.accelerator.scaler
+        self.processes.first(
+            lambda: checkpoints.save(
+                self.out / CHECKPOINTS,
+                self.step,
+                tensors,
+                {
+                    "stage": self.stage,
+                    "settings": self.settings,
+                    "circumstances": self.circumstances,
+                    "recent": self.recent,
+                    "scaler": {} if scaler is None else scaler.state_dict(),
+                    "metrics": self.log.place(),
+                },
+                written(self.config),
+                keep=self.recipe.keep,
+            )
+        )
+
+    def _finish(self) -> None:
+        with torch.no_grad(), self.state.averaged():
+            weights = self.state.weights()
+
+        def write() -> None:
+            self._describe()
+            save_weights(weights, self.out)  # last: with it the run has ended
+
+        self.processes.first(write)
+
+    def _describe(self) -> None:
+        content = {**written(self.config), "run": self.settings, "notes": self.notes}
+        checkpoints.write_json(self.out / CONFIG, content)
+
+    def result(self) -> dict[str, Any]:
+        return json.loads((self.out / METRICS).read_text().splitlines()[-1])

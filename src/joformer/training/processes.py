@@ -1,0 +1,155 @@
+"""One process or many: device, precision, gradients in step, and tensors made whole again for the disk.
+
+    joformer train …                                                    this process alone
+    torchrun --nproc-per-node 2 -m joformer.cli train …                 a copy of the model in each (DDP)
+    accelerate launch --use_fsdp --fsdp_version 2 -m joformer.cli …     a shard of the model in each (FSDP2)
+
+Devices, launching, mixed precision and DDP are accelerate's. Sharding is torch's own `fully_shard`, on every device:
+accelerate's way to it is closed on the CPU, and its mixed precision would round learned frequencies to bfloat16.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from joformer.frames.base import KeepsPrecision
+
+T = TypeVar("T")
+
+
+class Processes:
+    """The processes that train together; `rank` of `count`, each with its `device`.
+
+    >>> alone = Processes("fp32")
+    >>> alone.rank, alone.count, alone.first(lambda: 7)
+    (0, 1, 7)
+    """
+
+    def __init__(self, precision: str = "fp32") -> None:
+        from accelerate import Accelerator
+
+        self.sharded = os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1")
+        os.environ.pop("ACCELERATE_MIXED_PRECISION", None)  # the run's own setting counts, as it is written down
+        try:
+            self.accelerator = Accelerator(
+                cpu=not torch.accelerator.is_available(),  # or it overlooks that torchrun started several
+                mixed_precision="no" if precision == "fp32" else precision,
+            )
+        except ValueError as error:
+            raise ValueError(f"{precision} cannot be had on this device: {str(error).splitlines()[0]}") from None
+        self.device = self.accelerator.device
+        self.rank, self.count = self.accelerator.process_index, self.accelerator.num_processes
+        self.sharded = self.sharded and self.count > 1
+        self.main = self.rank == 0
+
+    def wrap(self, model: nn.Module, compiled: bool = False) -> nn.Module:
+        """The model on this device, its gradients shared with the other processes; parameters keep their names."""
+        model.to(self.device)
+        if self.sharded:
+            _shard(model)
+        if compiled:
+            model.compile()
+        return model if self.sharded else self.accelerator.prepare_model(model)
+
+    @contextmanager
+    def share(self, model: nn.Module, last: bool) -> Iterator[None]:
+        """Within it, backward adds to gradients, and sends them to the others only if it is the step's last."""
+        if self.sharded:
+            model.set_requires_gradient_sync(last)  # type: ignore[operator]
+        quiet = self.count > 1 and not self.sharded and not last
+        with self.accelerator.no_sync(model) if quiet else nullcontext(), self.accelerator.autocast():
+            yield
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """The precision that was asked for."""
+        return self.accelerator.autocast()
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over processes, the same bits in each."""
+        return self.total(values) / self.count
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over processes, the same bits in each."""
+        return values if self.count == 1 else self.accelerator.reduce(values, "sum")
+
+    def first(self, work: Callable[[], T]) -> T:
+        """What `work` gives in process 0, in all of them; and its one-line error too, so that none waits for ever."""
+        if self.count == 1:
+            return work()
+        outcome: list[Any] = [None, None]
+        if self.main:
+            try:
+                outcome[0] = work()
+            except ValueError as error:
+                outcome[1] = str(error)
+        torch.distributed.broadcast_object_list(outcome, src=0)
+        if outcome[1] is not None:
+            raise ValueError(outcome[1])
+        return outcome[0]
+
+    def everyone(self, value: T) -> list[T]:
+        """The value of every process, in order."""
+        if self.count == 1:
+            return [value]
+        found: list[Any] = [None] * self.count
+        torch.distributed.all_gather_object(found, value)
+        return found
+
+
+def whole(value: Tensor) -> Tensor:
+    """A copy on the CPU, put together from its shards where it has any; all processes must ask.
+
+    >>> whole(torch.ones(2, requires_grad=True)).requires_grad
+    False
+    """
+    value = value.detach()
+    if hasattr(value, "full_tensor"):
+        value = value.full_tensor()
+    return value.to("cpu", copy=True)
+
+
+@torch.no_grad()
+def fill(target: Tensor, value: Tensor) -> None:
+    """Put the whole `value` into the target, each process its shard.
+
+    >>> target = torch.zeros(2)
+    >>> fill(target, torch.ones(2)); target
+    tensor([1., 1.])
+    """
+    if hasattr(target, "full_tensor"):
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(target, DTensor)
+        value = distribute_tensor(value.to(target.device), target.device_mesh, target.placements)
+    target.copy_(value)
+
+
+def reshard(model: nn.Module) -> None:
+    """Drop the whole weights that a forward pass without a backward leaves behind: they would be used again.
+
+    >>> reshard(nn.Linear(2, 2))
+    """
+    for module in model.modules():
+        if hasattr(module, "reshard"):
+            module.reshard()  # type: ignore[operator]
+
+
+def _shard(model: nn.Module) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    # Frames give views of their frequencies, and nothing here writes into frames.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
+    # What one call shards must be of one dtype: frames keep their precision, so each is a unit of its own.
+    for module in model.modules():
+        if isinstance(module, KeepsPrecision) and next(module.parameters(), None) is not None:
+            fully_shard(module)
+    for block in getattr(model, "blocks", ()):
+        fully_shard(block)
+    fully_shard(model)

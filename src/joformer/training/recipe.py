@@ -1,0 +1,100 @@
+"""How a model is trained: everything about it that is neither the model nor the data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from joformer.training.schedules import Stage, stages
+
+Precision = Literal["fp32", "bf16", "fp16"]
+UNDECIDING = ("save_every", "keep")
+"""Settings that change nothing about the result: a run may be continued with others."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """AdamW with a warm-up and a cosine; `stages` replace `steps` and `lr` where there are several (schedules.py).
+
+    >>> Recipe(steps=10).sequence
+    (Stage(steps=10, lr=0.001, frames=None),)
+    """
+
+    steps: int = 1000
+    """How many steps of the optimiser."""
+    lr: float = 1e-3
+    """The highest learning rate."""
+    end: float = 0.1
+    """The learning rate at the end, as a share of the highest."""
+    warmup: int = 0
+    """Steps of linear warm-up, at the beginning of every stage."""
+    weight_decay: float = 0.1
+    """Of the weights of linear layers and embeddings; nothing else decays."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's two memories."""
+    clip: float | None = 1.0
+    """The largest norm of the gradient; None for no limit."""
+    accumulate: int = 1
+    """Parts in which each process works through its share of a batch, to save memory."""
+    precision: Precision = "fp32"
+    """What matrix products are computed in; weights and rotations stay in float32."""
+    average: float = 0.0
+    """Decay of a moving average of the weights (EMA), which is then what is evaluated and kept; 0 for none."""
+    compile: bool = False
+    """Compile the model."""
+    deterministic: bool = True
+    """Refuse operations whose result depends on chance: the same command then gives the same bits."""
+    stages: tuple[str, ...] = ()
+    """Several stages in a row, as STEPS:LR or STEPS:LR:FRAMES (frames of the language model from there on)."""
+    log_every: int = 10
+    """Steps between two lines of metrics.jsonl."""
+    evaluate_every: int = 500
+    """Steps between two evaluations; there is always one at the end."""
+    save_every: int = 500
+    """Steps between two checkpoints; there is always one at the end."""
+    keep: int = 3
+    """How many checkpoints are kept."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "accumulate", "log_every", "evaluate_every", "save_every", "keep"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        for name in ("lr", "end", "warmup", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"clip must be above 0, or None for no limit, got {self.clip}")
+        if not 0 <= self.average < 1 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"average and betas must be from 0 to below 1, got {self.average} and {self.betas}")
+        stages(*self.stages)
+        if self.precision not in ("fp32", "bf16", "fp16"):
+            raise ValueError(f"precision must be fp32, bf16 or fp16, got {self.precision!r}")
+
+    @property
+    def sequence(self) -> tuple[Stage, ...]:
+        """The stages: one, where none were given."""
+        return stages(*self.stages) or (Stage(self.steps, self.lr),)
+
+    @property
+    def total(self) -> int:
+        """Steps of all stages together."""
+        return sum(stage.steps for stage in self.sequence)
+
+
+def groups(model: nn.Module, weight_decay: float) -> list[dict]:
+    """AdamW's two groups: weights of linear layers and embeddings decay; biases, norms, tokens and frequencies do not.
+
+    A frequency that decays forgets its position: it is an angle, not a weight.
+
+    >>> [len(group["params"]) for group in groups(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), 0.1)]
+    [1, 3]
+    """
+    decaying = {id(module.weight) for module in model.modules() if isinstance(module, (nn.Linear, nn.Embedding))}
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return [
+        {"params": [p for p in parameters if id(p) in decaying], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if id(p) not in decaying], "weight_decay": 0.0},
+    ]

@@ -1,0 +1,188 @@
+"""The folder of a run, and the conditions under which it may be continued to the bit.
+
+    config.json         the model, and under "run" how it is trained on what
+    metrics.jsonl       what was measured: a function of the command alone, hence without times
+    speed.jsonl         how fast it went
+    checkpoints/        see checkpoints.py
+    model.safetensors   when finished, so that `models.load` reads the folder
+
+Starting the same command on the same folder continues it. Where that could not give the bits of a run that was never
+interrupted (other settings, other data, another machine), it is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from joformer.files import make_folder
+
+CONFIG, METRICS, SPEED, CHECKPOINTS = "config.json", "metrics.jsonl", "speed.jsonl", "checkpoints"
+
+
+class Stopped(Exception):
+    """The run was asked to stop by a signal; everything up to here is saved. `code` is the command's exit code.
+
+    >>> Stopped("saved", 143).code
+    143
+    """
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Lock:
+    """Only one run may write into a folder; the lock of a process that died is free again.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder, Lock(Path(folder)):
+    ...     with Lock(Path(folder)):
+    ...         pass
+    Traceback (most recent call last):
+    ValueError: ... is in use by another run: wait for it, or choose another --out
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from filelock import FileLock
+
+        make_folder(folder)
+        self.folder, self._lock = folder, FileLock(folder / ".lock", timeout=0, is_singleton=False)
+
+    def __enter__(self) -> Lock:
+        from filelock import Timeout
+
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise ValueError(f"{self.folder} is in use by another run: wait for it, or choose another --out") from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+@dataclass
+class Log:
+    """JSON lines that can be cut back to where a checkpoint found them.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     log = Log(Path(folder) / "metrics.jsonl")
+    ...     log.restore(None)
+    ...     log.write({"step": 1})
+    ...     place = log.place()
+    ...     log.write({"step": 2})
+    ...     log.restore(place)
+    ...     log.path.read_text()
+    '{"step": 1}\\n'
+    """
+
+    path: Path
+    _bytes: int = 0
+    _hash: Any = field(default_factory=hashlib.sha256)
+
+    def restore(self, place: Mapping[str, Any] | None) -> None:
+        """Back to `place`; an earlier part that is not what it was cannot be continued."""
+        kept = self.path.read_bytes()[: place["bytes"]] if place and self.path.is_file() else b""
+        self._hash, self._bytes = hashlib.sha256(kept), len(kept)
+        if place and self.place(flush=False) != dict(place):
+            raise ValueError(
+                f"{self.path} is not what it was when the checkpoint was saved, so it cannot be continued exactly: "
+                "put it back, or choose another --out"
+            )
+        with open(self.path, "ab") as file:
+            file.truncate(len(kept))
+
+    def write(self, entry: Mapping[str, Any]) -> None:
+        """One line more; on the disk when `place` is next asked for."""
+        line = (json.dumps(entry) + "\n").encode()
+        try:
+            with open(self.path, "ab") as file:
+                file.write(line)
+        except OSError as error:
+            raise ValueError(f"cannot write {self.path}: {error.strerror}; make room and start again") from None
+        self._hash.update(line)
+        self._bytes += len(line)
+
+    def place(self, flush: bool = True) -> dict[str, Any]:
+        """How much there is, and its checksum; all of it on the disk."""
+        if flush and self.path.is_file():
+            with open(self.path, "ab") as file:
+                os.fsync(file.fileno())
+        return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
+
+
+def circumstances(device: torch.device, processes: int, sharded: bool) -> dict[str, Any]:
+    """What the last bits of a result depend on beside the command: the same circumstances give the same bits.
+
+    >>> circumstances(torch.device("cpu"), 1, False)["processes"]
+    1
+    """
+    on = device.type
+    return {
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if on == "cuda" else on,
+        "processor": _processor() if on == "cpu" else "",
+        "threads": torch.get_num_threads() if on == "cpu" else 0,
+        "processes": processes,
+        "sharded": sharded,
+    }
+
+
+def require_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
+    """The same settings and data, or one line naming the first that differs.
+
+    >>> require_same({"recipe": {"lr": 0.1}}, {"recipe": {"lr": 0.2}}, Path("run"))
+    Traceback (most recent call last):
+    ValueError: run holds a run with recipe.lr = 0.1, not 0.2: give the same settings to continue it, or another --out
+    """
+    name, was, wanted = _difference(before, now)
+    if name:
+        raise ValueError(
+            f"{folder} holds a run with {name} = {was}, not {wanted}: give the same settings to continue it, or "
+            "another --out"
+        )
+
+
+def require_exact(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
+    """The same circumstances, or one line naming the first that differs.
+
+    >>> require_exact({"processes": 2}, {"processes": 1}, Path("run"))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: run was made with processes = 2, here it is 1: its bits could not be continued; ...
+    """
+    name, was, here = _difference(before, now)
+    if name:
+        raise ValueError(
+            f"{folder} was made with {name} = {was}, here it is {here}: its bits could not be continued; restore that, "
+            "or say --drift to go on without"
+        )
+
+
+def _difference(before: Any, now: Any, name: str = "") -> tuple[str, Any, Any]:
+    if not isinstance(before, Mapping) or not isinstance(now, Mapping):
+        return ("", None, None) if before == now else (name, before, now)
+    for key in [*before, *(key for key in now if key not in before)]:
+        found = _difference(before.get(key), now.get(key), f"{name}.{key}" if name else key)
+        if found[0]:
+            return found
+    return "", None, None
+
+
+def _processor() -> str:
+    """Kernels are chosen by the processor, and with them the order of sums."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        model = platform.processor() or platform.machine()
+    return f"{model}, {torch.backends.cpu.get_cpu_capability()}"

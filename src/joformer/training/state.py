@@ -1,0 +1,106 @@
+"""What a run remembers from step to step: weights, AdamW's moments, and the moving average a ← d a + (1 − d) w."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from joformer.models.saving import own_state
+from joformer.training.checkpoints import Checkpoint
+from joformer.training.processes import Processes, fill, whole
+from joformer.training.recipe import Recipe, groups
+
+
+class State:
+    """The model `raw` ready to train: `model` is what is called, `parameters` are named as in `raw`.
+
+    >>> state = State(nn.Linear(2, 2), Recipe(average=0.9), Processes())
+    >>> state.model(torch.ones(1, 2)).sum().backward()
+    >>> norm = state.clip()
+    >>> state.update(rate=0.1)
+    >>> sorted(state.tensors()["optimizer"])[:2], sorted(state.tensors()["averaged"])
+    (['exp_avg/bias', 'exp_avg/weight'], ['bias', 'weight'])
+    """
+
+    def __init__(self, raw: nn.Module, recipe: Recipe, processes: Processes) -> None:
+        self.recipe, self.processes = recipe, processes
+        self.raw, self.model = raw, processes.wrap(raw, recipe.compile)
+        self.parameters = dict(raw.named_parameters())
+        fused = not processes.sharded and processes.device.type in ("cpu", "cuda")
+        adamw = torch.optim.AdamW(groups(raw, recipe.weight_decay), betas=recipe.betas, fused=fused)
+        self.optimizer = processes.accelerator.prepare_optimizer(adamw, device_placement=False)
+        self.average = [p.detach().clone() for p in self.parameters.values()] if recipe.average else []
+
+    @property
+    def size(self) -> int:
+        """Bytes of a checkpoint, nearly."""
+        weights = sum(p.numel() * p.element_size() for p in self.parameters.values())
+        return weights * (4 if self.average else 3)
+
+    def clip(self) -> Tensor:
+        """The norm of the gradient, which is scaled down to the recipe's where it is larger."""
+        if self.processes.accelerator.scaler is not None:
+            self.processes.accelerator.unscale_gradients(self.optimizer)
+        norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.recipe.clip or math.inf)
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+    def update(self, rate: float) -> None:
+        """One step of AdamW at this learning rate; the gradients are used up."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.average:
+            now = [p.detach() for p in self.parameters.values()]
+            torch._foreach_lerp_(self.average, now, 1 - self.recipe.average)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within it the model has the averaged weights, where there are any."""
+        own = [p.detach() for p in self.parameters.values()]
+        kept = [p.clone() for p in own] if self.average else []
+        for target, value in zip(own, self.average, strict=False):
+            target.copy_(value)
+        try:
+            yield
+        finally:
+            for target, value in zip(own, kept, strict=False):
+                target.copy_(value)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Every parameter and persistent buffer, whole; all processes must ask."""
+        return {key: whole(value) for key, value in own_state(self.raw).items()}
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Everything, whole, as a checkpoint holds it; all processes must ask."""
+        names = {id(p): name for name, p in self.parameters.items()}
+        moments = {
+            f"{kind}/{names[id(p)]}": whole(value)
+            for p, state in self.optimizer.state.items()
+            for kind, value in state.items()
+        }
+        averaged = {name: whole(value) for name, value in zip(self.parameters, self.average, strict=False)}
+        return {"model": self.weights(), "optimizer": moments, "averaged": averaged}
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """What `tensors` gave, back in its place."""
+        own = own_state(self.raw)
+        for key, value in checkpoint.tensors("model").items():
+            fill(own[key], value)
+        fused = self.optimizer.param_groups[0]["fused"]
+        for key, value in checkpoint.tensors("optimizer").items():
+            kind, _, name = key.partition("/")
+            parameter = self.parameters[name]
+            state = self.optimizer.state[parameter]
+            if kind == "step":
+                state[kind] = value.to(parameter.device if fused else "cpu")
+            else:
+                state[kind] = torch.zeros_like(parameter, requires_grad=False)
+                fill(state[kind], value)
+        averaged = checkpoint.tensors("averaged")
+        for name, value in zip(self.parameters, self.average, strict=False):
+            fill(value, averaged[name])

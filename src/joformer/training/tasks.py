@@ -1,0 +1,291 @@
+"""What is learned: the batches of a step, their loss, and what counts in the end.
+
+    language    mean −log p(next token);   perplexity exp(·);   bits per byte  Σ −log₂ p / Σ bytes
+    images      cross-entropy, soft targets where samples are mixed;   top-1 and top-5 accuracy in percent
+
+A batch is a function of the seed, the step and the place in the batch (draws.py); a process asks for its part.
+Bits per byte compare vocabularies; perplexity does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from joformer.training.augment import Augment, Mix
+from joformer.training.checkpoints import write_json
+from joformer.training.data import Images, Text
+from joformer.training.data.streamed import Streamed
+from joformer.training.data.text import windows
+from joformer.training.draws import generator, seed_of
+from joformer.training.processes import Processes
+
+
+class LanguageTask:
+    """Windows of `context` tokens at random places of text.train; evaluated on windows spread evenly over text.valid.
+
+    >>> import numpy as np
+    >>> from joformer.training import Tokenizer
+    >>> ids = np.frombuffer(b"to be or not to be " * 100, np.uint8)
+    >>> task = LanguageTask(Text(ids, ids, ids, Tokenizer.of_bytes(), "an example"), context=8, batch=4)
+    >>> [part.shape for part in task.batch(seed=0, step=0, part=0, parts=2)]
+    [torch.Size([2, 8]), torch.Size([2, 8])]
+    """
+
+    def __init__(self, text: Text, *, context: int = 512, batch: int = 32, held_out: int = 200) -> None:
+        if context < 1 or batch < 1 or held_out < 1:
+            raise ValueError(f"context, batch and held_out are 1 or more, got {context}, {batch} and {held_out}")
+        self.text, self.context, self.size, self.held_out = text, context, batch, held_out
+        self.device = torch.device("cpu")
+        for split in ("train", "valid"):
+            self.fits(split, context)
+
+    def fits(self, split: str, context: int) -> None:
+        """Refuse a context that the split has no window for."""
+        tokens = len(getattr(self.text, split))
+        if not 0 < context < tokens:
+            raise ValueError(
+                f"the {split} split has {tokens} tokens: a context is from 1 to {tokens - 1}, got {context}"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "text": self.text.fingerprint,
+            "context": self.context,
+            "batch": self.size,
+            "held_out": self.held_out,
+        }
+
+    def to(self, device: torch.device) -> None:
+        self.device = device
+
+    def check(self, mine: Sequence[int], parts: int) -> None:
+        _divides(self.size, parts)
+
+    def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
+        last = len(self.text.train) - self.context
+        starts = torch.randint(last, (self.size,), generator=generator(seed, "batch", step))
+        return self._windows(self.text.train, starts[_share(self.size, part, parts)], self.context)
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        tokens, targets = batch
+        return model(tokens, targets=targets)
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        model: nn.Module,
+        processes: Processes,
+        *,
+        split: Literal["train", "valid", "test"] = "valid",
+        context: int | None = None,
+    ) -> dict[str, float]:
+        """Loss, perplexity and bits per byte over `held_out` windows, at this context or the trained one."""
+        tokens, context = getattr(self.text, split), context or self.context
+        self.fits(split, context)
+        last = len(tokens) - context - 1
+        # Side by side where the split has no more, else as far apart as it allows; never the same window twice.
+        count = min(self.held_out, last // context + 1)
+        starts = torch.linspace(0, last, count, dtype=torch.float64).long()
+        lengths = self.text.tokenizer.bytes_per_token
+        sums = torch.zeros(3, dtype=torch.float64)
+        # A batch is as many tokens as in training: a longer context must not need more memory.
+        for mine, weight in _rounds(starts, max(1, self.size * self.context // context), processes):
+            inputs, targets = self._windows(tokens, mine, context)
+            mean = model(inputs, targets=targets)
+            n = targets.numel()
+            sums += weight * torch.tensor(
+                [float(mean) * n, n, float(lengths[targets.cpu()].sum())], dtype=torch.float64
+            )
+        nats, n, size = processes.total(sums.to(self.device)).tolist()
+        return {
+            "loss": nats / n,
+            "perplexity": math.exp(min(nats / n, 700)),
+            "bits_per_byte": nats / math.log(2) / size,
+        }
+
+    def keep(self, folder: Path) -> None:
+        self.text.tokenizer.save(folder / "tokenizer.json")
+
+    def _windows(self, tokens: Any, starts: Tensor, context: int) -> tuple[Tensor, Tensor]:
+        both = windows(tokens, starts, context + 1).to(self.device, non_blocking=True)
+        return both[:, :-1], both[:, 1:]
+
+
+class ImageTask:
+    """Images and their classes; evaluated on all of images.test.
+
+    `Images` are resident on the device as uint8 and batches are drawn there; `Streamed` ones are decoded by workers, a
+    few batches ahead. `augment` and `mix` are those of training; without `augment` images are only normalised, by their
+    own mean and standard deviation (ImageNet's, where they are streamed) or those of `normalise`. `draw`: "epochs" goes
+    through all images in a new order each time, "randint" takes any. `cells` gives (batch, *shape) numbers in 0 … 1
+    instead of (batch, channels, *shape): what `MonoidalClassifier` reads.
+
+    >>> from joformer.training import load_images
+    >>> task = ImageTask(load_images("digits"), batch=32)
+    >>> [part.shape for part in task.batch(seed=0, step=0, part=1, parts=2)]
+    [torch.Size([16, 1, 8, 8]), torch.Size([16])]
+    """
+
+    def __init__(
+        self,
+        images: Images | Streamed,
+        *,
+        batch: int = 128,
+        augment: Augment | None = None,
+        mix: Mix | None = None,
+        draw: Literal["epochs", "randint"] = "epochs",
+        normalise: tuple[Sequence[float], Sequence[float]] | None = None,
+        cells: bool = False,
+    ) -> None:
+        channels, axes, plain = 3, 2, augment or Augment.imagenet()
+        if isinstance(images, Images):
+            channels, axes = images.train.images.shape[1], images.train.images.dim() - 2
+        if batch < 1:
+            raise ValueError(f"a batch is 1 image or more, got {batch}")
+        if cells and (channels != 1 or augment is not None or mix is not None):
+            raise ValueError(f"a monoidal embedding reads one channel as it is, not {channels} or augmented ones")
+        if augment is not None and len(augment.mean) != channels:
+            raise ValueError(f"augment has the mean of {len(augment.mean)} channels, the images have {channels}")
+        self.images, self.size, self.augment, self.mix = images, batch, augment, mix
+        self.draw, self.cells, self.classes = draw, cells, len(images.classes)
+        self._orders: dict[tuple[int, int], Tensor] = {}
+        if normalise is None:
+            own = images if augment is None and isinstance(images, Images) else plain
+            normalise = tuple(own.mean), tuple(own.std)
+        self.normalise = tuple(tuple(float(value) for value in values) for values in normalise)
+        self._mean, self._scale = (torch.tensor(values).view(-1, *[1] * axes) for values in self.normalise)
+        self._mine: Sequence[int] = (0,)
+        self._flow: Iterator[tuple[Tensor, Tensor]] = iter(())
+        self._next: tuple[int, ...] = ()
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "images": self.images.fingerprint,
+            "batch": self.size,
+            "augment": None if self.augment is None else asdict(self.augment),
+            "mix": None if self.mix is None else asdict(self.mix),
+            "draw": self.draw,
+            "normalise": self.normalise,
+        }
+
+    def to(self, device: torch.device) -> None:
+        if isinstance(self.images, Images):
+            self.images = self.images.to(device)
+        self._mean, self._scale = self._mean.to(device), self._scale.to(device)
+
+    def check(self, mine: Sequence[int], parts: int) -> None:
+        _divides(self.size, parts)
+        if self.mix is not None and (self.size // parts) % 2:
+            raise ValueError(f"samples are mixed in pairs: a part of {self.size} / {parts} must be even")
+        self._mine = mine
+
+    def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
+        mine = _share(self.size, part, parts)
+        if isinstance(self.images, Images):
+            chosen = self._chosen(seed, step)[mine].to(self._mean.device)
+            images, labels = self.images.train.images[chosen], self.images.train.labels[chosen]
+        else:
+            images, labels = (given.to(self._mean.device) for given in self._streamed(seed, step, part, parts))
+        dice = generator(seed, "augment", step)
+        if self.augment is None:
+            images = self._plain(images)
+        else:
+            images = self.augment(images, self.augment.plan(self.size, dice)[mine])
+        if self.mix is None:
+            return images, labels
+        return self.mix(images, labels, self.mix.plan(self.size, dice)[mine], classes=self.classes)
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        images, targets = batch
+        return F.cross_entropy(model(images).float(), targets)
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, processes: Processes) -> dict[str, float]:
+        """Loss and accuracies over the whole test split."""
+        best = min(5, self.classes)
+        sums = torch.zeros(4, dtype=torch.float64, device=self._mean.device)
+        rounds = list(_rounds(torch.arange(len(self.images.test)), max(self.size, 256), processes))
+        for (images, labels), (_, weight) in zip(self._tests([some for some, _ in rounds]), rounds, strict=True):
+            logits = model(self._plain(images)).float()
+            hits = logits.topk(best, -1).indices == labels[:, None]
+            loss = F.cross_entropy(logits, labels, reduction="sum")
+            one = hits.new_tensor(len(labels), dtype=torch.int64)
+            sums += weight * torch.stack((loss, hits[:, 0].sum(), hits.sum(), one))
+        loss, first, five, n = processes.total(sums).tolist()
+        return {"loss": loss / n, "accuracy": 100 * first / n, f"top_{best}": 100 * five / n}
+
+    def keep(self, folder: Path) -> None:
+        write_json(folder / "classes.json", {"classes": list(self.images.classes)})
+
+    def _plain(self, images: Tensor) -> Tensor:
+        if self.cells:
+            return images[:, 0] / 255
+        return (images / 255 - self._mean) / self._scale
+
+    def _tests(self, rounds: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        test, device = self.images.test, self._mean.device
+        if isinstance(test, Streamed):
+            for images, labels in test.batches([[(int(index), 0) for index in some] for some in rounds]):
+                yield images.to(device), labels.to(device)
+        else:
+            yield from ((test.images[some], test.labels[some]) for some in rounds)
+
+    def _streamed(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
+        """The part as the workers have it ready; asked for out of turn, they begin again there."""
+        if self._next != (seed, step, part):
+            self._flow = self.images.batches(self._from(seed, step, self._mine.index(part), parts))  # type: ignore
+        at = self._mine.index(part) + 1
+        self._next = (seed, step, self._mine[at]) if at < len(self._mine) else (seed, step + 1, self._mine[0])
+        return next(self._flow)
+
+    def _from(self, seed: int, step: int, at: int, parts: int) -> Iterator[list[tuple[int, int]]]:
+        while True:
+            chosen = self._chosen(seed, step).tolist()
+            for part in self._mine[at:]:
+                places = range(self.size)[_share(self.size, part, parts)]
+                yield [(chosen[place], seed_of(seed, "crop", step, place)) for place in places]
+            step, at = step + 1, 0
+
+    def _chosen(self, seed: int, step: int) -> Tensor:
+        """Which images the step takes; all of them, whatever part is asked for."""
+        count = len(self.images.train) if isinstance(self.images, Images) else len(self.images)
+        if self.draw == "randint":
+            return torch.randint(count, (self.size,), generator=generator(seed, "batch", step))
+        places = torch.arange(step * self.size, (step + 1) * self.size)
+        epochs = range(int(places[0]) // count, int(places[-1]) // count + 1)
+        known = self._orders
+        # The order of an epoch is drawn once, not at each of its steps.
+        self._orders = {
+            (seed, epoch): torch.randperm(count, generator=generator(seed, "epoch", epoch))
+            if (seed, epoch) not in known
+            else known[seed, epoch]
+            for epoch in epochs
+        }
+        return torch.cat([self._orders[seed, epoch][places[places // count == epoch] % count] for epoch in epochs])
+
+
+def _divides(size: int, parts: int) -> None:
+    if size % parts:
+        raise ValueError(
+            f"a batch of {size} does not divide into {parts} parts (processes × accumulate): choose another"
+        )
+
+
+def _share(size: int, part: int, parts: int) -> slice:
+    return slice(part * size // parts, (part + 1) * size // parts)
+
+
+def _rounds(items: Tensor, size: int, processes: Processes) -> Iterator[tuple[Tensor, int]]:
+    """Batches of this process and whether they count; all processes get as many, since sharded models work together."""
+    pieces = items.split(size)
+    for at in range(0, len(pieces), processes.count):
+        mine = at + processes.rank
+        yield pieces[min(mine, len(pieces) - 1)], int(mine < len(pieces))
