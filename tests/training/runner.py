@@ -122,7 +122,9 @@ def recipe_of(changes: dict):
     """The short recipe."""
     from joformer.training import Recipe
 
-    return Recipe(**{key: tuple(value) if isinstance(value, list) else value for key, value in (RECIPE | changes).items()})
+    return Recipe(
+        **{key: tuple(value) if isinstance(value, list) else value for key, value in (RECIPE | changes).items()}
+    )
 
 
 def work(job: dict, task: object) -> int:
@@ -249,12 +251,9 @@ def main() -> None:
     import filelock  # noqa: F401
     import rich.console
     import rich.progress  # noqa: F401
-    import safetensors.torch
     import torch._dynamo
     import torch._inductor.config
     import torch.distributed.tensor  # noqa: F401
-
-    import joformer.training.loop
 
     tasks = {"lm": lm_task, "vit": vit_task, ("lm", "made"): lm_task(), ("vit", "made"): vit_task()}
     assert threading.active_count() == 1, "what is forked must have one thread"

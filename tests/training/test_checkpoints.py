@@ -73,7 +73,7 @@ def test_leftovers_of_a_kill_are_swept_away(tmp_path):
     save(tmp_path, 20)
     assert names(tmp_path) == ["00000020"]
     (tmp_path / ".partial-00000030").mkdir()
-    checkpoints.require_room(tmp_path, 1)
+    checkpoints.sweep(tmp_path)
     assert names(tmp_path) == ["00000020"]
 
 
@@ -142,7 +142,9 @@ def _refused(saved: Path, factory, file: str, content: bytes) -> None:
     assert len(heard) == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"null", b"{}", b"3", b'{"sha256": 1, "files": 3, "step": 1}', b"[" * 9999])
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"null", b"{}", b"3", b'{"sha256": 1, "files": 3, "step": 1}', b"[" * 9999]
+)
 def test_any_other_json_is_no_state(saved, tmp_path, content):
     place = shutil.copytree(saved, tmp_path / saved.name)
     (place / "state.json").write_bytes(content)

@@ -113,7 +113,7 @@ def test_killed_at_every_operation_of_the_end(server, memory, result_of):
 # -- disks that fill up ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("limit", "fails"), [(0, "state"), (30_000, "optimizer")])
+@pytest.mark.parametrize(("limit", "fails"), [(2_000, "model"), (50_000, "optimizer")])
 def test_a_disk_that_fills_up(server, memory, reference, result_of, limit, fails):
     out = memory / "run"
     ended = server.run(out, kind="lm", befall={"limit": limit, "limit_at": 3})
@@ -267,6 +267,10 @@ def test_all_damaged_begins_anew(server, memory, reference, result_of):
     found = steps(out)
     for step, damage in zip(found, (truncated, altered, missing), strict=True):
         damage(out / "checkpoints" / f"{step:08d}", None)
+    ended = server.run(out, kind="vit")
+    assert ended.code == 2  # a run that has ended is not made anew: its weights may be all there is
+    assert ended.lines[-1] == f"{out} holds a model and no good checkpoint to continue: choose another --out"
+    (out / "model.safetensors").unlink()
     ended = server.run(out, kind="vit")
     assert ended.code == 0
     assert len(ended.lines) == len(found)

@@ -9,17 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from joformer.training.data import sources
+from joformer.training.data import cache, sources
+from joformer.training.data.cache import cache_folder, cached, is_whole
 from joformer.training.data.sources import (
     HUB,
-    cache_folder,
-    cached,
     content_hash,
     files_under,
     hub,
     hub_name,
     is_hub,
-    is_whole,
     read_chunks,
     require_path,
 )
@@ -189,10 +187,10 @@ def test_what_is_cached_is_built_once_and_again_when_damaged(tmp_path):
         lambda: tokens.write_bytes(whole[:-1]),
         lambda: tokens.write_bytes(whole[:-1] + b"\0"),
         tokens.unlink,
-        (made / sources.MANIFEST).unlink,
-        lambda: (made / sources.MANIFEST).write_text("{"),
-        lambda: (made / sources.MANIFEST).write_text("[1]"),
-        lambda: (made / sources.MANIFEST).write_text('{"tokens.bin": 3}'),
+        (made / cache.MANIFEST).unlink,
+        lambda: (made / cache.MANIFEST).write_text("{"),
+        lambda: (made / cache.MANIFEST).write_text("[1]"),
+        lambda: (made / cache.MANIFEST).write_text('{"tokens.bin": 3}'),
     ]
     for times, spoil in enumerate(spoilers, start=2):
         spoil()
@@ -200,7 +198,7 @@ def test_what_is_cached_is_built_once_and_again_when_damaged(tmp_path):
         assert cached("text-1", build, cache=tmp_path).joinpath("tokens.bin").read_bytes() == whole
         assert len(built) == times
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["text-1"]
-    assert json.loads((made / sources.MANIFEST).read_text()).keys() == {"tokens.bin", "more.json"}
+    assert json.loads((made / cache.MANIFEST).read_text()).keys() == {"tokens.bin", "more.json"}
 
 
 def test_a_build_that_fails_leaves_nothing(tmp_path):
@@ -229,7 +227,7 @@ def test_where_locks_do_not_reach_the_second_takes_what_the_first_built(tmp_path
         other = tmp_path / "text-1"
         other.mkdir()
         fill(other)
-        sources._seal(other)
+        cache._seal(other)
         (folder / "tokens.bin").write_bytes(b"ours")
 
     made = cached("text-1", slow, cache=tmp_path)

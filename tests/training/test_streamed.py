@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from joformer.training.data import streamed
-from joformer.training.data.streamed import IMAGES, Streamed, centred, decode_image, find, hold_out, open_records
+from joformer.training.data import opening
+from joformer.training.data.opening import find, open_records
+from joformer.training.data.records import IMAGES, hold_out
+from joformer.training.data.streamed import Streamed, centred, decode_image
 from joformer.training.data.streamed import random_box as box_of
 
 SILENT = lambda line: None  # noqa: E731
@@ -254,7 +256,7 @@ def test_the_hub_is_read_like_tables(tmp_path, monkeypatch):
             }.items()
         }
     )
-    monkeypatch.setattr(streamed, "hub", lambda name: tables)
+    monkeypatch.setattr(opening, "hub", lambda name: tables)
     said = []
     data = Streamed("imagenet", size=16, train_crop="centre", cache=tmp_path, say=said.append)
     assert said == ["the test split is left aside: it has no labels", "the extra split is left aside"]

@@ -16,6 +16,7 @@ from joformer.attention import JourneyAttention, JourneyCache, journey_attention
 from joformer.bench import transforms
 from joformer.bench.measure import Row, fastest, geometric_mean, peak_bytes
 from joformer.bench.models import SHAPES, PeerTransformer, Transformer, block_of, peers, training_step
+from joformer.bench.training import generating, llama, starting
 from joformer.frames import FixedFrames, NoFrames
 from joformer.models.blocks import Block
 from joformer.rotation import rotate, rotate_packed_
@@ -231,5 +232,8 @@ FIGURES: dict[str, Callable[[int, Report], Iterator[Row]]] = {
     "spectral": transforms.spectral,
     "monoidal": transforms.monoidal,
     "recurrence": transforms.recurrence,
+    "llama": llama,
+    "generate": generating,
     "import": importing,
+    "start": starting,
 }

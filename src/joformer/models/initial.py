@@ -53,7 +53,7 @@ def initialise(model: Model, seed: int) -> Model:
     return model
 
 
-def adapt(model: Model, *, seed: int = 0, **changes: Any) -> Model:
+def adapt(model: Model, /, *, seed: int = 0, **changes: Any) -> Model:
     """A new model with these fields of the configuration changed, and every weight of the old one in its place.
 
     What is new starts as `initialise(…, seed)` has it. Refused where a weight of the old model would be lost.

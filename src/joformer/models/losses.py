@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Integer
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -27,7 +27,7 @@ ROWS = 512
 
 
 def linear_cross_entropy(
-    hidden: Float[Tensor, "*tokens dim"], weight: Float[Tensor, "vocab dim"], targets: Int[Tensor, "*tokens"]
+    hidden: Float[Tensor, "*tokens dim"], weight: Float[Tensor, "vocab dim"], targets: Integer[Tensor, "*tokens"]
 ) -> Float[Tensor, ""]:
     """mean_n −log softmax(W h_n)[target_n] over the tokens whose target is not −100: one number, fp32 or wider.
 

@@ -114,7 +114,7 @@ def save(
     # Newer ones were damaged, or the run would have gone on from them.
     for old in [*older[: max(len(older) + 1 - keep, 0)], *(path for path in _steps(folder) if path > place)]:
         _aside(old)
-    _sweep(folder)
+    sweep(folder)
     return place
 
 
@@ -129,7 +129,7 @@ def latest(folder: Path, say: Say) -> Checkpoint | None:
         try:
             return read(place)
         except ValueError as damage:
-            before = f"the one before it, {found[at - 1].name}," if at else "to begin anew, there is none before it"
+            before = f"the one before it, {found[at - 1].name}" if at else "to begin anew, there is none before it"
             say(f"{damage}; trying {before}")
     return None
 
@@ -178,13 +178,21 @@ def require_room(folder: Path, size: int) -> None:
     >>> require_room(Path(gettempdir()), 10)
     """
     make_folder(folder)
-    _sweep(folder)
     free = shutil.disk_usage(folder).free
     if free < 2 * size:
         raise ValueError(
             f"{folder} has {free / 1e6:,.0f} MB free and a checkpoint takes {size / 1e6:,.0f} MB, two at a time: "
             "make room or choose another --out"
         )
+
+
+def sweep(folder: Path) -> None:
+    """Remove what was set aside, and what a run that was killed left half written.
+
+    >>> sweep(Path("nowhere"))
+    """
+    for left in folder.glob(f"{PARTIAL}*"):
+        _remove(left)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -203,12 +211,6 @@ def _steps(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if path.name.isdigit())
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what was set aside, and what a run that was killed left half written."""
-    for left in folder.glob(f"{PARTIAL}*"):
-        _remove(left)
 
 
 def _remove(path: Path) -> None:

@@ -177,10 +177,11 @@ class _Run:
         return newest
 
     def _prepare(self, newest: Checkpoint | None) -> None:
-        if self.step < self.recipe.total:
-            checkpoints.require_room(self.out / CHECKPOINTS, self.state.size)
+        checkpoints.sweep(self.out / CHECKPOINTS)
         for left in self.out.glob(".*.[0-9]*"):  # files that a run was killed in the middle of writing
             left.unlink()
+        if self.step < self.recipe.total:
+            checkpoints.require_room(self.out / CHECKPOINTS, self.state.size)
         self.log.restore(None if newest is None else newest.state["metrics"])
         if newest is None:
             self.speed.restore(None)

@@ -99,8 +99,9 @@ class Log:
                 f"{self.path} is not what it was when the checkpoint was saved, so it cannot be continued exactly: "
                 "put it back, or choose another --out"
             )
-        with open(self.path, "ab") as file:
-            file.truncate(len(kept))
+        if not self.path.is_file() or self.path.stat().st_size != len(kept):
+            with open(self.path, "ab") as file:
+                file.truncate(len(kept))
 
     def write(self, entry: Mapping[str, Any]) -> None:
         """One line more; on the disk when `place` is next asked for."""

@@ -24,7 +24,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from joformer.training.data.images import Images, Made, embedded, kept
-from joformer.training.data.streamed import CLIPS, Files, Rows, Say, silent
+from joformer.training.data.records import CLIPS, Files, Rows, Say, silent
 
 RANGE = 80.0  # decibels from white to black
 EMBEDDED = (1200, 300)  # clips that train and that test

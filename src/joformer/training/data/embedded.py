@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from joformer.training.data.streamed import hold_out
+from joformer.training.data.records import hold_out
 from joformer.training.draws import generator
 
 RATE = 8000

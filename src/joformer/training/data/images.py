@@ -21,19 +21,11 @@ import torch
 from jaxtyping import Float64, Int64, UInt8
 from torch import Tensor
 
-from joformer.training.data.sources import cached, content_hash
-from joformer.training.data.streamed import (
-    IMAGES,
-    Files,
-    Rows,
-    Say,
-    centred,
-    decode_image,
-    find,
-    identity,
-    open_records,
-    silent,
-)
+from joformer.training.data.cache import cached
+from joformer.training.data.opening import find, identity, open_records
+from joformer.training.data.records import IMAGES, Files, Rows, Say, silent
+from joformer.training.data.sources import content_hash
+from joformer.training.data.streamed import centred, decode_image
 
 FORMAT = 1  # raise it when the same files are to give other tensors
 

@@ -1,11 +1,7 @@
-"""Where data comes from: a name that the hub knows, or a path; and where what is made of it is kept.
+"""Where data comes from: a name that the hub knows, or a path.
 
-    "mnist"  "wikipedia"  …  "hub:owner/name"       through `datasets`; a name always means the name …
-    "./mnist"  "~/text.txt.gz"                      … and a path with a slash or a suffix always the path
-
-What is made once (tokens, spectrograms) is kept in a cache folder under the hash of all it was made from. It appears
-there whole, by one rename, with a list of its files' checksums: a process killed in the middle leaves nothing that is
-later believed, two that build the same wait for one another, and what was damaged since is built again.
+"mnist"  "wikipedia"  …  "hub:owner/name"       through `datasets`; a name always means the name …
+"./mnist"  "~/text.txt.gz"                      … and a path with a slash or a suffix always the path
 """
 
 from __future__ import annotations
@@ -15,16 +11,12 @@ import hashlib
 import json
 import os
 import re
-import secrets
-import shutil
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-
-from joformer.files import make_folder
 
 HUB: dict[str, tuple[str, str | None]] = {
     "mnist": ("ylecun/mnist", None),
@@ -33,25 +25,10 @@ HUB: dict[str, tuple[str, str | None]] = {
     "wikipedia": ("wikimedia/wikipedia", "20231101.en"),
     "openwebtext": ("Skylion007/openwebtext", None),
 }
-MANIFEST = "manifest.json"
 CHUNK = 1 << 20
 HIDDEN = re.compile(r"\..*")
 # None of these can begin text in UTF-8, so that what a file holds is told by its first bytes, whatever its name.
 MAGIC = {b"\x1f\x8b": "gz", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zst"}
-
-
-def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
-    """Where prepared data is kept: `given`, or $JOFORMER_CACHE, or $XDG_CACHE_HOME/joformer, or ~/.cache/joformer.
-
-    >>> cache_folder("here").name
-    'here'
-    """
-    environment = os.environ
-    if given is None:
-        given = environment.get("JOFORMER_CACHE") or None
-    if given is not None:
-        return Path(given).expanduser()
-    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joformer"
 
 
 def content_hash(*parts: Path | bytes | str | int) -> str:
@@ -75,9 +52,9 @@ def content_hash(*parts: Path | bytes | str | int) -> str:
 def require_path(source: str | os.PathLike[str]) -> Path:
     """The file or folder, which exists and may be read, or one line saying what is wrong.
 
-    >>> require_path("nowhere.txt")
+    >>> require_path("a/nowhere.txt")
     Traceback (most recent call last):
-    ValueError: nowhere.txt does not exist: give a file or a folder
+    ValueError: a/nowhere.txt does not exist: give a file or a folder
     """
     path = Path(source).expanduser()
     try:
@@ -87,7 +64,8 @@ def require_path(source: str | os.PathLike[str]) -> Path:
         else:
             path.open("rb").close()
     except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(f"{path} does not exist: give a file or a folder") from None
+        known = f", or a name: {', '.join(HUB)}" if len(path.parts) == 1 else ""
+        raise ValueError(f"{path} does not exist: give a file or a folder{known}") from None
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         raise ValueError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
     return path
@@ -220,116 +198,6 @@ def hub_identity(dataset: Any) -> str:
     """
     fetched = dataset.info.download_checksums or {}
     return json.dumps([dataset.num_rows, str(dataset.split), sorted(map(str, fetched.items())) or dataset._fingerprint])
-
-
-def cached(
-    key: str,
-    build: Callable[[Path], object],
-    *,
-    cache: str | os.PathLike[str] | None = None,
-    say: Callable[[str], object] | None = None,
-) -> Path:
-    """The folder `key` in the cache, filled by `build(folder)` unless it is there already and undamaged.
-
-    `key` names what is built and holds a `content_hash` of all it is built from. `build` writes plain files into the
-    empty folder it is given and no folders.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as cache:
-    ...     made = cached("text-12ab", lambda folder: (folder / "a.bin").write_bytes(b"abc"), cache=cache)
-    ...     (made / "a.bin").read_bytes()
-    b'abc'
-    """
-    folder = cache_folder(cache)
-    final = folder / key
-    if is_whole(final):
-        return final
-    make_folder(folder)
-    with _locked(folder / f".{key}.lock", say) as alone:
-        if is_whole(final):
-            return final
-        if alone:
-            for left in folder.glob(f".{key}.partial-*"):
-                shutil.rmtree(left, ignore_errors=True)
-        partial = folder / f".{key}.partial-{os.getpid()}-{secrets.token_hex(4)}"
-        try:
-            partial.mkdir()
-            build(partial)
-            _seal(partial)
-            if final.exists() and not is_whole(final):
-                shutil.rmtree(final)
-            try:
-                os.rename(partial, final)
-            except OSError:
-                if not is_whole(final):  # else another process, where locks do not reach, was first
-                    raise
-            _sync(folder)
-        except OSError as error:
-            reason = error.strerror or error
-            raise ValueError(f"cannot write into {folder}: {reason}; make room or set JOFORMER_CACHE") from None
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    return final
-
-
-def is_whole(folder: Path) -> bool:
-    """Whether a folder of the cache holds exactly what was built: every file listed, with its size and checksum.
-
-    >>> is_whole(Path("nowhere"))
-    False
-    """
-    try:
-        listed = json.loads((folder / MANIFEST).read_bytes())
-        # Sizes first: they cost nothing and find what was cut short.
-        return all((folder / name).stat().st_size == size for name, (size, _) in listed.items()) and all(
-            content_hash(folder / name) == digest for name, (_, digest) in listed.items()
-        )
-    except (OSError, ValueError, TypeError, AttributeError):
-        return False
-
-
-def _seal(folder: Path) -> None:
-    listed = {path.name: (path.stat().st_size, content_hash(path)) for path in sorted(folder.iterdir())}
-    (folder / MANIFEST).write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
-    for path in folder.iterdir():
-        _sync(path)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    if path.is_dir() and os.name == "nt":
-        return
-    handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def _locked(path: Path, say: Callable[[str], object] | None) -> Iterator[bool]:
-    """Hold the lock, which the system drops with the process; False where the file system has none."""
-    try:
-        import fcntl
-    except ImportError:
-        yield False
-        return
-    try:
-        file = path.open("w")
-    except OSError as error:
-        raise ValueError(f"cannot write into {path.parent}: {error.strerror}; set JOFORMER_CACHE") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            alone = True
-        except BlockingIOError:
-            if say:
-                say("another process prepares the same data: waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-            alone = True
-        except OSError:
-            alone = False
-        yield alone
 
 
 @contextmanager

@@ -27,8 +27,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from joformer.training.data.cache import cached
 from joformer.training.data.documents import Part, open_text, stdlib_source
-from joformer.training.data.sources import cached, content_hash
+from joformer.training.data.sources import content_hash
 from joformer.training.data.tokenizer import Stream, Tokenizer, threads
 
 __all__ = ["Stream", "Text", "Tokenizer", "load_text", "stdlib_source", "windows"]
@@ -68,8 +69,8 @@ def load_text(
 ) -> Text:
     """The text of a source as tokens, from the cache if it was prepared before.
 
-    vocab = 256 takes the bytes as tokens; a text too small for `vocab` tokens gets fewer, and `say` tells. A `tokenizer`
-    that is given, as that of a trained model, is used instead of learning one. `say(line)` hears what is being done,
+    vocab = 256 takes the bytes as tokens; a text too small for `vocab` tokens gets fewer, and `say` tells. A given
+    `tokenizer`, as that of a trained model, is used instead of learning one. `say(line)` hears what is being done,
     `progress(fraction)` how much of the text is encoded.
 
     >>> from tempfile import TemporaryDirectory

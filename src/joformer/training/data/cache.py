@@ -1,0 +1,135 @@
+"""Where what is made of data is kept.
+
+What is made once (tokens, spectrograms) is kept in a cache folder under the hash of all it was made from. It appears
+there whole, by one rename, with a list of its files' checksums: a process killed in the middle leaves nothing that is
+later believed, two that build the same wait for one another, and what was damaged since is built again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from joformer.files import make_folder, synchronise
+from joformer.training.data.sources import content_hash
+
+MANIFEST = "manifest.json"
+
+
+def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
+    """Where prepared data is kept: `given`, or $JOFORMER_CACHE, or $XDG_CACHE_HOME/joformer, or ~/.cache/joformer.
+
+    >>> cache_folder("here").name
+    'here'
+    """
+    environment = os.environ
+    if given is None:
+        given = environment.get("JOFORMER_CACHE") or None
+    if given is not None:
+        return Path(given).expanduser()
+    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joformer"
+
+
+def cached(
+    key: str,
+    build: Callable[[Path], object],
+    *,
+    cache: str | os.PathLike[str] | None = None,
+    say: Callable[[str], object] | None = None,
+) -> Path:
+    """The folder `key` in the cache, filled by `build(folder)` unless it is there already and undamaged.
+
+    `key` names what is built and holds a `content_hash` of all it is built from. `build` writes plain files into the
+    empty folder it is given and no folders.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as cache:
+    ...     made = cached("text-12ab", lambda folder: (folder / "a.bin").write_bytes(b"abc"), cache=cache)
+    ...     (made / "a.bin").read_bytes()
+    b'abc'
+    """
+    folder = cache_folder(cache)
+    final = folder / key
+    if is_whole(final):
+        return final
+    make_folder(folder)
+    with _locked(folder / f".{key}.lock", say) as alone:
+        if is_whole(final):
+            return final
+        if alone:
+            for left in folder.glob(f".{key}.partial-*"):
+                shutil.rmtree(left, ignore_errors=True)
+        partial = folder / f".{key}.partial-{os.getpid()}-{secrets.token_hex(4)}"
+        try:
+            partial.mkdir()
+            build(partial)
+            _seal(partial)
+            if final.exists() and not is_whole(final):
+                shutil.rmtree(final)
+            try:
+                os.rename(partial, final)
+            except OSError:
+                if not is_whole(final):  # else another process, where locks do not reach, was first
+                    raise
+            synchronise(folder)
+        except OSError as error:
+            reason = error.strerror or error
+            raise ValueError(f"cannot write into {folder}: {reason}; make room or set JOFORMER_CACHE") from None
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return final
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a folder of the cache holds exactly what was built: every file listed, with its size and checksum.
+
+    >>> is_whole(Path("nowhere"))
+    False
+    """
+    try:
+        listed = json.loads((folder / MANIFEST).read_bytes())
+        # Sizes first: they cost nothing and find what was cut short.
+        return all((folder / name).stat().st_size == size for name, (size, _) in listed.items()) and all(
+            content_hash(folder / name) == digest for name, (_, digest) in listed.items()
+        )
+    except (OSError, ValueError, TypeError, AttributeError):
+        return False
+
+
+def _seal(folder: Path) -> None:
+    listed = {path.name: (path.stat().st_size, content_hash(path)) for path in sorted(folder.iterdir())}
+    (folder / MANIFEST).write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
+    for path in folder.iterdir():
+        synchronise(path)
+    synchronise(folder)
+
+
+@contextmanager
+def _locked(path: Path, say: Callable[[str], object] | None) -> Iterator[bool]:
+    """Hold the lock, which the system drops with the process; False where the file system has none."""
+    try:
+        import fcntl
+    except ImportError:
+        yield False
+        return
+    try:
+        file = path.open("w")
+    except OSError as error:
+        raise ValueError(f"cannot write into {path.parent}: {error.strerror}; set JOFORMER_CACHE") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            alone = True
+        except BlockingIOError:
+            if say:
+                say("another process prepares the same data: waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+            alone = True
+        except OSError:
+            alone = False
+        yield alone

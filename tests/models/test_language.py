@@ -1,0 +1,113 @@
+"""The language model's layers, what follows a prompt, and its loss: one way of doing each."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from joformer.frames import CumulativeFrames, FixedFrames, LearnedFrames, NoFrames, ProjectedFrames
+from joformer.models import JoFormerLM, LMConfig, load, save
+
+SMALL = LMConfig(vocab=17, dim=32, layers=3, heads=2)
+CLASSES = {
+    "fixed": FixedFrames, "learned": LearnedFrames, "projected": ProjectedFrames, "cumulative": CumulativeFrames
+}  # fmt: skip
+
+
+def lm(**changes):
+    return JoFormerLM(dataclasses.replace(SMALL, **changes))
+
+
+def test_frames_go_round_the_layers_as_letters_do():
+    model = lm(layers=7, frames=("fixed", "learned", "projected"), pattern="FFN")
+    assert model.config.names == ("fixed", "learned", "projected") * 2 + ("fixed",)
+    expected = [FixedFrames, LearnedFrames, NoFrames, FixedFrames, LearnedFrames, NoFrames, FixedFrames]
+    assert [type(frames) for frames in model.frames] == expected
+    assert model.frames[0] is model.frames[3] is model.frames[6]  # computed once for all
+    assert model.frames[1] is not model.frames[4]
+    cut = lm(layers=2, frames=("projected", "cumulative", "learned"))
+    assert [type(frames) for frames in cut.frames] == [ProjectedFrames, CumulativeFrames]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_one_name_is_that_name_for_all_layers(name):
+    torch.manual_seed(2)
+    one = lm(frames=name)
+    torch.manual_seed(2)
+    several = lm(frames=(name,))
+    assert {type(frames) for frames in one.frames} == {CLASSES[name]}
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), several.state_dict().values()))
+    tokens = torch.randint(17, (2, 5))
+    assert torch.equal(one(tokens), several(tokens))
+
+
+def test_mixed_frames_come_back_from_disk_and_decode(tmp_path):
+    model = lm(layers=4, frames=("fixed", "cumulative", "projected"), pattern="FWFN", window=3).eval()
+    for name, weight in model.named_parameters():
+        if "w2" in name:
+            torch.nn.init.normal_(weight)
+    save(model, tmp_path)
+    back = load(tmp_path)
+    assert back.config == model.config
+    tokens = torch.randint(17, (2, 9))
+    with torch.no_grad():
+        whole, caches = model(tokens), back.caches()
+        parts = [back(part, caches=caches) for part in tokens.split([4, 1, 4], 1)]
+    assert (torch.cat(parts, 1) - whole).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"top_k": 3}, {"temperature": 0.7}])
+def test_a_stream_is_what_generate_collects(options):
+    model, start = lm(frames=("fixed", "cumulative")).eval(), torch.randint(17, (2, 4), dtype=torch.int32)
+    whole = model.generate(start, 6, generator=torch.Generator().manual_seed(1), **options)
+    new = list(model.stream(start, 6, generator=torch.Generator().manual_seed(1), **options))
+    assert [t.shape for t in new] == [(2, 1)] * 6
+    assert torch.equal(torch.cat((start, *new), 1), whole)
+    assert whole.dtype == torch.int32
+    assert torch.equal(model.generate(start, 0), start)
+
+
+def test_a_stream_can_be_left_and_does_no_work_ahead():
+    model, calls = lm().eval(), []
+    model.norm.register_forward_hook(lambda *_: calls.append(1))
+    stream = model.stream(torch.zeros(1, 3, dtype=torch.long), 1000)
+    assert not calls
+    next(stream), next(stream)
+    assert len(calls) == 2
+    stream.close()
+
+
+def test_what_is_drawn_can_be_trained_on_and_leaves_modes_as_they_were():
+    model = lm()
+    stream = model.stream(torch.zeros(2, 3, dtype=torch.long), 4)
+    first = next(stream)
+    assert torch.is_grad_enabled()
+    assert not torch.is_inference_mode_enabled()
+    drawn = torch.cat((first, *stream), 1)
+    assert not drawn.is_inference()
+    model(drawn[:, :-1], targets=drawn[:, 1:]).backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_only_the_last_token_of_a_prompt_gets_logits():
+    model, seen = lm().eval(), []
+    model.head.register_forward_hook(lambda _, __, logits: seen.append(logits.shape))
+    model.generate(torch.zeros(2, 9, dtype=torch.long), 2)
+    assert seen == [(2, 17), (2, 17)]
+
+
+@pytest.mark.refused
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: LMConfig(frames=()), "frames must be one of"),
+        (lambda: LMConfig(frames=("fixed", "rotary")), "a tuple of them, got .'fixed', 'rotary'."),
+        (lambda: LMConfig(frames=["fixed"]), "frames must be one of"),
+        (lambda: next(lm().stream(torch.zeros(3, dtype=torch.long), 1)), "one to begin with"),
+        (lambda: lm()(torch.zeros(1, 3, dtype=torch.long), targets=torch.full((1, 3), 17)), "within 0 … 16"),
+    ],
+)
+def test_refusals_are_one_line(make, says):
+    with pytest.raises(ValueError, match=says) as error:
+        make()
+    assert "\n" not in str(error.value)
