@@ -90,10 +90,14 @@ class Evaluate:
 
     def _images(self, opened: Opened, data: str) -> dict[str, Any]:
         from joformer.models import MonoidalClassifier
-        from joformer.training import ImageTask, Processes, load_labelled
+        from joformer.training import Images, ImageTask, Processes, Streamed, load_labelled
 
         notes, trained = opened.notes, opened.run.get("task", {})
-        images = load_labelled(data, label=notes.get("label"), size=notes.get("size"), say=tell)
+        images: Images | Streamed
+        if notes.get("stream"):
+            images = Streamed(data, size=notes.get("size") or 224, workers=2, label=notes.get("label"), say=tell)
+        else:
+            images = load_labelled(data, label=notes.get("label"), size=notes.get("size"), say=tell)
         classes = opened.model.config.classes
         if len(images.classes) != classes:
             raise ValueError(f"{data} has {len(images.classes)} classes, the model knows {classes}: give other --data")

@@ -19,6 +19,7 @@ from joformer.training import (
     Mix,
     Recipe,
     Stopped,
+    Streamed,
     Task,
     load_labelled,
     load_text,
@@ -91,6 +92,10 @@ class ViT:
     """The column of the classes, where there are several."""
     size: int | None = None
     """Side to which images of different sizes are brought."""
+    stream: bool = False
+    """Decode while training instead of before: for images that do not fit into memory. 224 × 224 unless --size."""
+    workers: int = 4
+    """Processes that decode, where they are streamed."""
     batch: int = 128
     """Images in a step, of all processes together."""
     epochs: int | None = None
@@ -117,11 +122,20 @@ class ViT:
     recipe: Recipe = field(default_factory=lambda: Recipe(lr=1e-3, end=0.0, betas=(0.9, 0.999)))
 
     def run(self) -> int:
-        images = load_labelled(self.data, label=self.label, size=self.size, say=tell)
-        channels, *shape = images.train.images.shape[1:]
+        images: Images | Streamed
+        if self.stream:
+            size = self.size or 224
+            crop: Literal["centre", "resized"] = "centre" if self.augment == "none" else "resized"
+            images = Streamed(self.data, size=size, train_crop=crop, workers=self.workers, label=self.label, say=tell)
+            count, channels = len(images), 3
+            shape: tuple[int, ...] = (size, size)
+        else:
+            images = load_labelled(self.data, label=self.label, size=self.size, say=tell)
+            count, (channels, *sides) = len(images.train), images.train.images.shape[1:]
+            shape = tuple(sides)
         config = ViTConfig(
             model=self.model,
-            shape=tuple(shape),
+            shape=shape,
             patch=self.patch or tuple(max(side // 8, 1) for side in shape),
             channels=channels,
             classes=len(images.classes),
@@ -130,10 +144,10 @@ class ViT:
                 for name in ("dim", "layers", "heads", "hidden", "base", "pool", "registers", "dropout", "drop_path")
             },
         )
-        augment, mix = _augmentation(self.augment, images)
+        augment, mix = _augmentation(self.augment, images, shape)
         task = ImageTask(images, batch=self.batch, augment=augment, mix=mix, draw=self.draw)
-        notes = {"data": _where(self.data), "label": self.label, "size": self.size}
-        recipe = _in_epochs(self.recipe, self.epochs, len(images.train.labels), self.batch)
+        notes = {"data": _where(self.data), "label": self.label, "size": self.size, "stream": self.stream}
+        recipe = _in_epochs(self.recipe, self.epochs, count, self.batch)
         return self.to.train(config, task, recipe, notes)
 
 
@@ -183,18 +197,18 @@ class Monoidal:
         return self.to.train(config, task, recipe, notes)
 
 
-def _augmentation(name: str, images: Images) -> tuple[Augment | None, Mix | None]:
-    """What the name stands for, normalised as these images are; Setup B as printed where there are three channels."""
+def _augmentation(name: str, images: Images | Streamed, shape: tuple[int, ...]) -> tuple[Augment | None, Mix | None]:
+    """What the name stands for; images without three channels are normalised by their own mean and deviation."""
     if name == "none":
         return None, None
-    if images.train.images.dim() != 4:
+    if len(shape) != 2:
         raise ValueError("augmentation is for images with two axes: say --augment none")
-    channels = images.train.images.shape[1]
-    own: dict[str, Any] = {} if channels == 3 else {"mean": tuple(images.mean.tolist()), "std": tuple(images.std.tolist())}
-    side = min(images.train.images.shape[2:])
+    own: dict[str, Any] = {}
+    if isinstance(images, Images) and images.train.images.shape[1] != 3:
+        own = {"mean": tuple(images.mean.tolist()), "std": tuple(images.std.tolist())}
     if name == "imagenet":
         return Augment.imagenet(**own), Mix.imagenet()
-    return Augment(**own, crop_pad=min(4, side // 8), erase_size=min(16, side // 2)), Mix()
+    return Augment(**own, crop_pad=min(4, min(shape) // 8), erase_size=min(16, min(shape) // 2)), Mix()
 
 
 def _in_epochs(recipe: Recipe, epochs: int | None, images: int, batch: int) -> Recipe:

@@ -5,7 +5,7 @@ train(LMConfig(dim=128), task, Recipe(steps=500), "runs/small")
 """
 
 from joformer.training.augment import Augment, Mix
-from joformer.training.data import Images, Text, Tokenizer, load_audio, load_images, load_labelled, load_text
+from joformer.training.data import Images, Streamed, Text, Tokenizer, load_audio, load_images, load_labelled, load_text
 from joformer.training.loop import Task, train
 from joformer.training.processes import Processes
 from joformer.training.recipe import Recipe
@@ -25,6 +25,7 @@ __all__ = [
     "Recipe",
     "Stage",
     "Stopped",
+    "Streamed",
     "Task",
     "Text",
     "Tokenizer",

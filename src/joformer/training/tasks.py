@@ -21,8 +21,7 @@ from torch.nn import functional as F
 
 from joformer.training.augment import Augment, Mix
 from joformer.training.checkpoints import write_json
-from joformer.training.data import Images, Text
-from joformer.training.data.streamed import Streamed
+from joformer.training.data import Images, Streamed, Text
 from joformer.training.data.text import windows
 from joformer.training.draws import generator, seed_of
 from joformer.training.processes import Processes

@@ -9,11 +9,13 @@ from pathlib import Path
 from joformer.training.data.audio import load_audio
 from joformer.training.data.images import Images, Labelled, load_images
 from joformer.training.data.sources import files_under, is_hub, require_path
+from joformer.training.data.streamed import Streamed
 from joformer.training.data.text import Text, Tokenizer, load_text, windows
 
 __all__ = [
     "Images",
     "Labelled",
+    "Streamed",
     "Text",
     "Tokenizer",
     "load_audio",
