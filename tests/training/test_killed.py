@@ -16,13 +16,13 @@ KINDS = ("lm", "vit")
 
 
 @pytest.fixture(scope="module")
-def reference(server, tmp_path_factory, result_of):
+def reference(server, fast_folder, result_of):
     """For each kind of model: the result of a run that is never interrupted, and how long it took."""
     made = {}
 
     def of(kind):
         if kind not in made:
-            out = tmp_path_factory.mktemp("reference") / "run"
+            out = folder / kind
             began = time.monotonic()
             ended = server.run(out, kind=kind)
             made[kind] = result_of(out), time.monotonic() - began, out
@@ -30,7 +30,8 @@ def reference(server, tmp_path_factory, result_of):
             assert len(made[kind][0]["metrics.jsonl"].splitlines()) == 6
         return made[kind]
 
-    return of
+    with fast_folder() as folder:
+        yield of
 
 
 def steps(out: Path) -> list[int]:

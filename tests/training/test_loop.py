@@ -14,10 +14,19 @@ from runner import RECIPE, config_of, lm_task, recipe_of, vit_task
 from safetensors.torch import load_file
 
 from joformer.models import JoFormerLM, initialise
-from joformer.training import LanguageTask, Recipe, learning_rate, load_images, open_run, train
+from joformer.training import LanguageTask, Processes, Recipe, learning_rate, load_images, open_run, train
 from joformer.training.recipe import groups
 
 TASKS = {"lm": lm_task, "vit": vit_task}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """Models this small are slower with more, and much slower beside other tests."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def run(out, kind="lm", *, config=None, task=None, seed=0, heard=None, **recipe):
@@ -39,6 +48,10 @@ def steps(out: Path) -> list[int]:
     return sorted(int(path.name) for path in (out / "checkpoints").iterdir())
 
 
+def never(*_):
+    pytest.fail("training began")
+
+
 def refused(*args, match, **kwargs) -> str:
     with pytest.raises(ValueError, match=match) as refusal:
         run(*args, **kwargs)
@@ -47,17 +60,17 @@ def refused(*args, match, **kwargs) -> str:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory):
+def done(fast_folder):
     """A run that has ended, to be copied."""
-    out = tmp_path_factory.mktemp("done") / "run"
-    run(out)
-    return out
+    with fast_folder() as folder:
+        run(folder / "run")
+        yield folder / "run"
 
 
 @pytest.fixture
-def half(done, tmp_path):
+def half(done, memory):
     """The same, at its step 8 of 12: as if it had been killed there."""
-    out = shutil.copytree(done, tmp_path / "half")
+    out = shutil.copytree(done, memory / "half")
     (out / "model.safetensors").unlink()
     for step in (10, 12):
         shutil.rmtree(out / "checkpoints" / f"{step:08d}")
@@ -68,14 +81,14 @@ def half(done, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["lm", "vit"])
-def test_the_same_command_gives_the_same_bits(tmp_path, result_of, kind):
-    outs = [tmp_path / name for name in "abc"]
+def test_the_same_command_gives_the_same_bits(memory, result_of, kind):
+    outs = [memory / name for name in "abc"]
     run(outs[0], kind)
     # Whatever the process did before, and threw of any dice, is of no account.
     for dice in (torch.manual_seed, random.seed, np.random.seed):
         dice(123)
     torch.rand(7), random.random(), np.random.rand(3)
-    run(tmp_path / "between", kind, seed=7, evaluate_every=1, steps=2)
+    run(memory / "between", kind, seed=7, evaluate_every=1, steps=2)
     run(outs[1], kind)
     assert result_of(outs[0]) == result_of(outs[1])
     run(outs[2], kind, seed=1)
@@ -83,16 +96,16 @@ def test_the_same_command_gives_the_same_bits(tmp_path, result_of, kind):
     assert not any(torch.equal(value, other[key]) for key, value in weights(outs[0]).items() if value.dim() == 2)
 
 
-def test_saving_and_evaluating_change_nothing(done, tmp_path):
-    out = tmp_path / "run"
+def test_saving_and_evaluating_change_nothing(done, memory):
+    out = memory / "run"
     run(out, save_every=1, keep=9)
     assert steps(out) == list(range(4, 13))
     assert (out / "metrics.jsonl").read_bytes() == (done / "metrics.jsonl").read_bytes()
     for name in ("model", "optimizer", "averaged"):
         file = f"checkpoints/00000012/{name}.safetensors"
         assert (out / file).read_bytes() == (done / file).read_bytes()
-    run(tmp_path / "often", evaluate_every=1, log_every=1)
-    assert (tmp_path / "often" / "model.safetensors").read_bytes() == (done / "model.safetensors").read_bytes()
+    run(memory / "often", evaluate_every=1, log_every=1)
+    assert (memory / "often" / "model.safetensors").read_bytes() == (done / "model.safetensors").read_bytes()
 
 
 def test_continuing_in_the_same_process(half, done, result_of):
@@ -105,14 +118,14 @@ def test_continuing_in_the_same_process(half, done, result_of):
     assert run(half, save_every=3, keep=7) == metrics(done)[-1]
 
 
-def test_a_crash_between_two_saves(tmp_path, done, result_of):
+def test_a_crash_between_two_saves(memory, done, result_of):
     class Crashes(LanguageTask):
         def batch(self, seed, step, part, parts):
             if step == at:
                 raise RuntimeError("a fault of ours")
             return super().batch(seed, step, part, parts)
 
-    task, out = lm_task(), tmp_path / "run"
+    task, out = lm_task(), memory / "run"
     task.__class__ = Crashes
     for at in (0, 1, 5, 5, 7, 11):
         with pytest.raises(RuntimeError, match="a fault of ours"):
@@ -148,7 +161,7 @@ def test_what_a_run_leaves(done):
 
 def test_what_is_opened_is_what_was_evaluated(done, half):
     task = lm_task()
-    processes = __import__("joformer.training.processes", fromlist=["Processes"]).Processes()
+    processes = Processes()
     for place, step, line in ((done, None, -1), (half, 8, 2), (done / "checkpoints" / "00000012", 12, -1)):
         opened = open_run(place, pytest.fail)
         assert opened.step == step
@@ -189,13 +202,12 @@ def test_other_settings_are_refused_by_name(half, done, changes, names):
 
 @pytest.mark.refused
 def test_another_number_of_threads_is_refused(half):
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads + 1)
+    torch.set_num_threads(2)
     try:
-        refused(half, match=f"was made with threads = {threads}, here it is {threads + 1}")
+        refused(half, match="was made with threads = 1, here it is 2")
         assert run(half, drift=True)["step"] == 12
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(1)
 
 
 @pytest.mark.refused
@@ -211,33 +223,33 @@ def test_an_altered_log_is_refused(half):
 
 
 @pytest.mark.refused
-def test_folders_that_cannot_be_written_into(tmp_path):
+def test_folders_that_cannot_be_written_into(memory):
     """All said before the first batch is asked for."""
     task = lm_task()
-    task.batch = pytest.fail
-    (tmp_path / "file").touch()
-    refused(tmp_path / "file", task=task, match=r"file is a file: give a directory")
-    refused(tmp_path / "file" / "run", task=task, match=r"cannot write into .*Not a directory")
+    task.batch = never
+    (memory / "file").touch()
+    refused(memory / "file", task=task, match=r"file is a file: give a directory")
+    refused(memory / "file" / "run", task=task, match=r"cannot write into .*Not a directory")
     refused(Path("/proc/1/run"), task=task, match=r"cannot write into /proc/1/run")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "checkpoints").touch()
-    refused(tmp_path / "run", task=task, match=r"checkpoints is a file")
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "model.safetensors").write_bytes(b"somebody's")
-    refused(tmp_path / "model", task=task, match="holds a model and no good checkpoint")
-    assert (tmp_path / "model" / "model.safetensors").read_bytes() == b"somebody's"
+    (memory / "run").mkdir()
+    (memory / "run" / "checkpoints").touch()
+    refused(memory / "run", task=task, match=r"checkpoints is a file")
+    (memory / "model").mkdir()
+    (memory / "model" / "model.safetensors").write_bytes(b"somebody's")
+    refused(memory / "model", task=task, match="holds a model and no good checkpoint")
+    assert (memory / "model" / "model.safetensors").read_bytes() == b"somebody's"
 
 
 @pytest.mark.refused
-def test_what_cannot_be_done_is_said_first(tmp_path):
+def test_what_cannot_be_done_is_said_first(memory):
     task = lm_task()
-    task.batch = pytest.fail
-    refused(tmp_path / "a", task=task, accumulate=3, match="a batch of 4 does not divide into 3 parts")
-    refused(tmp_path / "b", task=task, precision="fp16", match="fp16 cannot be had on this device")
-    refused(tmp_path / "c", task=task, stages=["2:1e-3", "2:1e-3:spiral"], match="frames must be fixed, learned")
-    refused(tmp_path / "d", "vit", stages=["2:1e-3", "2:1e-3:fixed"], match="a stage can change the frames of a lang")
-    refused(tmp_path / "e", stages=["2"], match="cannot read the stage '2'")
-    refused(tmp_path / "f", steps=0, match="steps must be 1 or more")
+    task.batch = never
+    refused(memory / "a", task=task, accumulate=3, match="a batch of 4 does not divide into 3 parts")
+    refused(memory / "b", task=task, precision="fp16", match="fp16 cannot be had on this device")
+    refused(memory / "c", task=task, stages=["2:1e-3", "2:1e-3:spiral"], match="frames must be .*got 'spiral'")
+    refused(memory / "d", "vit", stages=["2:1e-3", "2:1e-3:fixed"], match="a stage can change the frames of a lang")
+    refused(memory / "e", stages=["2"], match="cannot read the stage '2'")
+    refused(memory / "f", steps=0, match="steps must be 1 or more")
 
 
 # -- arithmetic --------------------------------------------------------------------------------------------------------
@@ -260,6 +272,8 @@ def by_hand(config, recipe, steps, *, seed=0, task=None):
             share = (step - recipe.warmup) / (recipe.steps - recipe.warmup)
             rate = recipe.lr * (recipe.end + (1 - recipe.end) * 0.5 * (1 + math.cos(math.pi * share)))
         one, two = recipe.betas
+        losses.append(loss.item())
+        norms.append(norm)
         with torch.no_grad():
             for name, value in values.items():
                 g = gradients[name] * scale
@@ -271,30 +285,28 @@ def by_hand(config, recipe, steps, *, seed=0, task=None):
                 m, v = first[name] / (1 - one ** (step + 1)), second[name] / (1 - two ** (step + 1))
                 value -= rate * m / (v.sqrt() + 1e-8)
                 averages[name] = recipe.average * averages[name] + (1 - recipe.average) * value
-        losses.append(float(loss))
-        norms.append(norm)
     return values, averages, losses, norms
 
 
 @pytest.mark.parametrize("clip", [None, 0.2])
-def test_the_loop_is_what_its_formulas_say(tmp_path, clip):
+def test_the_loop_is_what_its_formulas_say(memory, clip):
     config = config_of("lm", {"dropout": 0.0})
     recipe = {"steps": 6, "clip": clip, "lr": 1e-2, "log_every": 1, "weight_decay": 0.5, "average": 0.7}
-    run(tmp_path, config={"dropout": 0.0}, **recipe)
+    run(memory, config={"dropout": 0.0}, **recipe)
     values, averages, losses, norms = by_hand(config, recipe_of(recipe), 6)
-    lines = [line for line in metrics(tmp_path) if "train_loss" in line]
+    lines = [line for line in metrics(memory) if "train_loss" in line]
     assert [line["train_loss"] for line in lines] == pytest.approx(losses, rel=1e-5)
     assert [line["gradient"] for line in lines] == pytest.approx(norms, rel=1e-4)
     assert clip is None or min(norms) > clip  # or it would be no test of clipping
-    found = load_file(tmp_path / "checkpoints" / "00000006" / "model.safetensors")
-    smoothed = load_file(tmp_path / "checkpoints" / "00000006" / "averaged.safetensors")
+    found = load_file(memory / "checkpoints" / "00000006" / "model.safetensors")
+    smoothed = load_file(memory / "checkpoints" / "00000006" / "averaged.safetensors")
     start = dict(initialise(JoFormerLM(config), 0).named_parameters())
     for name, value in values.items():
         # Against how far it moved: a wrong decay or a missing moment shows there, not in the weights themselves.
         moved = (value - start[name]).abs().max()
         assert (found[name].double() - value).abs().max() < 2e-3 * moved, name
         assert (smoothed[name].double() - averages[name]).abs().max() < 2e-3 * moved, name
-        assert torch.equal(weights(tmp_path)[name], smoothed[name])
+        assert torch.equal(weights(memory)[name], smoothed[name])
 
 
 def test_what_decays():
@@ -309,26 +321,26 @@ def test_what_decays():
     assert len(decaying) + len(not_decaying) == len(names)
 
 
-def test_parts_add_up_to_the_whole(tmp_path):
+def test_parts_add_up_to_the_whole(memory):
     for parts in (1, 2, 4):
-        run(tmp_path / str(parts), config={"dropout": 0.0}, accumulate=parts, log_every=1)
-    losses = {parts: [line.get("train_loss", 0) for line in metrics(tmp_path / str(parts))] for parts in (1, 2, 4)}
+        run(memory / str(parts), config={"dropout": 0.0}, accumulate=parts, log_every=1)
+    losses = {parts: [line.get("train_loss", 0) for line in metrics(memory / str(parts))] for parts in (1, 2, 4)}
     assert losses[2] == pytest.approx(losses[1], rel=1e-5)
     assert losses[4] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_rates_in_the_log(tmp_path):
+def test_rates_in_the_log(memory):
     recipe = recipe_of({"stages": ("4:1e-2", "5:1e-3"), "warmup": 2, "log_every": 1})
-    run(tmp_path, stages=["4:1e-2", "5:1e-3"], warmup=2, log_every=1)
+    run(memory, stages=["4:1e-2", "5:1e-3"], warmup=2, log_every=1)
     wanted = [learning_rate(stage, at, warmup=2, end=0.1) for stage in recipe.sequence for at in range(stage.steps)]
-    assert [line["lr"] for line in metrics(tmp_path) if "lr" in line] == wanted
+    assert [line["lr"] for line in metrics(memory) if "lr" in line] == wanted
     assert wanted[:2] == [5e-3, 1e-2]
     assert wanted[4] == 5e-4
 
 
-def test_a_stage_changes_frames_and_nothing_else(tmp_path):
+def test_a_stage_changes_frames_and_nothing_else(memory):
     """With a rate of 0 in the second stage, every evaluation there is that of the first stage's end."""
-    out = tmp_path / "run"
+    out = memory / "run"
     run(out, config={"frames": "fixed"}, stages=["4:1e-2", "3:0:projected"], evaluate_every=1, log_every=99, average=0.0)
     losses = [line["loss"] for line in metrics(out) if "loss" in line]
     assert len(losses) == 7
@@ -340,8 +352,8 @@ def test_a_stage_changes_frames_and_nothing_else(tmp_path):
     assert after.keys() > before.keys()
 
 
-def test_a_stage_learns_what_is_new_in_it(tmp_path):
-    out = tmp_path / "run"
+def test_a_stage_learns_what_is_new_in_it(memory):
+    out = memory / "run"
     run(out, config={"frames": "fixed"}, stages=["2:1e-2", "4:1e-2:projected"])
     new = [value for name, value in weights(out).items() if name.startswith("frames")]
     assert new
@@ -352,25 +364,29 @@ def test_a_stage_learns_what_is_new_in_it(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["lm", "vit"])
-def test_bfloat16(tmp_path, kind, result_of):
-    run(tmp_path / "a", kind, precision="bf16", steps=4)
-    run(tmp_path / "b", kind, precision="bf16", steps=4)
-    run(tmp_path / "c", kind, steps=4)
-    assert result_of(tmp_path / "a") == result_of(tmp_path / "b")
-    assert {value.dtype for value in weights(tmp_path / "a").values()} <= {torch.float32, torch.float64}
-    losses = [metrics(tmp_path / name)[-1]["loss"] for name in "ac"]
+def test_bfloat16(memory, kind, result_of):
+    run(memory / "a", kind, precision="bf16", steps=4)
+    run(memory / "b", kind, precision="bf16", steps=4)
+    run(memory / "c", kind, steps=4)
+    assert result_of(memory / "a") == result_of(memory / "b")
+    assert {value.dtype for value in weights(memory / "a").values()} <= {torch.float32, torch.float64}
+    losses = [metrics(memory / name)[-1]["loss"] for name in "ac"]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
 
 
 @pytest.mark.compiled
-def test_compiled(tmp_path):
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo tracing a Function
+def test_compiled(memory, monkeypatch):
+    usual = torch.nn.Module.compile
+    # The compiler's first half: its second takes a minute, and is torch's own business.
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: usual(self, backend="aot_eager"))
     recipe = {"steps": 2, "save_every": 1, "accumulate": 1, "average": 0.0}
     config = {"layers": 1, "frames": "fixed", "dropout": 0.0}
-    run(tmp_path / "eager", config=config, **recipe)
-    run(tmp_path / "compiled", config=config, compile=True, **recipe)
-    assert metrics(tmp_path / "compiled")[-1]["loss"] == pytest.approx(metrics(tmp_path / "eager")[-1]["loss"], rel=1e-4)
-    assert weights(tmp_path / "compiled").keys() == weights(tmp_path / "eager").keys()
+    run(memory / "eager", config=config, **recipe)
+    run(memory / "compiled", config=config, compile=True, **recipe)
+    assert metrics(memory / "compiled")[-1]["loss"] == pytest.approx(metrics(memory / "eager")[-1]["loss"], rel=1e-4)
+    assert weights(memory / "compiled").keys() == weights(memory / "eager").keys()
 
 
 # -- numbers that are none ---------------------------------------------------------------------------------------------
@@ -414,8 +430,8 @@ def broken_gradient(model):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_number_that_is_none_stops_the_run(tmp_path, done, result_of, poison, layer):
-    task, out = lm_task(), tmp_path / "run"
+def test_a_number_that_is_none_stops_the_run(memory, done, result_of, poison, layer):
+    task, out = lm_task(), memory / "run"
     task.__class__, task.poison = Poisoned, poison
     last = out / "checkpoints" / "00000006"
     said = refused(out, task=task, match=rf"at step 7, first seen in {layer}.*; the last good checkpoint is {last}; ")
@@ -429,11 +445,11 @@ def test_a_number_that_is_none_stops_the_run(tmp_path, done, result_of, poison, 
 @pytest.mark.refused
 @pytest.mark.parametrize("lr", [1e18, 1e30, 3e38])
 @pytest.mark.parametrize("evaluate_every", [1, 100])
-def test_an_absurd_rate_stops_the_run(tmp_path, lr, evaluate_every):
+def test_an_absurd_rate_stops_the_run(memory, lr, evaluate_every):
     """And leaves no checkpoint that is broken."""
-    out = tmp_path / "run"
+    out = memory / "run"
     recipe = {"lr": lr, "warmup": 0, "save_every": 1, "keep": 9, "log_every": 1, "evaluate_every": evaluate_every}
-    refused(out, **recipe, match=r"at step \d+, first seen in the \w+ of .*a lower lr")
+    refused(out, **recipe, match=r"at step \d+, first seen in .*a lower lr")
     for step in steps(out):
         values = load_file(out / "checkpoints" / f"{step:08d}" / "model.safetensors").values()
         assert all(value.isfinite().all() for value in values)
@@ -441,12 +457,12 @@ def test_an_absurd_rate_stops_the_run(tmp_path, lr, evaluate_every):
         assert all(math.isfinite(value) for value in line.values())
 
 
-def test_no_tensorboard_is_fine(tmp_path, monkeypatch):
+def test_no_tensorboard_is_fine(memory, monkeypatch):
     from joformer.training import watching
 
     monkeypatch.setattr(watching, "find_spec", lambda name: None)
-    assert run(tmp_path, steps=1)["step"] == 1
-    assert not (tmp_path / "tensorboard").exists()
+    assert run(memory, steps=1)["step"] == 1
+    assert not (memory / "tensorboard").exists()
 
 
 def test_images_as_cells_are_another_task():

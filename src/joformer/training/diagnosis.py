@@ -18,9 +18,7 @@ def where_it_broke(model: nn.Module, forward: Callable[[], object]) -> tuple[int
     >>> where_it_broke(model, lambda: model(torch.ones(1, 2)).sum())
     (0, 'the weights of 1')
     """
-    for name, parameter in model.named_parameters():
-        if not _finite(parameter):
-            return 0, f"the weights of {name.rpartition('.')[0] or name}"
+    weights = [name for name, parameter in model.named_parameters() if not _finite(parameter)]
     broken: list[str] = []
     hooks = [
         module.register_forward_hook(
@@ -35,6 +33,8 @@ def where_it_broke(model: nn.Module, forward: Callable[[], object]) -> tuple[int
     finally:
         for hook in hooks:
             hook.remove()
+    if weights:  # known before, but the shards of a model go forward together or not at all
+        return 0, f"the weights of {weights[0].rpartition('.')[0] or weights[0]}"
     if broken:
         return 1, f"the output of {broken[0]}"
     # The last layer of those with a bad gradient is where backward met it first.

@@ -238,18 +238,20 @@ class _Run:
                 one = self.task.loss(self.state.model, batch) / recipe.accumulate
             processes.accelerator.backward(one)
             loss += one.detach()
-        norm = self.state.clip()
+        norm = self.state.norm()
         values = torch.stack((loss, norm.to(loss), torch.tensor(float(asked), device=loss.device)))
         if processes.count > 1:
             values = torch.cat((processes.mean(values[:2]), processes.total(values[2:])))
         mean, size, stop = values.tolist()
         # With a scaler an infinite gradient is how it finds its scale, and the update is left out.
         if not math.isfinite(mean) or not (math.isfinite(size) or processes.accelerator.scaler is not None):
-            self._broken(mean)
+            raise self._broken(f"the loss is {mean} and the norm of its gradient {size} at step {self.step + 1}")
         self.state.update(rate)
         return mean, size, (asked or signal.SIGTERM) if stop else 0
 
-    def _broken(self, loss: float) -> None:
+    def _broken(self, what: str) -> ValueError:
+        """The error that says where a number stopped being one; all processes must ask."""
+
         def forward() -> None:
             for part in range(self.processes.rank, self.parts, self.processes.count):
                 batch = self.task.batch(self.seed, self.step, part, self.parts)
@@ -262,10 +264,7 @@ class _Run:
         good = (
             f"the last good checkpoint is {self.out / CHECKPOINTS / saved}" if saved else "there is no checkpoint yet"
         )
-        raise ValueError(
-            f"the loss is {loss} at step {self.step + 1}, first seen in {layer}; {good}; a lower lr, a warm-up or a "
-            "smaller clip may help"
-        )
+        return ValueError(f"{what}, first seen in {layer}; {good}; a lower lr, a warm-up or a smaller clip may help")
 
     def _next_stage(self, stage: int) -> None:
         self.stage = stage
@@ -281,10 +280,14 @@ class _Run:
         state.model.eval()
         try:
             with torch.no_grad(), state.averaged(), self.processes.autocast():
-                return self.task.evaluate(state.model, self.processes)
+                found = self.task.evaluate(state.model, self.processes)
         finally:
             reshard(state.raw)
             state.model.train()
+        for name, value in found.items():
+            if not math.isfinite(value):
+                raise self._broken(f"the {name} on what was held out is {value} at step {self.step}")
+        return found
 
     def _write(self, entry: dict[str, Any], watch: Watch) -> None:
         if self.processes.main:
@@ -294,6 +297,8 @@ class _Run:
     def save(self) -> None:
         """A checkpoint of this step; all processes bring their shards, the first one writes."""
         tensors = self.state.tensors()
+        if not all(bool(value.isfinite().all()) for value in tensors["model"].values()):
+            raise self._broken(f"the weights are no longer finite at step {self.step}")
         scaler = self.processes.accelerator.scaler
         self.processes.first(
             lambda: checkpoints.save(

@@ -34,9 +34,12 @@ class Processes:
 
     def __init__(self, precision: str = "fp32") -> None:
         from accelerate import Accelerator
+        from accelerate.state import AcceleratorState
 
-        self.sharded = os.environ.pop("ACCELERATE_USE_FSDP", "false").lower() in ("true", "1")
-        os.environ.pop("ACCELERATE_MIXED_PRECISION", None)  # the run's own setting counts, as it is written down
+        # Not for accelerate to see: we shard ourselves, and the run's own precision counts, as it is written down.
+        hidden = {name: os.environ.pop(name, "") for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION")}
+        self.sharded = hidden["ACCELERATE_USE_FSDP"].lower() in ("true", "1")
+        AcceleratorState._reset_state()  # or a second run in this process could have no other precision
         try:
             self.accelerator = Accelerator(
                 cpu=not torch.accelerator.is_available(),  # or it overlooks that torchrun started several
@@ -44,6 +47,8 @@ class Processes:
             )
         except ValueError as error:
             raise ValueError(f"{precision} cannot be had on this device: {str(error).splitlines()[0]}") from None
+        finally:
+            os.environ.update({name: value for name, value in hidden.items() if value})
         self.device = self.accelerator.device
         self.rank, self.count = self.accelerator.process_index, self.accelerator.num_processes
         self.sharded = self.sharded and self.count > 1

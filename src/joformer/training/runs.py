@@ -117,8 +117,11 @@ class Log:
     def place(self, flush: bool = True) -> dict[str, Any]:
         """How much there is, and its checksum; all of it on the disk."""
         if flush and self.path.is_file():
-            with open(self.path, "ab") as file:
-                os.fsync(file.fileno())
+            try:
+                with open(self.path, "ab") as file:
+                    os.fsync(file.fileno())
+            except OSError as error:
+                raise ValueError(f"cannot write {self.path}: {error.strerror}; make room and start again") from None
         return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
 
 

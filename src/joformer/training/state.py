@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,7 +19,8 @@ class State:
 
     >>> state = State(nn.Linear(2, 2), Recipe(average=0.9), Processes())
     >>> state.model(torch.ones(1, 2)).sum().backward()
-    >>> norm = state.clip()
+    >>> state.norm() > 0
+    tensor(True)
     >>> state.update(rate=0.1)
     >>> sorted(state.tensors()["optimizer"])[:2], sorted(state.tensors()["averaged"])
     (['exp_avg/bias', 'exp_avg/weight'], ['bias', 'weight'])
@@ -41,15 +41,17 @@ class State:
         weights = sum(p.numel() * p.element_size() for p in self.parameters.values())
         return weights * (4 if self.average else 3)
 
-    def clip(self) -> Tensor:
-        """The norm of the gradient, which is scaled down to the recipe's where it is larger."""
+    def norm(self) -> Tensor:
+        """The norm of the gradient, which stays as it is: where it is no number, the cause is still to be seen."""
         if self.processes.accelerator.scaler is not None:
             self.processes.accelerator.unscale_gradients(self.optimizer)
-        norm = nn.utils.clip_grad_norm_(self.parameters.values(), self.recipe.clip or math.inf)
-        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        self._norm = nn.utils.get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None])
+        return self._norm.full_tensor() if hasattr(self._norm, "full_tensor") else self._norm
 
     def update(self, rate: float) -> None:
-        """One step of AdamW at this learning rate; the gradients are used up."""
+        """One step of AdamW at this learning rate; gradients larger than the recipe's norm are scaled down to it."""
+        if self.recipe.clip is not None:
+            nn.utils.clip_grads_with_norm_(self.parameters.values(), self.recipe.clip, self._norm)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()

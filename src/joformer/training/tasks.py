@@ -173,6 +173,7 @@ class ImageTask:
             "mix": None if self.mix is None else asdict(self.mix),
             "draw": self.draw,
             "normalise": self.normalise,
+            "cells": self.cells,
         }
 
     def to(self, device: torch.device) -> None:
@@ -184,7 +185,7 @@ class ImageTask:
         _divides(self.size, parts)
         if self.mix is not None and (self.size // parts) % 2:
             raise ValueError(f"samples are mixed in pairs: a part of {self.size} / {parts} must be even")
-        self._mine = mine
+        self._mine, self._next = mine, ()
 
     def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
         mine = _share(self.size, part, parts)

@@ -1,0 +1,217 @@
+"""`joformer train`, `generate`, `evaluate` as a person types them: results, continuing, one line for a mistake."""
+
+import dataclasses
+import json
+import pickle
+import sys
+
+import pytest
+
+from joformer import cli
+from joformer.cli.train import LM, Monoidal, Run, ViT
+from joformer.models import load
+
+TEXT = "the quick brown fox jumps over the lazy dog, and the dog does not mind at all.\n" * 120
+SMALL = ["--dim", "16", "--layers", "1", "--heads", "2", "--batch", "4", "--steps", "4", "--log-every", "2"]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("JOFORMER_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def joformer(monkeypatch, capsys):
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["joformer", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return ended.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "fox.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def trained(joformer, text, tmp_path):
+    words = ("train", "lm", "--data", text, "--vocab", 300, "--context", 16, *SMALL, "--out", tmp_path / "run")
+    code, out, _ = joformer(*words)
+    assert code == 0
+    return tmp_path / "run", words, out
+
+
+def test_a_language_model_from_the_first_command_to_its_text(joformer, trained):
+    run, words, out = trained
+    assert "bits_per_byte" in out
+    assert "after 4 steps" in out
+    assert load(run).config.vocab == 300
+
+    code, again, told = joformer(*words)
+    assert (code, again) == (0, out)
+    assert "has ended after its 4 steps" in told
+
+    generate = ("generate", run, "--prompt", "the dog", "--tokens", 12, "--temperature", 0.9)
+    code, drawn, _ = joformer(*generate)
+    assert code == 0
+    assert drawn.startswith("the dog")
+    assert drawn == joformer(*generate)[1]
+    assert drawn != joformer(*generate, "--seed", 1)[1]
+    as_json = json.loads(joformer(*generate, "--json")[1])
+    assert as_json["prompt"] + as_json["text"] == drawn.removesuffix("\n")
+
+    code, rows, _ = joformer("evaluate", run, "--lengths", 8, 16, "--json")
+    assert code == 0
+    short, whole = json.loads(rows)
+    assert short["length"] == 8
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert whole["bits_per_byte"] == pytest.approx(last["bits_per_byte"], rel=1e-6)
+
+
+def test_evaluating_other_text_keeps_the_tokenizer(joformer, trained, tmp_path):
+    run, _, _ = trained
+    other = tmp_path / "other.txt"
+    other.write_text("pack my box with five dozen liquor jugs; " * 200)
+    code, rows, _ = joformer("evaluate", run, "--data", other, "--lengths", 16, "--json", "--split", "test")
+    assert code == 0
+    # About as many nats for each token as without training, on fewer bytes a token than where BPE was learned.
+    assert 3 < json.loads(rows)[0]["bits_per_byte"] < 12
+
+
+def test_data_that_changed_is_said(joformer, trained, text):
+    text.write_text(TEXT + "and one line more\n")
+    code, _, told = joformer("evaluate", trained[0])
+    assert code == 0
+    assert "has changed since the model was trained on it" in told
+
+
+def test_a_checkpoint_can_be_used_by_itself(joformer, trained):
+    run, _, _ = trained
+    (newest,) = (run / "checkpoints").iterdir()
+    code, _, told = joformer("generate", newest, "--tokens", 2)
+    assert (code, told) == (0, "weights of step 4\n")
+    (run / "model.safetensors").unlink()
+    assert joformer("generate", run, "--tokens", 2)[2] == "weights of step 4\n"
+
+
+def test_images_sounds_and_one_vector(joformer, tmp_path):
+    code, out, _ = joformer("train", "vit", *SMALL, "--augment", "cifar", "--average", 0.9, "--out", tmp_path / "vit")
+    assert code == 0
+    assert "accuracy" in out
+    code, rows, _ = joformer("evaluate", tmp_path / "vit", "--json")
+    last = json.loads((tmp_path / "vit" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert json.loads(rows)[0]["accuracy"] == last["accuracy"]
+
+    code, out, _ = joformer("train", "monoidal", "--dim", 8, "--epochs", 1, "--json", "--out", tmp_path / "one")
+    assert code == 0
+    assert json.loads(out)["step"] == 11
+    assert joformer("evaluate", tmp_path / "one")[0] == 0
+
+    code, *_ = joformer("train", "vit", *SMALL, "--data", "tones", "--patch", 16, 8, "--out", tmp_path / "tones")
+    assert code == 0
+    assert load(tmp_path / "tones").config.patch == (16, 8)
+
+
+def test_streamed_images(joformer, tmp_path):
+    from PIL import Image
+
+    for number in range(20):
+        place = tmp_path / "pictures" / ("dark", "light")[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 16), (100 * (number % 2), number, 0)).save(place / f"{number}.png")
+    words = ("train", "vit", *SMALL, "--data", tmp_path / "pictures", "--stream", "--size", 8, "--workers", 0)
+    code, _, told = joformer(*words, "--augment", "imagenet", "--out", tmp_path / "run")
+    assert code == 0
+    assert "held out" in told
+    assert joformer("evaluate", tmp_path / "run")[0] == 0
+
+
+def test_the_three_stages(joformer, text, tmp_path):
+    stages = ("--stages", "2:1e-3", "2:1e-3", "2:1e-4:projected")
+    words = ("train", "lm", "--data", text, "--vocab", 256, "--context", 16, *SMALL, *stages, "--out", tmp_path / "run")
+    assert joformer(*words)[0] == 0
+    assert load(tmp_path / "run").config.frames == "projected"
+
+
+@pytest.mark.refused
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "lm", "--data", "./nowhere.txt"], "nowhere.txt does not exist"),
+        (["train", "lm", "--data", "{latin}"], "latin.txt"),
+        (["train", "lm", "--data", "{text}", "--batch", "5", "--accumulate", "2"], "does not divide into 2 parts"),
+        (["train", "lm", "--data", "{text}", "--context", "9999"], "a context is from 1 to"),
+        (["train", "lm", "--data", "{text}", "--pattern", "X"], "F (full), W (windowed), N (NoPE)"),
+        (["train", "lm", "--data", "{text}", "--lr", "-1"], "lr must be 0 or more"),
+        (["train", "lm", "--data", "{text}", "--stages", "10"], "write STEPS:LR"),
+        (["train", "lm", "--data", "{text}", "--stages", "10:1e-3:odd"], "frames"),
+        (["train", "lm", "--data", "{text}", "--precision", "fp16"], "fp16 cannot be had"),
+        (["train", "vit", "--model", "rope7d"], "choose one of rope2d"),
+        (["train", "vit", "--patch", "3", "3"], "does not divide into patches"),
+        (["train", "vit", "--data", "{pictures}"], "broken.png"),
+        (["train", "vit", "--data", "tones", "--size", "8"], "leave out size"),
+        (["train", "monoidal", "--data", "{text}"], "fox.txt"),
+    ],
+)
+def test_a_mistake_is_one_line(joformer, text, tmp_path, words, said):
+    (tmp_path / "latin.txt").write_bytes("fa\xe7ade ".encode("latin-1") * 999)
+    (tmp_path / "pictures" / "a").mkdir(parents=True)
+    (tmp_path / "pictures" / "a" / "broken.png").write_bytes(b"\x89PNG and no more")
+    places = {"text": text, "latin": tmp_path / "latin.txt", "pictures": tmp_path / "pictures"}
+    given = [word.format(**places) for word in words]
+    more = [] if "--context" in words or words[1] != "lm" else ["--context", "16"]
+    vocab = ["--vocab", "256"] if words[1] == "lm" else []
+    code, out, told = joformer(*given, *more, *vocab, "--out", tmp_path / "run")
+    assert (code, out) == (2, "")
+    assert "Traceback" not in told
+    if "error" in told:  # what a configuration itself refuses comes in the option parser's own frame
+        assert said in " ".join(told.replace("│", " ").split())
+    else:
+        assert told.splitlines()[-1].startswith("joformer: ")
+        assert said in told.splitlines()[-1]
+
+
+@pytest.mark.refused
+def test_what_cannot_be_used_is_said(joformer, trained, tmp_path):
+    run, _, _ = trained
+    (tmp_path / "weights.pt").write_bytes(pickle.dumps({}))
+    (tmp_path / "empty").mkdir()
+    for words, said in (
+        (["generate", tmp_path / "weights.pt"], "pickles (.pt, .pth, .bin) are never read"),
+        (["generate", tmp_path / "nothing"], "is not there"),
+        (["generate", tmp_path / "empty"], "neither model.safetensors nor a checkpoint"),
+        (["generate", run, "--temperature", "-1"], "0 or more"),
+        (["evaluate", run, "--lengths", "99999"], "a context is from 1 to"),
+        (["train", "lm", "--data", "stdlib", "--out", tmp_path / "weights.pt"], "is a file"),
+    ):
+        code, out, told = joformer(*words)
+        assert (code, out) == (2, ""), words
+        assert said in told.splitlines()[-1]
+
+
+@pytest.mark.refused
+def test_other_settings_in_the_same_folder_are_refused(joformer, trained):
+    _, words, _ = trained
+    code, _, told = joformer(*words, "--lr", "0.5")
+    assert code == 2
+    assert "recipe.lr = 0.001, not 0.5" in told
+
+
+def test_the_options_are_these():
+    """An option more is a decision, not an accident."""
+    parts = (Run, LM, ViT, Monoidal, cli.Generate, cli.Evaluate)
+    assert {part.__name__: " ".join(field.name for field in dataclasses.fields(part)) for part in parts} == {
+        "Run": "out seed drift json",
+        "LM": "to data context batch model recipe",
+        "ViT": "to data label size stream workers batch epochs augment draw model patch dim layers heads hidden base "
+        "pool registers dropout drop_path recipe",
+        "Monoidal": "to data label size batch epochs dim hidden frequencies spread recipe",
+        "Generate": "checkpoint prompt tokens temperature top_k seed json",
+        "Evaluate": "checkpoint lengths data split windows json",
+    }
