@@ -154,7 +154,7 @@ def test_the_three_stages(joformer, text, tmp_path):
         (["train", "lm", "--data", "{text}", "--precision", "fp16"], "fp16 cannot be had"),
         (["train", "vit", "--model", "rope7d"], "choose one of rope2d"),
         (["train", "vit", "--patch", "3", "3"], "does not divide into patches"),
-        (["train", "vit", "--data", "{pictures}"], "broken.png"),
+        (["train", "vit", "--data", "{pictures}"], "cannot be decoded as an image"),
         (["train", "vit", "--data", "tones", "--size", "8"], "leave out size"),
         (["train", "monoidal", "--data", "{text}"], "fox.txt"),
     ],
@@ -162,7 +162,8 @@ def test_the_three_stages(joformer, text, tmp_path):
 def test_a_mistake_is_one_line(joformer, text, tmp_path, words, said):
     (tmp_path / "latin.txt").write_bytes("fa\xe7ade ".encode("latin-1") * 999)
     (tmp_path / "pictures" / "a").mkdir(parents=True)
-    (tmp_path / "pictures" / "a" / "broken.png").write_bytes(b"\x89PNG and no more")
+    for name in ("broken", "broken too"):
+        (tmp_path / "pictures" / "a" / f"{name}.png").write_bytes(b"\x89PNG and no more")
     places = {"text": text, "latin": tmp_path / "latin.txt", "pictures": tmp_path / "pictures"}
     given = [word.format(**places) for word in words]
     more = [] if "--context" in words or words[1] != "lm" else ["--context", "16"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from joformer.cli.showing import say, tell
+from joformer.files import make_folder
 from joformer.models import ClassifierConfig, LMConfig, ViTConfig
 from joformer.monoidal.embedding import Frequencies
 from joformer.training import (
@@ -71,6 +72,7 @@ class LM:
     recipe: Recipe = field(default_factory=lambda: Recipe(lr=1e-3, warmup=100))
 
     def run(self) -> int:
+        make_folder(self.to.out)  # what cannot be written to is said before the data is prepared
         text = load_text(self.data, vocab=self.model.vocab, say=tell)
         task = LanguageTask(text, context=self.context, batch=self.batch)
         config = replace(self.model, vocab=text.tokenizer.vocab)
@@ -122,6 +124,7 @@ class ViT:
     recipe: Recipe = field(default_factory=lambda: Recipe(lr=1e-3, end=0.0, betas=(0.9, 0.999)))
 
     def run(self) -> int:
+        make_folder(self.to.out)
         images: Images | Streamed
         if self.stream:
             size = self.size or 224
@@ -182,6 +185,7 @@ class Monoidal:
     )
 
     def run(self) -> int:
+        make_folder(self.to.out)
         images = load_labelled(self.data, label=self.label, size=self.size, say=tell)
         config = ClassifierConfig(
             dim=self.dim,

@@ -36,6 +36,8 @@ class Processes:
         from accelerate import Accelerator
         from accelerate.state import AcceleratorState
 
+        if precision == "fp16" and not torch.accelerator.is_available():
+            raise ValueError("fp16 cannot be had on the CPU: take bf16, or fp32")
         # Not for accelerate to see: we shard ourselves, and the run's own precision counts, as it is written down.
         hidden = {name: os.environ.pop(name, "") for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION")}
         self.sharded = hidden["ACCELERATE_USE_FSDP"].lower() in ("true", "1")

@@ -131,7 +131,7 @@ class Streamed:
         )
         self.size, self.workers, self.crop = size, workers, train_crop
         self.classes, self.records = opened.classes, opened.train
-        self.fingerprint = content_hash("streamed", key, str(label), size)
+        self.fingerprint = content_hash("streamed", key, str(label), size, train_crop)
         self.test = copy.copy(self)
         self.test.records, self.test.crop = opened.test, "centre"
 

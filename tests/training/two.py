@@ -1,0 +1,41 @@
+"""What two processes run in test_distributed.py: `torchrun two.py FOLDER JOB…`, a JOB as JSON; losses go to FOLDER."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+
+import torch
+from runner import config_of, lm_task, recipe_of, vit_task
+
+
+def main() -> None:
+    """Train each job in turn, the same in every process; an error is written down and the next job begun."""
+    from joformer.training import Stopped, train
+
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    torch.set_num_threads(1)
+    results = []
+    for text in sys.argv[2:]:
+        job = json.loads(text)
+        os.environ["ACCELERATE_USE_FSDP"] = "true" if job.get("sharded") else "false"
+        task = {"lm": lm_task, "vit": vit_task}[job["kind"]]()
+        if job.get("poison") == int(os.environ["RANK"]):
+            usual = task.loss
+            task.loss = lambda model, batch, usual=usual: usual(model, batch) * torch.nan
+        try:
+            out, seed = job["out"], job.get("seed", 0)
+            result = train(config_of(job["kind"], job.get("config", {})), task, recipe_of(job.get("recipe", {})), out, seed=seed)
+            results.append({"result": result})
+        except (ValueError, Stopped) as error:
+            results.append({"error": str(error)})
+    with open(f"{sys.argv[1]}/results.{os.environ['RANK']}.json", "w") as file:
+        json.dump(results, file)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
