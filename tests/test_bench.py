@@ -11,6 +11,8 @@ import torch
 from joformer import bench
 from joformer.bench.measure import Row, fastest, geometric_mean, peak_bytes
 from joformer.bench.models import SHAPES, PeerTransformer, Shape, Transformer, peers, training_step
+from joformer.bench.training import CONFIG, generating, llama, llama_of, starting, update
+from joformer.models import JoFormerLM, LMConfig
 
 TINY = Shape("tiny", batch=1, tokens=5, dim=16, heads=2, axes=1)
 
@@ -86,6 +88,45 @@ def test_peers_rotate_like_rope():
     training_step(PeerTransformer(TINY, found["Hugging Face"]), TINY)()
 
 
+def test_the_language_models_side_by_side_have_the_same_shape():
+    with torch.device("meta"):
+        ours, theirs = JoFormerLM(CONFIG), llama_of(CONFIG, 680)
+    sizes = [sum(p.numel() for p in model.parameters()) for model in (ours, theirs)]
+    assert abs(sizes[1] / sizes[0] - 1) < 0.003
+    assert (CONFIG.layers, CONFIG.dim, CONFIG.heads, CONFIG.vocab) == (4, 256, 4, 8000)
+    assert (CONFIG.transport, CONFIG.frames, CONFIG.tied) == ("both", "fixed", True)
+    shape = theirs.config
+    sizes = (shape.num_hidden_layers, shape.hidden_size, shape.num_attention_heads, shape.vocab_size)
+    assert sizes == (4, 256, 4, 8000)
+    assert theirs.lm_head.weight is theirs.model.embed_tokens.weight
+    assert shape._attn_implementation == "sdpa"
+
+
+def test_rows_beside_llama_measure_whole_steps_and_whole_texts(monkeypatch):
+    tiny = LMConfig(vocab=50, dim=32, layers=1, heads=2)
+    monkeypatch.setattr("joformer.bench.training.CONFIG", tiny)
+    said = []
+    (row,) = llama(1, said.append)
+    assert (row.bar, row.higher) == (1.1, True)
+    assert row.value > 0
+    rows = list(generating(1, said.append))
+    assert [(row.bar, row.higher) for row in rows] == [(1.2, True), (None, True)]
+    assert len(said) == 3
+    model, tokens = JoFormerLM(tiny), torch.randint(50, (2, 8))
+    before = [p.detach().clone() for p in model.parameters()]
+    update(model, lambda: model(tokens, targets=tokens))()
+    assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+    theirs = llama_of(tiny, 85).eval()
+    more = theirs.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=9, do_sample=False)
+    assert more.shape == model.generate(tokens, 9, temperature=0).shape == (2, 17)
+
+
+def test_the_command_starts_within_its_bar():
+    (row,) = starting(1, lambda _: None)
+    assert (row.bar, row.higher) == (1.0, False)
+    assert 0 < row.value < 5
+
+
 def test_drift_row_is_within_its_bar_and_unknown_figures_are_refused():
     rows = bench.run(["drift"])
     assert rows[0].ok
@@ -106,6 +147,7 @@ def test_command_explains_itself_and_a_mistake_is_one_line():
     text = joformer("bench", "--help", check=0).stdout
     assert "default" in text
     assert "Example" in text
+    assert all(name in text for name in bench.FIGURES)
     wrong = joformer("bench", "--only", "speed", check=2)
     assert wrong.stderr.count("\n") == 1
     assert "choose from" in wrong.stderr

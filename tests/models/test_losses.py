@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from joformer.bench.measure import peak_bytes
 from joformer.models import JoFormerLM, LMConfig, linear_cross_entropy, losses
 
+SMALL = LMConfig(vocab=17, dim=32, layers=2, heads=2)
 EXACT = {torch.float32: 2e-6, torch.float64: 1e-14}
 
 
@@ -166,14 +167,28 @@ def test_one_graph_when_compiled():
         assert (a - b).abs().max() < 1e-6
 
 
+@pytest.mark.compiled
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_a_compiled_language_model_gives_the_same_loss():
+    torch.manual_seed(0)
+    model, tokens = JoFormerLM(SMALL), torch.randint(17, (2, 9))
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    results = []
+    for run in (model, compiled):
+        model.zero_grad()
+        loss = run(tokens, targets=tokens)
+        loss.backward()
+        results.append((loss.detach(), *(p.grad.clone() for p in model.parameters())))
+    for a, b in zip(*results):
+        assert (a - b).abs().max() < 1e-5
+
+
 def test_memory_is_far_below_the_logits():
     hidden, weight, targets = given_problem(8192, 16, 2000)
     logits = hidden.shape[0] * weight.shape[0] * 4
     assert peak_bytes(lambda: with_gradients(plain, hidden, weight, targets)) > 2 * logits
     assert peak_bytes(lambda: with_gradients(linear_cross_entropy, hidden, weight, targets)) < logits / 8
-
-
-SMALL = LMConfig(vocab=17, dim=32, layers=2, heads=2)
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -52,7 +53,7 @@ def looping(repeats: int, say: Report) -> Iterator[Row]:
         moments.clear()
         with TemporaryDirectory() as folder:
             train(CONFIG, task, recipe, Path(folder) / "run", say=lambda line: None)
-        return statistics.median(b - a for a, b in zip(moments[1:], moments[2:], strict=False))
+        return statistics.median(later - start for start, later in pairwise(moments[1:]))
 
     def bare() -> float:
         state = State(JoFormerLM(CONFIG), recipe, Processes())
@@ -61,7 +62,7 @@ def looping(repeats: int, say: Report) -> Iterator[Row]:
         for _ in range(STEPS):
             start = time.perf_counter()
             state.model(tokens, targets=targets).backward()
-            state.clip()
+            state.norm()
             state.update(1e-4)
             took.append(time.perf_counter() - start)
         return statistics.median(took[1:])
