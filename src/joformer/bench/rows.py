@@ -16,6 +16,7 @@ from joformer.attention import JourneyAttention, JourneyCache, journey_attention
 from joformer.bench import transforms
 from joformer.bench.measure import Row, fastest, geometric_mean, peak_bytes
 from joformer.bench.models import SHAPES, PeerTransformer, Transformer, block_of, peers, training_step
+from joformer.bench.running import augmenting, looping
 from joformer.bench.training import generating, llama, starting
 from joformer.frames import FixedFrames, NoFrames
 from joformer.models.blocks import Block
@@ -209,7 +210,7 @@ def importing(repeats: int, say: Report) -> Iterator[Row]:
     say("import")
 
     def fresh(module: str) -> Callable[[], None]:
-        code = f"import {module}"
+        code = f"from {module} import *" if module == "joformer" else f"import {module}"  # its names come when asked for
         return lambda: void(subprocess.run([sys.executable, "-c", code], check=True))
 
     best = fastest({m: fresh(m) for m in ("torch", "joformer")}, max(5, repeats // 4), warmup=1)
@@ -234,6 +235,8 @@ FIGURES: dict[str, Callable[[int, Report], Iterator[Row]]] = {
     "recurrence": transforms.recurrence,
     "llama": llama,
     "generate": generating,
+    "loop": looping,
+    "augmentation": augmenting,
     "import": importing,
     "start": starting,
 }

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 class Bench:
     """What value transport costs here: ratios measured side by side, beside no positions, RoPE and installed peers.
 
-    Takes about six minutes; close calls are decided by the machine's noise. Example:
+    Takes about twelve minutes; close calls are decided by the machine's noise. Example:
     joformer bench --only eager decoding --json
     """
 
     only: tuple[str, ...] = ()
     """Measure these alone: drift, memory, eager, compiled, rotation, window, decoding, scan, spectral,
-    monoidal, recurrence, llama, generate, import, start."""
+    monoidal, recurrence, llama, generate, loop, augmentation, import, start."""
     repeats: int = 30
     """Runs of each variant; the best counts."""
     threads: int | None = None

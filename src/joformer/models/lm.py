@@ -39,16 +39,26 @@ class LMConfig:
     """
 
     vocab: int = 8000
+    """How many tokens there are; training takes 256 to mean bytes."""
     dim: int = 256
+    """The width."""
     layers: int = 4
     heads: int = 4
     frames: FramesName | tuple[FramesName, ...] = "fixed"
+    """How tokens turn: fixed as in RoPE, learned, or by what they hold (projected, cumulative); one for each layer if
+    several are given."""
     projected_base: Literal["none", "fixed", "learned"] = "fixed"
+    """What projected and cumulative angles are added to."""
     transport: Transport = "both"
+    """What is moved along the journey: scores (RoPE), values, both (JoFormer) or none."""
     pattern: str = "F"
+    """A letter a layer: F full attention, W within the window, N full without positions."""
     window: int | None = None
+    """How many tokens a W layer sees, itself included."""
     tied: bool = True
+    """Whether the output shares the embedding's weights."""
     base: float = 10000.0
+    """Base of the fixed frequencies."""
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
