@@ -210,7 +210,8 @@ def importing(repeats: int, say: Report) -> Iterator[Row]:
     say("import")
 
     def fresh(module: str) -> Callable[[], None]:
-        code = f"from {module} import *" if module == "joformer" else f"import {module}"  # its names come when asked for
+        # joformer's names come when asked for, so all of them are asked for.
+        code = f"from {module} import *" if module == "joformer" else f"import {module}"
         return lambda: void(subprocess.run([sys.executable, "-c", code], check=True))
 
     best = fastest({m: fresh(m) for m in ("torch", "joformer")}, max(5, repeats // 4), warmup=1)

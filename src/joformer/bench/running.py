@@ -44,7 +44,7 @@ def looping(repeats: int, say: Report) -> Iterator[Row]:
             return super().batch(seed, step, part, parts)
 
     moments: list[float] = []
-    ids = np.random.default_rng(0).integers(CONFIG.vocab, size=100_000).astype(np.uint16)
+    ids = np.random.default_rng(0).integers(256, size=100_000).astype(np.uint8)
     task = Timed(Text(ids, ids[:2000], ids[:2000], Tokenizer.of_bytes(), "random"), context=512, batch=8, held_out=1)
     # Logged at every step, ten times as often as by default: what it costs is to be seen.
     recipe = Recipe(steps=STEPS, log_every=1)

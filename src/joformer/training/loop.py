@@ -60,8 +60,11 @@ class Task(Protocol):
     def to(self, device: torch.device) -> None:
         """Bring what is resident to the device."""
 
-    def check(self, mine: Sequence[int], parts: int) -> None:
-        """Refuse a batch that cannot be divided in so many parts; this process will ask for `mine`, in this order."""
+    def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
+        """Refuse a model that does not fit the data, or a batch that cannot be divided in so many parts.
+
+        This process will ask for the parts `mine` of every step, in this order.
+        """
 
     def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, ...]:
         """This part of the step's batch, on the device."""
@@ -119,7 +122,7 @@ class _Run:
         self.processes = Processes(recipe.precision)
         self.say: Say = say if self.processes.main else (lambda line: None)
         self.parts = self.processes.count * recipe.accumulate
-        task.check(range(self.processes.rank, self.parts, self.processes.count), self.parts)
+        task.check(config, range(self.processes.rank, self.parts, self.processes.count), self.parts)
         deciding = {key: value for key, value in asdict(recipe).items() if key not in UNDECIDING}
         self.settings = json.loads(
             json.dumps({"seed": seed, "recipe": deciding, **written(config), "task": task.describe()})

@@ -65,8 +65,13 @@ class LanguageTask:
     def to(self, device: torch.device) -> None:
         self.device = device
 
-    def check(self, mine: Sequence[int], parts: int) -> None:
+    def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
         _divides(self.size, parts)
+        vocab = self.text.tokenizer.vocab
+        if getattr(config, "vocab", 0) < vocab:
+            raise ValueError(
+                f"the text has {vocab} tokens, the model {getattr(config, 'vocab', 'none')}: say vocab={vocab}"
+            )
 
     def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
         last = len(self.text.train) - self.context
@@ -181,8 +186,13 @@ class ImageTask:
             self.images = self.images.to(device)
         self._mean, self._scale = self._mean.to(device), self._scale.to(device)
 
-    def check(self, mine: Sequence[int], parts: int) -> None:
+    def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
         _divides(self.size, parts)
+        if getattr(config, "classes", 0) < self.classes:
+            known = getattr(config, "classes", "none")
+            raise ValueError(f"the images have {self.classes} classes, the model {known}: say classes={self.classes}")
+        if getattr(config, "channels", 1) != len(self.normalise[0]):
+            raise ValueError(f"the images have {len(self.normalise[0])} channels, the model reads {config.channels}")
         if self.mix is not None and (self.size // parts) % 2:
             raise ValueError(f"samples are mixed in pairs: a part of {self.size} / {parts} must be even")
         self._mine, self._next = mine, ()
