@@ -50,7 +50,8 @@ class Server:
         assert json.loads(self._process.stdout.readline()) == "ready"
 
     def _ask(self, **question: object) -> object:
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         print(json.dumps(question), file=self._process.stdin, flush=True)
         return json.loads(self._process.stdout.readline())
 

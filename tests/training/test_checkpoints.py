@@ -303,8 +303,16 @@ SETTINGS = {"seed": 0, "recipe": {"lr": 0.1, "betas": [0.9, 0.95], "clip": None}
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [(("seed",), 1), (("recipe", "lr"), 0.2), (("recipe", "betas"), [0.9, 0.99]), (("recipe", "clip"), 1.0)]
-    + [(("task", "text"), "b"), (("recipe", "more"), 1), (("task",), None), (("recipe", "lr"), float("inf"))],
+    [
+        (("seed",), 1),
+        (("recipe", "lr"), 0.2),
+        (("recipe", "lr"), float("inf")),
+        (("recipe", "betas"), [0.9, 0.99]),
+        (("recipe", "clip"), 1.0),
+        (("recipe", "more"), 1),
+        (("task", "text"), "b"),
+        (("task",), None),
+    ],
 )
 def test_other_settings_are_named(path, value):
     other = json.loads(json.dumps(SETTINGS))

@@ -121,7 +121,7 @@ def test_killed_and_continued_they_end_with_their_own_bits(together, folder, res
 
 
 def kill_all(process: subprocess.Popen) -> None:
-    """SIGKILL for the launcher and the two it started, which are in sessions of their own; waits until they are gone."""
+    """SIGKILL for the launcher and the two it started, in sessions of their own; waits until they are gone."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     for pid in (process.pid, *map(int, children)):
         os.kill(pid, signal.SIGKILL)

@@ -88,7 +88,7 @@ def test_killed_at_every_operation_in_turn(server, memory, result_of, then):
 
 
 def test_killed_at_every_operation_of_the_end(server, memory, result_of):
-    """From the same last checkpoint but one: killed at each operation of the last save and of the end, then continued."""
+    """From the last checkpoint but one: killed at each operation of the last save and of the end, then continued."""
     recipe = {"steps": 3, "save_every": 1, "keep": 1, "average": 0.0}
     whole, start = memory / "whole", memory / "start"
     assert server.run(whole, kind="lm", recipe=recipe).code == 0
@@ -109,6 +109,19 @@ def test_killed_at_every_operation_of_the_end(server, memory, result_of):
         assert not [name for name in names if name.startswith(".partial") or name.startswith(".model")], n
     assert n > 20
     assert left, "none was killed between the last checkpoint and the final weights"
+
+
+@pytest.mark.parametrize("batch", [7, 8, 9, 10, 11, 12])
+def test_killed_around_the_border_of_two_stages(server, memory, result_of, batch):
+    """Fixed frames for four steps, projected ones for three; two batches a step, so that the border is before 9."""
+    job = {"kind": "lm", "config": {"frames": "fixed"}, "recipe": {"stages": ["4:1e-2", "3:1e-2:projected"]}}
+    job["recipe"]["save_every"] = 1 + batch % 2
+    whole, out = memory / "whole", memory / "run"
+    assert server.run(whole, **job).code == 0
+    ended = server.run(out, **job, befall={"send": "SIGKILL", "during": "batch", "times": batch})
+    assert ended.code == -signal.SIGKILL
+    assert server.run(out, **job).code == 0
+    assert result_of(out) == result_of(whole)
 
 
 # -- disks that fill up ------------------------------------------------------------------------------------------------
@@ -137,7 +150,8 @@ def small_disk(tmp_path):
 
     def mounted(size: int, *more: str) -> Path:
         options = ",".join((*more, f"size={size}"))
-        done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], capture_output=True, text=True)
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
         if done.returncode:
             pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
         return place

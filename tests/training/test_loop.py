@@ -87,7 +87,7 @@ def test_the_same_command_gives_the_same_bits(memory, result_of, kind):
     # Whatever the process did before, and threw of any dice, is of no account.
     for dice in (torch.manual_seed, random.seed, np.random.seed):
         dice(123)
-    torch.rand(7), random.random(), np.random.rand(3)
+    torch.rand(7), random.random()
     run(memory / "between", kind, seed=7, evaluate_every=1, steps=2)
     run(outs[1], kind)
     assert result_of(outs[0]) == result_of(outs[1])
@@ -127,7 +127,7 @@ def test_a_crash_between_two_saves(memory, done, result_of):
 
     task, out = lm_task(), memory / "run"
     task.__class__ = Crashes
-    for at in (0, 1, 5, 5, 7, 11):
+    for at in (0, 1, 5, 5, 7, 11):  # noqa: B007
         with pytest.raises(RuntimeError, match="a fault of ours"):
             run(out, task=task)
     at = None
@@ -283,9 +283,9 @@ def by_hand(config, recipe, steps, *, seed=0, task=None):
                 second[name] = two * second[name] + (1 - two) * g * g
                 # Matrices decay; norms (one axis) and frequencies do not.
                 if value.dim() == 2 and "frequencies" not in name:
-                    value *= 1 - rate * recipe.weight_decay
+                    value.mul_(1 - rate * recipe.weight_decay)
                 m, v = first[name] / (1 - one ** (step + 1)), second[name] / (1 - two ** (step + 1))
-                value -= rate * m / (v.sqrt() + 1e-8)
+                value.sub_(rate * m / (v.sqrt() + 1e-8))
                 averages[name] = recipe.average * averages[name] + (1 - recipe.average) * value
     return values, averages, losses, norms
 
@@ -343,7 +343,9 @@ def test_rates_in_the_log(memory):
 def test_a_stage_changes_frames_and_nothing_else(memory):
     """With a rate of 0 in the second stage, every evaluation there is that of the first stage's end."""
     out = memory / "run"
-    run(out, config={"frames": "fixed"}, stages=["4:1e-2", "3:0:projected"], evaluate_every=1, log_every=99, average=0.0)
+    run(
+        out, config={"frames": "fixed"}, stages=["4:1e-2", "3:0:projected"], evaluate_every=1, log_every=99, average=0.0
+    )
     losses = [line["loss"] for line in metrics(out) if "loss" in line]
     assert len(losses) == 7
     assert losses[3:] == pytest.approx([losses[3]] * 4, rel=1e-6)

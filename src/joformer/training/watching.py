@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,11 @@ class Watch:
         self._began = self._drawn = self._logged = time.monotonic()
         self._logged_step = self.start
         if self.shown:
-            if find_spec("tensorboard"):
+            try:
                 from torch.utils.tensorboard import SummaryWriter
-
+            except ImportError:  # not installed, or not wholly
+                pass
+            else:
                 # What a killed run wrote after its last checkpoint is forgotten there as well.
                 self._board = SummaryWriter(self.out / "tensorboard", purge_step=self.start + 1)
             self._bar = self._make_bar()
