@@ -25,7 +25,7 @@ JOBS = {
     "fsdp accumulated": {"kind": "lm", "config": PLAIN, "recipe": RECIPE | {"accumulate": 2}, "sharded": True},
     "fsdp vit": {"kind": "vit", "config": PLAIN | {"drop_path": 0.0}, "recipe": RECIPE, "sharded": True},
 }
-LONG = {"steps": 30, "save_every": 3, "evaluate_every": 20}
+LONG = {"steps": 24, "save_every": 3, "evaluate_every": 20}
 DROPPED = {"ddp": {"kind": "lm", "recipe": LONG}, "fsdp": {"kind": "lm", "recipe": LONG, "sharded": True}}
 
 
@@ -53,57 +53,67 @@ def metrics(out: Path) -> list[dict]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.fixture(scope="module")
-def folder(fast_folder):
-    with fast_folder() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def together(folder):
-    """All of JOBS and DROPPED, never interrupted, and two that cannot be done, in one launch of two processes."""
+def test_two_processes(server, memory, result_of):
+    """One test, since each launch costs seconds: all of JOBS and DROPPED, uninterrupted, in the first."""
     jobs = JOBS | {f"{name} whole": job for name, job in DROPPED.items()}
-    jobs = {name: {**job, "out": str(folder / name)} for name, job in jobs.items()}
+    jobs = {name: {**job, "out": str(memory / name)} for name, job in jobs.items()}
     jobs |= {
-        "poisoned": {"kind": "lm", "recipe": RECIPE, "out": str(folder / "poisoned"), "poison": 1},
+        "poisoned": {"kind": "lm", "recipe": RECIPE, "out": str(memory / "poisoned"), "poison": 1},
         "nowhere": {"kind": "lm", "recipe": RECIPE, "out": "/proc/1/run"},
-        "staged and sharded": JOBS["ddp staged"] | {"sharded": True, "out": str(folder / "staged and sharded")},
+        "staged and sharded": JOBS["ddp staged"] | {"sharded": True, "out": str(memory / "staged and sharded")},
     }
-    found = results(folder, launch(folder, *jobs.values()))
-    return [dict(zip(jobs, one, strict=True)) for one in found]
+    first, second = (dict(zip(jobs, one)) for one in results(memory, launch(memory, *jobs.values())))
+    assert first == second
+    for name in JOBS:
+        assert "result" in first[name], (name, first[name])
+        same_as_one(server, memory, name)
+    assert "cannot write into /proc/1/run" in first["nowhere"]["error"]
+    assert "frames cannot change while the model is sharded" in first["staged and sharded"]["error"]
+    assert first["poisoned"]["error"].startswith("the loss is nan")
+    assert "at step 1, first seen in" in first["poisoned"]["error"]
+    assert not any("\n" in found.get("error", "") for found in first.values())
+    for name in DROPPED:
+        continues_in_one(server, memory / f"{name} whole", memory / f"{name} in one")
+    killed(memory)
+    for name in DROPPED:
+        assert result_of(memory / f"{name} killed") == result_of(memory / f"{name} whole"), name
 
 
-@pytest.mark.parametrize("name", JOBS)
-def test_two_processes_are_one_with_the_same_batch(server, together, folder, name):
-    assert together[0][name] == together[1][name]
-    assert "result" in together[0][name], together[0][name]
-    job = {key: value for key, value in JOBS[name].items() if key != "sharded"}
-    # The parts of a batch add up in another order.
-    alone = folder / f"{name} alone"
-    ended = server.run(alone, **job)
+def same_as_one(server, folder: Path, name: str) -> None:
+    """The job's losses are those of one process with the same batch: its parts add up in another order."""
+    ours, theirs = folder / name, folder / f"{name} alone"
+    ended = server.run(theirs, **{key: value for key, value in JOBS[name].items() if key != "sharded"})
     assert ended.code == 0, ended.said
     apart = 0.0
-    for ours, theirs in zip(metrics(folder / name), metrics(alone), strict=True):
-        assert ours.keys() == theirs.keys()
-        for key, value in theirs.items():
-            assert ours[key] == pytest.approx(value, rel=1e-5 if "loss" in key else 1e-3), key
-            apart = max(apart, abs(ours[key] / value - 1)) if "loss" in key else apart
+    for here, there in zip(metrics(ours), metrics(theirs), strict=True):
+        assert here.keys() == there.keys(), name
+        for key, value in there.items():
+            assert here[key] == pytest.approx(value, rel=1e-5 if "loss" in key else 1e-3), (name, key)
+            apart = max(apart, abs(here[key] / value - 1)) if "loss" in key else apart
     print(f"{name}: losses differ by at most {apart:.1e}")
-    ours, theirs = (load_file(out / "model.safetensors") for out in (folder / name, alone))
-    assert ours.keys() == theirs.keys()
-    assert all(value.dtype == theirs[key].dtype and value.shape == theirs[key].shape for key, value in ours.items())
+    values, wanted = (load_file(out / "model.safetensors") for out in (ours, theirs))
+    assert [(key, value.dtype, value.shape) for key, value in sorted(values.items())] == [
+        (key, value.dtype, value.shape) for key, value in sorted(wanted.items())
+    ], name
 
 
-def test_what_is_wrong_is_said_by_both(together):
-    for one in together:
-        assert "cannot write into /proc/1/run" in one["nowhere"]["error"]
-        assert "frames cannot change while the model is sharded" in one["staged and sharded"]["error"]
-        assert "the loss is nan" in one["poisoned"]["error"]
-        assert "at step 1, first seen in" in one["poisoned"]["error"]
-        assert not any("\n" in found.get("error", "") for found in one.values())
+def continues_in_one(server, whole: Path, out: Path) -> None:
+    """The last checkpoint but one of two processes goes on in one, if that is said."""
+    shutil.copytree(whole, out)
+    (out / "model.safetensors").unlink()
+    shutil.rmtree(out / "checkpoints" / f"{LONG['steps']:08d}")
+    ended = server.run(out, kind="lm", recipe=LONG)
+    assert ended.code == 2
+    assert len(ended.lines) == 1
+    assert "was made with processes = 2, here it is 1" in ended.said
+    ended = server.run(out, kind="lm", recipe=LONG, drift=True)
+    assert ended.code == 0
+    assert ended.lines == [f"continuing {out} at step {LONG['steps'] - LONG['save_every']} of {LONG['steps']}"]
+    assert metrics(out)[-1]["loss"] == pytest.approx(metrics(whole)[-1]["loss"], rel=1e-3)
 
 
-def test_killed_and_continued_they_end_with_their_own_bits(together, folder, result_of):
+def killed(folder: Path) -> None:
+    """Each of DROPPED killed on its way, then both continued to their end."""
     jobs = [{**job, "out": str(folder / f"{name} killed")} for name, job in DROPPED.items()]
     for job in jobs:
         checkpoints = Path(job["out"]) / "checkpoints"
@@ -116,8 +126,6 @@ def test_killed_and_continued_they_end_with_their_own_bits(together, folder, res
     found = results(folder, launch(folder, *jobs))
     assert all("result" in one for rank in found for one in rank), found
     assert (folder / "said").read_text().count("continuing") == len(jobs)
-    for name in DROPPED:
-        assert result_of(folder / f"{name} killed") == result_of(folder / f"{name} whole")
 
 
 def kill_all(process: subprocess.Popen) -> None:
@@ -128,20 +136,3 @@ def kill_all(process: subprocess.Popen) -> None:
     process.wait(30)
     while any(Path(f"/proc/{pid}").exists() for pid in children):
         time.sleep(0.01)
-
-
-@pytest.mark.parametrize("name", DROPPED)
-def test_a_checkpoint_of_two_continues_in_one(server, together, folder, memory, name):
-    whole = folder / f"{name} whole"
-    out = shutil.copytree(whole, memory / "run")
-    (out / "model.safetensors").unlink()
-    shutil.rmtree(out / "checkpoints" / "00000030")
-    job = {"kind": "lm", "recipe": LONG}
-    ended = server.run(out, **job)
-    assert ended.code == 2
-    assert len(ended.lines) == 1
-    assert "was made with processes = 2, here it is 1" in ended.said
-    ended = server.run(out, **job, drift=True)
-    assert ended.lines == [f"continuing {out} at step 27 of 30"]
-    assert ended.code == 0
-    assert metrics(out)[-1]["loss"] == pytest.approx(metrics(whole)[-1]["loss"], rel=1e-3)
