@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,7 @@ from joformer.training.state import State
 from joformer.training.watching import Watch
 
 
+@runtime_checkable
 class Task(Protocol):
     """What is learned: the data and what a step makes of it."""
 
