@@ -2,8 +2,12 @@
 
 import dataclasses
 import json
+import os
 import pickle
+import signal
+import subprocess
 import sys
+import time
 
 import pytest
 
@@ -216,3 +220,46 @@ def test_the_options_are_these():
         "Generate": "checkpoint prompt tokens temperature top_k seed json",
         "Evaluate": "checkpoint lengths data split windows json",
     }
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_spares_the_workers(tmp_path, number):
+    """As terminals and batch systems send it: processes that decode get it too, and must not take the run with them."""
+    from PIL import Image
+
+    for name in ("dark", "light"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for count in range(4):
+            Image.new("RGB", (9, 9), (count, 0, 0)).save(tmp_path / "pictures" / name / f"{count}.png")
+    more = [
+        "--stream",
+        "--size",
+        "8",
+        "--workers",
+        "1",
+        "--batch",
+        "4",
+        "--dim",
+        "16",
+        "--layers",
+        "1",
+        "--heads",
+        "2",
+        "--steps",
+        "100000",
+        "--log-every",
+        "1",
+    ]
+    words = ["train", "vit", "--data", tmp_path / "pictures", *more, "--out", tmp_path / "run"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "joformer.cli", *map(str, words)], stderr=subprocess.PIPE, start_new_session=True
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while process.poll() is None and not (metrics.is_file() and metrics.stat().st_size):
+        time.sleep(0.05)
+    os.killpg(process.pid, number)
+    told = process.communicate(timeout=60)[1].decode()
+    assert process.returncode == 128 + number, told
+    assert "the same command continues it" in told
+    assert "Traceback" not in told
+    assert list((tmp_path / "run" / "checkpoints").iterdir())

@@ -89,14 +89,15 @@ def save(
     shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed here
     try:
         partial.mkdir()
-        files = {}
+        described = partial / "config.json"
+        described.write_bytes((json.dumps(config, indent=2) + "\n").encode())
+        files = {described.name: _written(described)}
         for name, entries in tensors.items():
             if entries:
                 path = partial / f"{name}.safetensors"
                 save_file({key: value.contiguous() for key, value in entries.items()}, path)
+                shutil.copymode(described, path)  # safetensors lets only the owner read
                 files[path.name] = _written(path)
-        (partial / "config.json").write_bytes((json.dumps(config, indent=2) + "\n").encode())
-        files["config.json"] = _written(partial / "config.json")
         (partial / STATE).write_bytes(_stated({**state, "step": step, "files": files}))
         _written(partial / STATE)
         synchronise(partial)
@@ -181,7 +182,7 @@ def require_room(folder: Path, size: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < 2 * size:
         raise ValueError(
-            f"{folder} has {free / 1e6:,.0f} MB free and a checkpoint takes {size / 1e6:,.0f} MB, two at a time: "
+            f"{folder} has {free / 1e6:,.1f} MB free and a checkpoint takes {size / 1e6:,.1f} MB, two at a time: "
             "make room or choose another --out"
         )
 

@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -76,6 +76,9 @@ class Task(Protocol):
     def evaluate(self, model: nn.Module, processes: Processes) -> dict[str, float]:
         """What counts in the end, on what was held out."""
 
+    def close(self) -> None:
+        """The run is over: stop what works ahead."""
+
     def keep(self, folder: Path) -> None:
         """Write beside the model what is needed to use it: a tokenizer, the names of classes."""
 
@@ -110,7 +113,7 @@ def train(
     """
     say = say or (lambda line: print(line, file=sys.stderr))
     run = _Run(config, task, recipe, Path(out), seed, drift, dict(notes or {}), say)
-    with run.alone(), deterministic(recipe.deterministic), signals() as asked:
+    with run.alone(), closing(task), deterministic(recipe.deterministic), signals() as asked:
         return run.result() if run.begin() else run.steps(asked)
 
 
@@ -275,6 +278,7 @@ class _Run:
         before, self.config = self.config, self._changed(self.recipe.sequence[stage].frames)
         if self.config != before:
             raw = adapt(self.state.raw, seed=self.seed, frames=self.config.frames)
+            self.processes.accelerator.free_memory()  # it would hold on to the model before
             self.state = State(raw, self.recipe, self.processes)
 
     # -- what is measured and kept -----------------------------------------------------------------------------------

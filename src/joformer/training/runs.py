@@ -139,6 +139,7 @@ def circumstances(device: torch.device, processes: int, sharded: bool) -> dict[s
         "threads": torch.get_num_threads() if on == "cpu" else 0,
         "processes": processes,
         "sharded": sharded,
+        **{name: os.environ[name] for name in ("ONEDNN_MAX_CPU_ISA", "MKL_CBWR") if on == "cpu" and name in os.environ},
     }
 
 

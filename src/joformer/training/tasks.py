@@ -115,6 +115,9 @@ class LanguageTask:
             "bits_per_byte": nats / math.log(2) / size,
         }
 
+    def close(self) -> None:
+        pass
+
     def keep(self, folder: Path) -> None:
         self.text.tokenizer.save(folder / "tokenizer.json")
 
@@ -231,6 +234,9 @@ class ImageTask:
             sums += weight * torch.stack((loss, hits[:, 0].sum(), hits.sum(), one))
         loss, first, five, n = processes.total(sums).tolist()
         return {"loss": loss / n, "accuracy": 100 * first / n, f"top_{best}": 100 * five / n}
+
+    def close(self) -> None:
+        self._flow, self._next = iter(()), ()  # the loader's workers end with it
 
     def keep(self, folder: Path) -> None:
         write_json(folder / "classes.json", {"classes": list(self.images.classes)})

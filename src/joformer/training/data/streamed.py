@@ -11,6 +11,7 @@ import copy
 import io
 import math
 import os
+import signal
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
@@ -167,6 +168,7 @@ class Streamed:
             batch_sampler=order,
             num_workers=self.workers,
             collate_fn=_as_is,
+            worker_init_fn=_undisturbed,
             generator=torch.Generator(),
         )
         for batch in loader:
@@ -199,6 +201,12 @@ class _Decoding:
             return str(error)
         labels = self.streamed.labels[[index for index, _ in pairs]]
         return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), labels
+
+
+def _undisturbed(worker: int) -> None:
+    """Ctrl-C and SIGTERM reach the whole group; the run has yet to save, and ends its workers itself."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _as_is(batch: Any) -> Any:
