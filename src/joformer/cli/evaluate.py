@@ -69,22 +69,25 @@ class Evaluate:
     def _text(self, opened: Opened, data: str) -> list[dict[str, Any]]:
         from joformer.training import LanguageTask, Processes, load_text
 
-        trained = opened.run.get("task", {})
-        if self.data is None:
-            text = load_text(data, vocab=opened.notes["vocab"], say=tell)
+        trained, tokenizer, vocab = opened.run.get("task", {}), opened.tokenizer(), opened.notes.get("vocab")
+        text = None
+        if self.data is None and vocab is not None:
+            text = load_text(data, vocab=vocab, say=tell)  # as it was prepared for training, if it is still the same
             if text.fingerprint != trained.get("text"):
                 tell(f"{data} has changed since the model was trained on it")
-        else:
-            text = load_text(data, tokenizer=opened.tokenizer(), say=tell)
+        if text is None or text.tokenizer != tokenizer:
+            text = load_text(data, tokenizer=tokenizer, say=tell)
         lengths = self.lengths or (trained.get("context", 512),)
         # Checked for all before the first is measured.
         task = LanguageTask(text, context=1, batch=max(lengths), held_out=self.windows)
         for length in lengths:
             task.fits(self.split, length)
-        rows = []
+        processes, rows = Processes(), []
+        task.to(processes.device)
+        opened.model.to(processes.device)
         with progress_bar() as progress:
             for length in progress.track(lengths, description="evaluating"):
-                found = task.evaluate(opened.model, Processes(), split=self.split, context=length)
+                found = task.evaluate(opened.model, processes, split=self.split, context=length)
                 rows.append({"length": length, "split": self.split, **found})
         return rows
 
@@ -102,4 +105,6 @@ class Evaluate:
         if len(images.classes) != classes:
             raise ValueError(f"{data} has {len(images.classes)} classes, the model knows {classes}: give other --data")
         task = ImageTask(images, cells=isinstance(opened.model, MonoidalClassifier), normalise=trained.get("normalise"))
-        return task.evaluate(opened.model, Processes())
+        processes = Processes()
+        task.to(processes.device)
+        return task.evaluate(opened.model.to(processes.device), processes)

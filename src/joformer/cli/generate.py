@@ -40,7 +40,7 @@ class Generate:
 
         from joformer.models import JoFormerLM
         from joformer.training import open_run
-        from joformer.training.draws import generator
+        from joformer.training.draws import seed_of
 
         opened = open_run(self.checkpoint)
         if not isinstance(opened.model, JoFormerLM):
@@ -50,13 +50,14 @@ class Generate:
         tokenizer = opened.tokenizer()
         if opened.step is not None:
             print(f"weights of step {opened.step}", file=sys.stderr)
-        begin = torch.tensor([tokenizer.encode(self.prompt or "\n")])
+        device = torch.accelerator.current_accelerator() or torch.device("cpu")
+        opened.model.to(device)
+        begin = torch.tensor([tokenizer.encode(self.prompt or "\n")], device=device)
+        dice = torch.Generator(device).manual_seed(seed_of(self.seed, "text"))
         shown, text = tokenizer.stream(), ""
         show = (lambda piece: None) if self.json else (lambda piece: say(piece, end=""))
         show(self.prompt)
-        drawn = opened.model.stream(
-            begin, self.tokens, temperature=self.temperature, top_k=self.top_k, generator=generator(self.seed, "text")
-        )
+        drawn = opened.model.stream(begin, self.tokens, temperature=self.temperature, top_k=self.top_k, generator=dice)
         for token in drawn:
             piece = shown.feed(int(token))
             text += piece

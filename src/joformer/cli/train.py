@@ -216,6 +216,8 @@ def _augmentation(name: str, images: Images | Streamed, shape: tuple[int, ...]) 
 
 
 def _in_epochs(recipe: Recipe, epochs: int | None, images: int, batch: int) -> Recipe:
+    if epochs is not None and recipe.stages:
+        raise ValueError("--stages say how many steps there are: leave out --epochs")
     return recipe if epochs is None else replace(recipe, steps=max(1, round(epochs * images / batch)))
 
 

@@ -102,7 +102,7 @@ class JoFormerLM(nn.Module):
         # Frames without parameters of their own are one module for all layers, and are computed once.
         fixed, none = FixedFrames(dim // config.heads, base=config.base), NoFrames()
         self.frames = nn.ModuleList(
-            none if letter == "N" else fixed if name == "fixed" else _frames(config, name)
+            none if letter == "N" or config.transport == "none" else fixed if name == "fixed" else _frames(config, name)
             for letter, name in zip(config.letters, config.names, strict=True)
         )
         self.blocks = nn.ModuleList(

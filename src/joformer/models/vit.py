@@ -146,7 +146,7 @@ class JoFormerViT(nn.Module):
         self.config, variant = config, VARIANTS[config.model]
         dim, head_dim = config.dim, config.dim // config.heads
         self.embed = nn.Linear(config.channels * prod(config.patch), dim)
-        self.prefix = nn.Parameter(torch.zeros(config.prefix, dim))
+        self.prefix = nn.Parameter(torch.zeros(config.prefix, dim)) if config.prefix else None
         additive = variant.frames == "additive"
         self.places = nn.Parameter(torch.zeros(config.prefix + prod(config.grid), dim)) if additive else None
         self.frames = _frames(config, variant, head_dim)
@@ -166,14 +166,17 @@ class JoFormerViT(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.prefix, std=0.02)
+        if self.prefix is not None:
+            nn.init.normal_(self.prefix, std=0.02)
         if self.places is not None:
             nn.init.normal_(self.places, std=0.02)
 
     def forward(self, x: Float[Tensor, "batch channels ..."]) -> Float[Tensor, "batch classes"]:
         config, patches = self.config, self._patches(x)
         grid = tuple(n // p for n, p in zip(x.shape[2:], config.patch, strict=True))
-        tokens = torch.cat((self.prefix.expand(x.shape[0], -1, -1), self.embed(patches)), 1)
+        tokens = self.embed(patches)
+        if self.prefix is not None:
+            tokens = torch.cat((self.prefix.expand(x.shape[0], -1, -1).to(tokens.dtype), tokens), 1)
         if self.places is not None:
             if grid != config.grid:
                 raise ValueError(f"an additive position embedding is bound to its grid {config.grid}, got {grid}")

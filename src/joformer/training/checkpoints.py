@@ -111,11 +111,16 @@ def save(
         raise ValueError(
             f"cannot save the checkpoint {place}: {reason}; those before it are untouched, make room and start again"
         ) from None
-    older = [path for path in _steps(folder) if path < place]
-    # Newer ones were damaged, or the run would have gone on from them.
-    for old in [*older[: max(len(older) + 1 - keep, 0)], *(path for path in _steps(folder) if path > place)]:
-        _aside(old)
-    sweep(folder)
+    older = [path for path in _steps(folder) if int(path.name) < step]
+    newer = [
+        path for path in _steps(folder) if int(path.name) > step
+    ]  # damaged, or they would have been continued from
+    try:
+        for old in [*older[: max(len(older) + 1 - keep, 0)], *newer]:
+            _aside(old)
+        sweep(folder)
+    except OSError as error:
+        raise ValueError(f"cannot remove old checkpoints in {folder}: {error.strerror}; {place} is saved") from None
     return place
 
 
@@ -162,16 +167,6 @@ def read(place: Path) -> Checkpoint:
     return Checkpoint(place, state)
 
 
-def newest_name(folder: Path) -> str | None:
-    """The name of the newest checkpoint, without a look inside.
-
-    >>> newest_name(Path("nowhere")) is None
-    True
-    """
-    found = _steps(folder)
-    return found[-1].name if found else None
-
-
 def require_room(folder: Path, size: int) -> None:
     """Refuse, before any work is done, a folder that could not take two checkpoints of `size` bytes.
 
@@ -209,9 +204,16 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _steps(folder: Path) -> list[Path]:
+    """What is, or once was, a checkpoint of ours, oldest first; a stranger's folder with such a name is not."""
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if path.name.isdigit())
+    named = [path for path in folder.iterdir() if len(path.name) >= 8 and path.name.isdecimal()]
+    return sorted((path for path in named if _ours(path)), key=lambda path: int(path.name))
+
+
+def _ours(path: Path) -> bool:
+    inside = {one.name for one in path.iterdir()} if path.is_dir() else {STATE}
+    return not inside or bool(inside & {STATE, "config.json", "model.safetensors"})
 
 
 def _remove(path: Path) -> None:

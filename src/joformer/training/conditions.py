@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+_running = threading.Lock()
+
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
@@ -22,6 +24,7 @@ def deterministic(wanted: bool) -> Iterator[None]:
     """
     memory: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
+    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
     if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(wanted)
@@ -30,8 +33,27 @@ def deterministic(wanted: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0])
+        torch.use_deterministic_algorithms(before[0], warn_only=only_warned)
         memory.fill_uninitialized_memory = before[1]
+
+
+@contextmanager
+def only_one() -> Iterator[None]:
+    """Two runs at once in one process would throw the same global dice: the second is refused.
+
+    >>> with only_one(), only_one():
+    ...     pass
+    Traceback (most recent call last):
+    ValueError: another run is going on in this process: wait for it, or start this one in a process of its own
+    """
+    if not _running.acquire(blocking=False):
+        raise ValueError(
+            "another run is going on in this process: wait for it, or start this one in a process of its own"
+        )
+    try:
+        yield
+    finally:
+        _running.release()
 
 
 @contextmanager

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from joformer.models import adapt, initialise
-from joformer.models.saving import MODELS, WEIGHTS, save_weights, written
+from joformer.models.saving import MODELS, WEIGHTS, own_state, save_weights, written
 from joformer.training import checkpoints
 from joformer.training.checkpoints import Checkpoint, Say
-from joformer.training.conditions import deterministic, signals
+from joformer.training.conditions import deterministic, only_one, signals
 from joformer.training.diagnosis import where_it_broke
 from joformer.training.draws import reseed
 from joformer.training.processes import Processes, reshard
@@ -113,7 +113,7 @@ def train(
     """
     say = say or (lambda line: print(line, file=sys.stderr))
     run = _Run(config, task, recipe, Path(out), seed, drift, dict(notes or {}), say)
-    with run.alone(), closing(task), deterministic(recipe.deterministic), signals() as asked:
+    with only_one(), run.alone(), closing(task), deterministic(recipe.deterministic), signals() as asked:
         return run.result() if run.begin() else run.steps(asked)
 
 
@@ -136,9 +136,9 @@ class _Run:
         self.step = 0
         self.recent: list[float] = []  # losses since the last line of the log
         self.stage = 0
-        for stage in recipe.sequence:  # refused now, not after the stages before it
-            if self._changed(stage.frames) != config and self.processes.sharded:
-                raise ValueError("frames cannot change while the model is sharded: run this stage unsharded")
+        self.saved: Path | None = None  # the newest checkpoint that is known to be good
+        self.drifted: list[Any] = []
+        self._foresee()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -151,6 +151,23 @@ class _Run:
             self.processes.first(take)
             yield
 
+    def _foresee(self) -> None:
+        """What a later stage could not do is refused now, not after the stages before it."""
+        before = self.config
+        for stage in self.recipe.sequence:
+            after = self._changed(stage.frames, before)
+            if after != before:
+                if self.processes.sharded:
+                    raise ValueError("frames cannot change while the model is sharded: run this stage unsharded")
+                with torch.device("meta"):
+                    has, gets = (own_state(MODELS[written(one)["model"]](one)) for one in (before, after))
+                lost = [name for name in has if name not in gets or has[name].shape != gets[name].shape]
+                if lost:
+                    raise ValueError(
+                        f"the stage with {stage.frames} frames would lose {lost[0]}: begin with fixed ones"
+                    )
+            before = after
+
     # -- beginning and continuing ------------------------------------------------------------------------------------
 
     def begin(self) -> bool:
@@ -159,18 +176,19 @@ class _Run:
         if newest is not None:
             self.step, self.stage = newest.step, newest.state["stage"]
         for stage in self.recipe.sequence[: self.stage + 1]:
-            self.config = self._changed(stage.frames)
+            self.config = self._changed(stage.frames, self.config)
         raw = MODELS[written(self.config)["model"]](self.config)
         initialise(raw, self.seed)
         self.task.to(self.processes.device)
         self.state = State(raw, self.recipe, self.processes)
         if newest is not None:
             self.state.restore(newest)
-            self.recent = list(newest.state["recent"])
+            self.saved, self.recent = newest.folder, list(newest.state["recent"])
+            self.drifted = [*newest.state["drifted"], *self._drift(newest)]
             if newest.state["scaler"]:
                 self.processes.accelerator.scaler.load_state_dict(newest.state["scaler"])
         self.processes.first(lambda: self._prepare(newest))
-        return self.step == self.recipe.total and (self.out / WEIGHTS).is_file()
+        return self._ended()
 
     def _newest(self) -> Checkpoint | None:
         newest = checkpoints.latest(self.out / CHECKPOINTS, self.say)
@@ -183,10 +201,19 @@ class _Run:
             require_exact(newest.state["circumstances"], self.circumstances, self.out)
         return newest
 
+    def _drift(self, newest: Checkpoint) -> list[Any]:
+        """The trace that is left where a run goes on under other circumstances."""
+        before = newest.state["circumstances"]
+        return [] if before == self.circumstances else [{"step": newest.step, "before": before}]
+
     def _prepare(self, newest: Checkpoint | None) -> None:
         checkpoints.sweep(self.out / CHECKPOINTS)
-        for left in self.out.glob(".*.[0-9]*"):  # files that a run was killed in the middle of writing
-            left.unlink()
+        for name in (CONFIG, WEIGHTS, "tokenizer.json", "classes.json"):  # which a run was killed while writing
+            for left in self.out.glob(f".{name}.[0-9]*"):
+                left.unlink()
+        if self._ended():
+            self.say(f"{self.out} has ended after its {self.recipe.total} steps")
+            return
         if self.step < self.recipe.total:
             checkpoints.require_room(self.out / CHECKPOINTS, self.state.size)
         self.log.restore(None if newest is None else newest.state["metrics"])
@@ -195,23 +222,30 @@ class _Run:
             self._describe()
             self.task.keep(self.out)
         else:
-            total = self.recipe.total
-            ended = f"{self.out} has ended after its {total} steps"
-            self.say(ended if self.step == total else f"continuing {self.out} at step {self.step} of {total}")
+            self.say(f"continuing {self.out} at step {self.step} of {self.recipe.total}")
 
-    def _changed(self, frames: str | None) -> Any:
+    def _ended(self) -> bool:
+        return self.step == self.recipe.total and (self.out / WEIGHTS).is_file()
+
+    @staticmethod
+    def _changed(frames: str | None, config: Any) -> Any:
         if frames is None:
-            return self.config
-        if not hasattr(self.config, "frames"):
-            raise ValueError(f"a stage can change the frames of a language model, not of {type(self.config).__name__}")
-        return replace(self.config, frames=frames)
+            return config
+        if not hasattr(config, "frames"):
+            raise ValueError(f"a stage can change the frames of a language model, not of {type(config).__name__}")
+        return replace(config, frames=frames)
 
     # -- the steps ---------------------------------------------------------------------------------------------------
 
     def steps(self, asked: Callable[[], int]) -> dict[str, Any]:
         recipe, total = self.recipe, self.recipe.total
         with Watch(self.out, self.step, total, self.speed, shown=self.processes.main) as watch:
-            while self.step < total:
+            while True:
+                # After the checkpoint of its step, and again where it was cut short: an evaluation may take long.
+                if self.step and (self.step % recipe.evaluate_every == 0 or self.step == total):
+                    self._write({"step": self.step, **self.evaluate()}, watch)
+                if self.step == total:
+                    break
                 stage, at = stage_at(recipe.sequence, self.step)
                 if stage != self.stage:
                     self._next_stage(stage)
@@ -224,8 +258,6 @@ class _Run:
                     mean = math.fsum(self.recent) / len(self.recent)
                     self._write({"step": self.step, "train_loss": mean, "lr": rate, "gradient": norm}, watch)
                     self.recent = []
-                if self.step % recipe.evaluate_every == 0 or self.step == total:
-                    self._write({"step": self.step, **self.evaluate()}, watch)
                 if self.step % recipe.save_every == 0 or self.step == total or stop:
                     self.save()
                 if stop and self.step < total:
@@ -259,27 +291,28 @@ class _Run:
     def _broken(self, what: str) -> ValueError:
         """The error that says where a number stopped being one; all processes must ask."""
 
-        def forward() -> None:
+        def forward() -> list[Tensor]:
+            losses = []
             for part in range(self.processes.rank, self.parts, self.processes.count):
                 batch = self.task.batch(self.seed, self.step, part, self.parts)
                 reseed(self.seed, "step", self.step, part)
                 with self.processes.autocast():
-                    self.task.loss(self.state.raw, batch)
+                    losses.append(self.task.loss(self.state.raw, batch))
+            return losses
 
         layer = min(self.processes.everyone(where_it_broke(self.state.raw, forward)))[1]
-        saved = checkpoints.newest_name(self.out / CHECKPOINTS)
-        good = (
-            f"the last good checkpoint is {self.out / CHECKPOINTS / saved}" if saved else "there is no checkpoint yet"
-        )
+        good = f"the last good checkpoint is {self.saved}" if self.saved else "there is no checkpoint yet"
         return ValueError(f"{what}, first seen in {layer}; {good}; a lower lr, a warm-up or a smaller clip may help")
 
     def _next_stage(self, stage: int) -> None:
         self.stage = stage
-        before, self.config = self.config, self._changed(self.recipe.sequence[stage].frames)
+        before, self.config = self.config, self._changed(self.recipe.sequence[stage].frames, self.config)
         if self.config != before:
             raw = adapt(self.state.raw, seed=self.seed, frames=self.config.frames)
             self.processes.accelerator.free_memory()  # it would hold on to the model before
-            self.state = State(raw, self.recipe, self.processes)
+            grown = State(raw, self.recipe, self.processes)
+            grown.follow(self.state)
+            self.state = grown
 
     # -- what is measured and kept -----------------------------------------------------------------------------------
 
@@ -304,11 +337,10 @@ class _Run:
 
     def save(self) -> None:
         """A checkpoint of this step; all processes bring their shards, the first one writes."""
-        tensors = self.state.tensors()
-        if not all(bool(value.isfinite().all()) for value in tensors["model"].values()):
+        if not all(self.processes.everyone(self.state.finite())):
             raise self._broken(f"the weights are no longer finite at step {self.step}")
-        scaler = self.processes.accelerator.scaler
-        self.processes.first(
+        tensors, scaler = self.state.tensors(), self.processes.accelerator.scaler
+        self.saved = self.processes.first(
             lambda: checkpoints.save(
                 self.out / CHECKPOINTS,
                 self.step,
@@ -317,6 +349,7 @@ class _Run:
                     "stage": self.stage,
                     "settings": self.settings,
                     "circumstances": self.circumstances,
+                    "drifted": self.drifted,
                     "recent": self.recent,
                     "scaler": {} if scaler is None else scaler.state_dict(),
                     "metrics": self.log.place(),

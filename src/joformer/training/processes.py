@@ -38,19 +38,20 @@ class Processes:
 
         if precision == "fp16" and not torch.accelerator.is_available():
             raise ValueError("fp16 cannot be had on the CPU: take bf16, or fp32")
-        # Not for accelerate to see: we shard ourselves, and the run's own precision counts, as it is written down.
-        hidden = {name: os.environ.pop(name, "") for name in ("ACCELERATE_USE_FSDP", "ACCELERATE_MIXED_PRECISION")}
-        self.sharded = hidden["ACCELERATE_USE_FSDP"].lower() in ("true", "1")
+        # Not for accelerate to see: we shard ourselves, and what decides a run is what is written down in its folder.
+        hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("ACCELERATE_")}
+        self.sharded = hidden.get("ACCELERATE_USE_FSDP", "").lower() in ("true", "1")
         AcceleratorState._reset_state()  # or a second run in this process could have no other precision
         try:
             self.accelerator = Accelerator(
-                cpu=not torch.accelerator.is_available(),  # or it overlooks that torchrun started several
+                # Without being told so it overlooks on the CPU that torchrun started several.
+                cpu=not torch.accelerator.is_available() or "ACCELERATE_USE_CPU" in hidden,
                 mixed_precision="no" if precision == "fp32" else precision,
             )
         except ValueError as error:
             raise ValueError(f"{precision} cannot be had on this device: {str(error).splitlines()[0]}") from None
         finally:
-            os.environ.update({name: value for name, value in hidden.items() if value})
+            os.environ.update(hidden)
         self.device = self.accelerator.device
         self.rank, self.count = self.accelerator.process_index, self.accelerator.num_processes
         self.sharded = self.sharded and self.count > 1
@@ -94,8 +95,9 @@ class Processes:
         if self.main:
             try:
                 outcome[0] = work()
-            except ValueError as error:
-                outcome[1] = str(error)
+            except Exception as error:  # whatever it is, the others wait to hear of it
+                torch.distributed.broadcast_object_list([None, f"{error}"], src=0)
+                raise
         torch.distributed.broadcast_object_list(outcome, src=0)
         if outcome[1] is not None:
             raise ValueError(outcome[1])
@@ -153,9 +155,12 @@ def _shard(model: nn.Module) -> None:
 
     # Frames give views of their frequencies, and nothing here writes into frames.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor", category=UserWarning)
-    # What one call shards must be of one dtype: frames keep their precision, so each is a unit of its own.
+    # What one call shards must be of one dtype: frames keep their precision, so each is a unit of its own, with all
+    # that is inside it, since frames ask those inside for more than their forward.
+    inside: set[nn.Module] = set()
     for module in model.modules():
-        if isinstance(module, KeepsPrecision) and next(module.parameters(), None) is not None:
+        if isinstance(module, KeepsPrecision) and module not in inside and next(module.parameters(), None) is not None:
+            inside.update(module.modules())
             fully_shard(module)
     for block in getattr(model, "blocks", ()):
         fully_shard(block)

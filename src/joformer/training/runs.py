@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+import joformer
 from joformer.files import make_folder
 
 CONFIG, METRICS, SPEED, CHECKPOINTS = "config.json", "metrics.jsonl", "speed.jsonl", "checkpoints"
@@ -133,7 +134,10 @@ def circumstances(device: torch.device, processes: int, sharded: bool) -> dict[s
     """
     on = device.type
     return {
+        "joformer": joformer.__version__,
         "torch": torch.__version__,
+        "dtype": str(torch.get_default_dtype()),
+        "products": torch.get_float32_matmul_precision(),
         "device": torch.cuda.get_device_name(device) if on == "cuda" else on,
         "processor": _processor() if on == "cpu" else "",
         "threads": torch.get_num_threads() if on == "cpu" else 0,

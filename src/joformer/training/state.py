@@ -74,24 +74,36 @@ class State:
                 target.copy_(value)
 
     def weights(self) -> dict[str, Tensor]:
-        """Every parameter and persistent buffer, whole; all processes must ask."""
-        return {key: whole(value) for key, value in own_state(self.raw).items()}
+        """Every parameter and persistent buffer, whole; all processes must ask, the first one gets them."""
+        return self._whole(own_state(self.raw))
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Everything, whole, as a checkpoint holds it; all processes must ask."""
+        """Everything, whole, as a checkpoint holds it; all processes must ask, the first one gets it."""
         names = {id(p): name for name, p in self.parameters.items()}
         moments = {
-            f"{kind}/{names[id(p)]}": whole(value)
+            f"{kind}/{names[id(p)]}": value
             for p, state in self.optimizer.state.items()
             for kind, value in state.items()
         }
-        averaged = {name: whole(value) for name, value in zip(self.parameters, self.average, strict=False)}
-        return {"model": self.weights(), "optimizer": moments, "averaged": averaged}
+        averaged = dict(zip(self.parameters, self.average, strict=False))
+        return {"model": self.weights(), "optimizer": self._whole(moments), "averaged": self._whole(averaged)}
+
+    def _whole(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copies on the CPU in the first process; the others give their shards and keep nothing."""
+        if self.processes.main:
+            return {key: whole(value) for key, value in values.items()}
+        if self.processes.sharded:
+            for value in values.values():
+                whole(value)
+        return {}
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """What `tensors` gave, back in its place."""
-        own = own_state(self.raw)
-        for key, value in checkpoint.tensors("model").items():
+        own, saved = own_state(self.raw), checkpoint.tensors("model")
+        if own.keys() != saved.keys():
+            odd = min(own.keys() ^ saved.keys())
+            raise ValueError(f"{checkpoint.folder} does not fit the model, first at {odd!r}: another version made it")
+        for key, value in saved.items():
             fill(own[key], value)
         fused = self.optimizer.param_groups[0]["fused"]
         for key, value in checkpoint.tensors("optimizer").items():
@@ -106,3 +118,15 @@ class State:
         averaged = checkpoint.tensors("averaged")
         for name, value in zip(self.parameters, self.average, strict=False):
             fill(value, averaged[name])
+
+    def follow(self, before: State) -> None:
+        """Take over the average of the weights that were there before the model grew."""
+        known = dict(zip(before.parameters, before.average, strict=False))
+        for name, value in zip(self.parameters, self.average, strict=False):
+            if name in known:
+                fill(value, known[name])
+
+    def finite(self) -> bool:
+        """Whether all weights are, in this process."""
+        local = (p.to_local() if hasattr(p, "to_local") else p for p in self.parameters.values())
+        return all(bool(p.isfinite().all()) for p in local)

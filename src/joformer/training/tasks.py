@@ -42,7 +42,7 @@ class LanguageTask:
         if context < 1 or batch < 1 or held_out < 1:
             raise ValueError(f"context, batch and held_out are 1 or more, got {context}, {batch} and {held_out}")
         self.text, self.context, self.size, self.held_out = text, context, batch, held_out
-        self.device = torch.device("cpu")
+        self.device, self.parts = torch.device("cpu"), 1
         for split in ("train", "valid"):
             self.fits(split, context)
 
@@ -67,6 +67,7 @@ class LanguageTask:
 
     def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
         _divides(self.size, parts)
+        self.parts = parts
         vocab = self.text.tokenizer.vocab
         if getattr(config, "vocab", 0) < vocab:
             raise ValueError(
@@ -101,7 +102,7 @@ class LanguageTask:
         lengths = self.text.tokenizer.bytes_per_token
         sums = torch.zeros(3, dtype=torch.float64)
         # A batch is as many tokens as in training: a longer context must not need more memory.
-        for mine, weight in _rounds(starts, max(1, self.size * self.context // context), processes):
+        for mine, weight in _rounds(starts, max(1, self.size // self.parts * self.context // context), processes):
             inputs, targets = self._windows(tokens, mine, context)
             mean = model(inputs, targets=targets)
             n = targets.numel()
@@ -169,6 +170,7 @@ class ImageTask:
             normalise = tuple(own.mean), tuple(own.std)
         self.normalise = tuple(tuple(float(value) for value in values) for values in normalise)
         self._mean, self._scale = (torch.tensor(values).view(-1, *[1] * axes) for values in self.normalise)
+        self.parts = 1
         self._mine: Sequence[int] = (0,)
         self._flow: Iterator[tuple[Tensor, Tensor]] = iter(())
         self._next: tuple[int, ...] = ()
@@ -191,6 +193,7 @@ class ImageTask:
 
     def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
         _divides(self.size, parts)
+        self.parts = parts
         if getattr(config, "classes", 0) < self.classes:
             known = getattr(config, "classes", "none")
             raise ValueError(f"the images have {self.classes} classes, the model {known}: say classes={self.classes}")
@@ -225,7 +228,7 @@ class ImageTask:
         """Loss and accuracies over the whole test split."""
         best = min(5, self.classes)
         sums = torch.zeros(4, dtype=torch.float64, device=self._mean.device)
-        rounds = list(_rounds(torch.arange(len(self.images.test)), max(self.size, 256), processes))
+        rounds = list(_rounds(torch.arange(len(self.images.test)), max(self.size // self.parts, 64), processes))
         for (images, labels), (_, weight) in zip(self._tests([some for some, _ in rounds]), rounds, strict=True):
             logits = model(self._plain(images)).float()
             hits = logits.topk(best, -1).indices == labels[:, None]
