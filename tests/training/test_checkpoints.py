@@ -69,12 +69,23 @@ def test_leftovers_of_a_kill_are_swept_away(tmp_path):
         (tmp_path / left).mkdir()
         (tmp_path / left / "model.safetensors").write_bytes(b"half")
     assert checkpoints.latest(tmp_path, pytest.fail) is None
-    assert checkpoints.newest_name(tmp_path) is None
     save(tmp_path, 20)
     assert names(tmp_path) == ["00000020"]
     (tmp_path / ".partial-00000030").mkdir()
     checkpoints.sweep(tmp_path)
     assert names(tmp_path) == ["00000020"]
+
+
+def test_what_is_not_ours_stays(tmp_path):
+    """A folder that only has such a name is no checkpoint, and nothing in it is lost."""
+    (tmp_path / "20240101").mkdir()
+    (tmp_path / "20240101" / "precious").write_text("mine")
+    (tmp_path / "7").mkdir()
+    for step in (10, 20):
+        save(tmp_path, step, keep=1)
+    assert checkpoints.latest(tmp_path, pytest.fail).step == 20
+    assert names(tmp_path) == ["00000020", "20240101", "7"]
+    assert (tmp_path / "20240101" / "precious").read_text() == "mine"
 
 
 def test_a_damaged_one_is_replaced_and_newer_ones_go(tmp_path):

@@ -23,6 +23,19 @@ JOBS = {
     "ddp vit": {"kind": "vit", "config": PLAIN | {"drop_path": 0.0}, "recipe": RECIPE},
     "fsdp": {"kind": "lm", "config": PLAIN, "recipe": RECIPE, "sharded": True},
     "fsdp accumulated": {"kind": "lm", "config": PLAIN, "recipe": RECIPE | {"accumulate": 2}, "sharded": True},
+    "ddp untransported": {"kind": "lm", "config": PLAIN | {"transport": "none"}, "recipe": RECIPE},
+    "fsdp learned base": {
+        "kind": "lm",
+        "config": PLAIN | {"frames": "cumulative", "projected_base": "learned"},
+        "recipe": RECIPE,
+        "sharded": True,
+    },
+    "fsdp mean": {
+        "kind": "vit",
+        "config": PLAIN | {"drop_path": 0.0, "pool": "mean"},
+        "recipe": RECIPE,
+        "sharded": True,
+    },
     "fsdp vit": {"kind": "vit", "config": PLAIN | {"drop_path": 0.0}, "recipe": RECIPE, "sharded": True},
 }
 LONG = {"steps": 24, "save_every": 3, "evaluate_every": 20}
@@ -58,6 +71,13 @@ def test_two_processes(server, memory, result_of):
     jobs = JOBS | {f"{name} whole": job for name, job in DROPPED.items()}
     jobs = {name: {**job, "out": str(memory / name)} for name, job in jobs.items()}
     jobs |= {
+        "ddp bf16": {"kind": "lm", "recipe": RECIPE | {"precision": "bf16"}, "out": str(memory / "ddp bf16")},
+        "fsdp bf16": {
+            "kind": "lm",
+            "recipe": RECIPE | {"precision": "bf16"},
+            "out": str(memory / "fsdp bf16"),
+            "sharded": True,
+        },
         "poisoned": {"kind": "lm", "recipe": RECIPE, "out": str(memory / "poisoned"), "poison": 1},
         "nowhere": {"kind": "lm", "recipe": RECIPE, "out": "/proc/1/run"},
         "staged and sharded": JOBS["ddp staged"] | {"sharded": True, "out": str(memory / "staged and sharded")},
@@ -67,6 +87,8 @@ def test_two_processes(server, memory, result_of):
     for name in JOBS:
         assert "result" in first[name], (name, first[name])
         same_as_one(server, memory, name)
+    for name in ("ddp bf16", "fsdp bf16"):
+        assert first[name]["result"]["loss"] == pytest.approx(metrics(memory / "ddp")[-1]["loss"], rel=0.01)
     assert "cannot write into /proc/1/run" in first["nowhere"]["error"]
     assert "frames cannot change while the model is sharded" in first["staged and sharded"]["error"]
     assert first["poisoned"]["error"].startswith("the loss is nan")
