@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 def make_folder(path: Path) -> None:
@@ -60,3 +63,14 @@ def write_whole(path: Path, data: bytes) -> None:
         raise ValueError(f"cannot write {path}: {error.strerror}; make room or choose another place") from None
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Put the content at path as JSON, whole or not at all.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_json(Path(folder) / "a.json", {"a": 1})
+    ...     json.loads((Path(folder) / "a.json").read_text())
+    {'a': 1}
+    """
+    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())

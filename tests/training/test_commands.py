@@ -89,10 +89,13 @@ def test_evaluating_other_text_keeps_the_tokenizer(joformer, trained, tmp_path):
 
 
 def test_data_that_changed_is_said(joformer, trained, text):
-    text.write_text(TEXT + "and one line more\n")
-    code, _, told = joformer("evaluate", trained[0])
+    before = json.loads(joformer("evaluate", trained[0], "--json")[1])[0]
+    text.write_text("wholly new words come first, quite unlike others: jumble, vexing, zephyr\n" * 3 + TEXT)
+    code, rows, told = joformer("evaluate", trained[0], "--json")
     assert code == 0
     assert "has changed since the model was trained on it" in told
+    # With its own tokenizer, or the numbers would mean nothing.
+    assert json.loads(rows)[0]["loss"] == pytest.approx(before["loss"], rel=0.02)
 
 
 def test_a_checkpoint_can_be_used_by_itself(joformer, trained):
@@ -156,6 +159,8 @@ def test_the_three_stages(joformer, text, tmp_path):
         (["train", "lm", "--data", "{text}", "--stages", "10"], "write STEPS:LR"),
         (["train", "lm", "--data", "{text}", "--stages", "10:1e-3:odd"], "frames"),
         (["train", "lm", "--data", "{text}", "--precision", "fp16"], "fp16 cannot be had"),
+        (["train", "lm", "--data", "{text}", "--frames", "learned", "--stages", "2:1", "2:1:projected"], "would lose"),
+        (["train", "vit", "--epochs", "1", "--stages", "2:1"], "leave out --epochs"),
         (["train", "vit", "--model", "rope7d"], "choose one of rope2d"),
         (["train", "vit", "--patch", "3", "3"], "does not divide into patches"),
         (["train", "vit", "--data", "{pictures}"], "cannot be decoded as an image"),

@@ -6,12 +6,12 @@ train(LMConfig(dim=128), task, Recipe(steps=500), "runs/small")
 
 from joformer.training.augment import Augment, Mix
 from joformer.training.data import Images, Streamed, Text, Tokenizer, load_audio, load_images, load_labelled, load_text
-from joformer.training.loop import Task, train
+from joformer.training.loop import train
 from joformer.training.processes import Processes
 from joformer.training.recipe import Recipe
 from joformer.training.runs import Stopped
 from joformer.training.schedules import Stage, learning_rate
-from joformer.training.tasks import ImageTask, LanguageTask
+from joformer.training.tasks import ImageTask, LanguageTask, Task
 from joformer.training.using import Opened, open_run
 
 __all__ = [

@@ -24,7 +24,7 @@ from typing import Any
 
 from torch import Tensor
 
-from joformer.files import make_folder, synchronise, write_whole
+from joformer.files import make_folder, synchronise
 
 Say = Callable[[str], None]
 STATE = "state.json"
@@ -189,18 +189,6 @@ def sweep(folder: Path) -> None:
     """
     for left in folder.glob(f"{PARTIAL}*"):
         _remove(left)
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Put the content at path as JSON, whole or not at all.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     write_json(Path(folder) / "a.json", {"a": 1})
-    ...     json.loads((Path(folder) / "a.json").read_text())
-    {'a': 1}
-    """
-    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def _steps(folder: Path) -> list[Path]:

@@ -16,17 +16,18 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from joformer.files import write_json
 from joformer.models import adapt, initialise
-from joformer.models.saving import MODELS, WEIGHTS, own_state, save_weights, written
+from joformer.models.saving import MODELS, WEIGHTS, save_weights, written
 from joformer.training import checkpoints
 from joformer.training.checkpoints import Checkpoint, Say
 from joformer.training.conditions import deterministic, only_one, signals
@@ -47,40 +48,10 @@ from joformer.training.runs import (
     require_same,
 )
 from joformer.training.schedules import learning_rate, stage_at
+from joformer.training.stages import changed, foresee
 from joformer.training.state import State
+from joformer.training.tasks import Task
 from joformer.training.watching import Watch
-
-
-@runtime_checkable
-class Task(Protocol):
-    """What is learned: the data and what a step makes of it."""
-
-    def describe(self) -> dict[str, Any]:
-        """Everything that decides the batches, as JSON: settings, and the checksum of the data."""
-
-    def to(self, device: torch.device) -> None:
-        """Bring what is resident to the device."""
-
-    def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
-        """Refuse a model that does not fit the data, or a batch that cannot be divided in so many parts.
-
-        This process will ask for the parts `mine` of every step, in this order.
-        """
-
-    def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, ...]:
-        """This part of the step's batch, on the device."""
-
-    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """The mean loss of the batch, a scalar."""
-
-    def evaluate(self, model: nn.Module, processes: Processes) -> dict[str, float]:
-        """What counts in the end, on what was held out."""
-
-    def close(self) -> None:
-        """The run is over: stop what works ahead."""
-
-    def keep(self, folder: Path) -> None:
-        """Write beside the model what is needed to use it: a tokenizer, the names of classes."""
 
 
 def train(
@@ -138,7 +109,7 @@ class _Run:
         self.stage = 0
         self.saved: Path | None = None  # the newest checkpoint that is known to be good
         self.drifted: list[Any] = []
-        self._foresee()
+        foresee(config, recipe.sequence, self.processes.sharded)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -151,23 +122,6 @@ class _Run:
             self.processes.first(take)
             yield
 
-    def _foresee(self) -> None:
-        """What a later stage could not do is refused now, not after the stages before it."""
-        before = self.config
-        for stage in self.recipe.sequence:
-            after = self._changed(stage.frames, before)
-            if after != before:
-                if self.processes.sharded:
-                    raise ValueError("frames cannot change while the model is sharded: run this stage unsharded")
-                with torch.device("meta"):
-                    has, gets = (own_state(MODELS[written(one)["model"]](one)) for one in (before, after))
-                lost = [name for name in has if name not in gets or has[name].shape != gets[name].shape]
-                if lost:
-                    raise ValueError(
-                        f"the stage with {stage.frames} frames would lose {lost[0]}: begin with fixed ones"
-                    )
-            before = after
-
     # -- beginning and continuing ------------------------------------------------------------------------------------
 
     def begin(self) -> bool:
@@ -176,7 +130,7 @@ class _Run:
         if newest is not None:
             self.step, self.stage = newest.step, newest.state["stage"]
         for stage in self.recipe.sequence[: self.stage + 1]:
-            self.config = self._changed(stage.frames, self.config)
+            self.config = changed(self.config, stage.frames)
         raw = MODELS[written(self.config)["model"]](self.config)
         initialise(raw, self.seed)
         self.task.to(self.processes.device)
@@ -226,14 +180,6 @@ class _Run:
 
     def _ended(self) -> bool:
         return self.step == self.recipe.total and (self.out / WEIGHTS).is_file()
-
-    @staticmethod
-    def _changed(frames: str | None, config: Any) -> Any:
-        if frames is None:
-            return config
-        if not hasattr(config, "frames"):
-            raise ValueError(f"a stage can change the frames of a language model, not of {type(config).__name__}")
-        return replace(config, frames=frames)
 
     # -- the steps ---------------------------------------------------------------------------------------------------
 
@@ -306,7 +252,7 @@ class _Run:
 
     def _next_stage(self, stage: int) -> None:
         self.stage = stage
-        before, self.config = self.config, self._changed(self.recipe.sequence[stage].frames, self.config)
+        before, self.config = self.config, changed(self.config, self.recipe.sequence[stage].frames)
         if self.config != before:
             raw = adapt(self.state.raw, seed=self.seed, frames=self.config.frames)
             self.processes.accelerator.free_memory()  # it would hold on to the model before
@@ -371,7 +317,7 @@ class _Run:
 
     def _describe(self) -> None:
         content = {**written(self.config), "run": self.settings, "notes": self.notes}
-        checkpoints.write_json(self.out / CONFIG, content)
+        write_json(self.out / CONFIG, content)
 
     def result(self) -> dict[str, Any]:
         return json.loads((self.out / METRICS).read_text().splitlines()[-1])

@@ -1,15 +1,10 @@
-"""What is learned: the batches of a step, their loss, and what counts in the end.
+"""Images, and spectrograms: which class.
 
-    language    mean −log p(next token);   perplexity exp(·);   bits per byte  Σ −log₂ p / Σ bytes
-    images      cross-entropy, soft targets where samples are mixed;   top-1 and top-5 accuracy in percent
-
-A batch is a function of the seed, the step and the place in the batch (draws.py); a process asks for its part.
-Bits per byte compare vocabularies; perplexity does not.
+loss  cross-entropy, with soft targets where samples are mixed      top-1 and top-5 accuracy in percent
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,112 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from joformer.files import write_json
 from joformer.training.augment import Augment, Mix
-from joformer.training.checkpoints import write_json
-from joformer.training.data import Images, Streamed, Text
-from joformer.training.data.text import windows
+from joformer.training.data import Images, Streamed
 from joformer.training.draws import generator, seed_of
 from joformer.training.processes import Processes
-
-
-class LanguageTask:
-    """Windows of `context` tokens at random places of text.train; evaluated on windows spread evenly over text.valid.
-
-    >>> import numpy as np
-    >>> from joformer.training import Tokenizer
-    >>> ids = np.frombuffer(b"to be or not to be " * 100, np.uint8)
-    >>> task = LanguageTask(Text(ids, ids, ids, Tokenizer.of_bytes(), "an example"), context=8, batch=4)
-    >>> [part.shape for part in task.batch(seed=0, step=0, part=0, parts=2)]
-    [torch.Size([2, 8]), torch.Size([2, 8])]
-    """
-
-    def __init__(self, text: Text, *, context: int = 512, batch: int = 32, held_out: int = 200) -> None:
-        if context < 1 or batch < 1 or held_out < 1:
-            raise ValueError(f"context, batch and held_out are 1 or more, got {context}, {batch} and {held_out}")
-        self.text, self.context, self.size, self.held_out = text, context, batch, held_out
-        self.device, self.parts = torch.device("cpu"), 1
-        for split in ("train", "valid"):
-            self.fits(split, context)
-
-    def fits(self, split: str, context: int) -> None:
-        """Refuse a context that the split has no window for."""
-        tokens = len(getattr(self.text, split))
-        if not 0 < context < tokens:
-            raise ValueError(
-                f"the {split} split has {tokens} tokens: a context is from 1 to {tokens - 1}, got {context}"
-            )
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "text": self.text.fingerprint,
-            "context": self.context,
-            "batch": self.size,
-            "held_out": self.held_out,
-        }
-
-    def to(self, device: torch.device) -> None:
-        self.device = device
-
-    def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
-        _divides(self.size, parts)
-        self.parts = parts
-        vocab = self.text.tokenizer.vocab
-        if getattr(config, "vocab", 0) < vocab:
-            raise ValueError(
-                f"the text has {vocab} tokens, the model {getattr(config, 'vocab', 'none')}: say vocab={vocab}"
-            )
-
-    def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
-        last = len(self.text.train) - self.context
-        starts = torch.randint(last, (self.size,), generator=generator(seed, "batch", step))
-        return self._windows(self.text.train, starts[_share(self.size, part, parts)], self.context)
-
-    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        tokens, targets = batch
-        return model(tokens, targets=targets)
-
-    @torch.no_grad()
-    def evaluate(
-        self,
-        model: nn.Module,
-        processes: Processes,
-        *,
-        split: Literal["train", "valid", "test"] = "valid",
-        context: int | None = None,
-    ) -> dict[str, float]:
-        """Loss, perplexity and bits per byte over `held_out` windows, at this context or the trained one."""
-        tokens, context = getattr(self.text, split), context or self.context
-        self.fits(split, context)
-        last = len(tokens) - context - 1
-        # Side by side where the split has no more, else as far apart as it allows; never the same window twice.
-        count = min(self.held_out, last // context + 1)
-        starts = torch.linspace(0, last, count, dtype=torch.float64).long()
-        lengths = self.text.tokenizer.bytes_per_token
-        sums = torch.zeros(3, dtype=torch.float64)
-        # A batch is as many tokens as in training: a longer context must not need more memory.
-        for mine, weight in _rounds(starts, max(1, self.size // self.parts * self.context // context), processes):
-            inputs, targets = self._windows(tokens, mine, context)
-            mean = model(inputs, targets=targets)
-            n = targets.numel()
-            sums += weight * torch.tensor(
-                [float(mean) * n, n, float(lengths[targets.cpu()].sum())], dtype=torch.float64
-            )
-        nats, n, size = processes.total(sums.to(self.device)).tolist()
-        return {
-            "loss": nats / n,
-            "perplexity": math.exp(min(nats / n, 700)),
-            "bits_per_byte": nats / math.log(2) / size,
-        }
-
-    def close(self) -> None:
-        pass
-
-    def keep(self, folder: Path) -> None:
-        self.text.tokenizer.save(folder / "tokenizer.json")
-
-    def _windows(self, tokens: Any, starts: Tensor, context: int) -> tuple[Tensor, Tensor]:
-        both = windows(tokens, starts, context + 1).to(self.device, non_blocking=True)
-        return both[:, :-1], both[:, 1:]
+from joformer.training.tasks.parts import divides, rounds, share
 
 
 class ImageTask:
@@ -192,7 +87,7 @@ class ImageTask:
         self._mean, self._scale = self._mean.to(device), self._scale.to(device)
 
     def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
-        _divides(self.size, parts)
+        divides(self.size, parts)
         self.parts = parts
         if getattr(config, "classes", 0) < self.classes:
             known = getattr(config, "classes", "none")
@@ -204,7 +99,7 @@ class ImageTask:
         self._mine, self._next = mine, ()
 
     def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
-        mine = _share(self.size, part, parts)
+        mine = share(self.size, part, parts)
         if isinstance(self.images, Images):
             chosen = self._chosen(seed, step)[mine].to(self._mean.device)
             images, labels = self.images.train.images[chosen], self.images.train.labels[chosen]
@@ -228,8 +123,8 @@ class ImageTask:
         """Loss and accuracies over the whole test split."""
         best = min(5, self.classes)
         sums = torch.zeros(4, dtype=torch.float64, device=self._mean.device)
-        rounds = list(_rounds(torch.arange(len(self.images.test)), max(self.size // self.parts, 64), processes))
-        for (images, labels), (_, weight) in zip(self._tests([some for some, _ in rounds]), rounds, strict=True):
+        shares = list(rounds(torch.arange(len(self.images.test)), max(self.size // self.parts, 64), processes))
+        for (images, labels), (_, weight) in zip(self._tests([some for some, _ in shares]), shares, strict=True):
             logits = model(self._plain(images)).float()
             hits = logits.topk(best, -1).indices == labels[:, None]
             loss = F.cross_entropy(logits, labels, reduction="sum")
@@ -269,7 +164,7 @@ class ImageTask:
         while True:
             chosen = self._chosen(seed, step).tolist()
             for part in self._mine[at:]:
-                places = range(self.size)[_share(self.size, part, parts)]
+                places = range(self.size)[share(self.size, part, parts)]
                 yield [(chosen[place], seed_of(seed, "crop", step, place)) for place in places]
             step, at = step + 1, 0
 
@@ -289,22 +184,3 @@ class ImageTask:
             for epoch in epochs
         }
         return torch.cat([self._orders[seed, epoch][places[places // count == epoch] % count] for epoch in epochs])
-
-
-def _divides(size: int, parts: int) -> None:
-    if size % parts:
-        raise ValueError(
-            f"a batch of {size} does not divide into {parts} parts (processes × accumulate): choose another"
-        )
-
-
-def _share(size: int, part: int, parts: int) -> slice:
-    return slice(part * size // parts, (part + 1) * size // parts)
-
-
-def _rounds(items: Tensor, size: int, processes: Processes) -> Iterator[tuple[Tensor, int]]:
-    """Batches of this process and whether they count; all processes get as many, since sharded models work together."""
-    pieces = items.split(size)
-    for at in range(0, len(pieces), processes.count):
-        mine = at + processes.rank
-        yield pieces[min(mine, len(pieces) - 1)], int(mine < len(pieces))

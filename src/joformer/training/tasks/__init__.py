@@ -1,0 +1,10 @@
+"""What is learned: the batches of a step, their loss, and what counts in the end.
+
+A batch is a function of the seed, the step and the place in the batch (draws.py); a process asks for its part.
+"""
+
+from joformer.training.tasks.images import ImageTask
+from joformer.training.tasks.language import LanguageTask
+from joformer.training.tasks.task import Task
+
+__all__ = ["ImageTask", "LanguageTask", "Task"]

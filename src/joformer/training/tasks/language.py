@@ -1,0 +1,121 @@
+"""Language: the next token.
+
+    loss  mean −log p(next token)      perplexity  exp(loss)      bits per byte  Σ −log₂ p / Σ bytes
+
+Bits per byte compare vocabularies; perplexity does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from joformer.training.data import Text, windows
+from joformer.training.draws import generator
+from joformer.training.processes import Processes
+from joformer.training.tasks.parts import divides, rounds, share
+
+
+class LanguageTask:
+    """Windows of `context` tokens at random places of text.train; evaluated on windows spread evenly over text.valid.
+
+    >>> import numpy as np
+    >>> from joformer.training import Tokenizer
+    >>> ids = np.frombuffer(b"to be or not to be " * 100, np.uint8)
+    >>> task = LanguageTask(Text(ids, ids, ids, Tokenizer.of_bytes(), "an example"), context=8, batch=4)
+    >>> [part.shape for part in task.batch(seed=0, step=0, part=0, parts=2)]
+    [torch.Size([2, 8]), torch.Size([2, 8])]
+    """
+
+    def __init__(self, text: Text, *, context: int = 512, batch: int = 32, held_out: int = 200) -> None:
+        if context < 1 or batch < 1 or held_out < 1:
+            raise ValueError(f"context, batch and held_out are 1 or more, got {context}, {batch} and {held_out}")
+        self.text, self.context, self.size, self.held_out = text, context, batch, held_out
+        self.device, self.parts = torch.device("cpu"), 1
+        for split in ("train", "valid"):
+            self.fits(split, context)
+
+    def fits(self, split: str, context: int) -> None:
+        """Refuse a context that the split has no window for."""
+        tokens = len(getattr(self.text, split))
+        if not 0 < context < tokens:
+            raise ValueError(
+                f"the {split} split has {tokens} tokens: a context is from 1 to {tokens - 1}, got {context}"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "text": self.text.fingerprint,
+            "context": self.context,
+            "batch": self.size,
+            "held_out": self.held_out,
+        }
+
+    def to(self, device: torch.device) -> None:
+        self.device = device
+
+    def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
+        divides(self.size, parts)
+        self.parts = parts
+        vocab = self.text.tokenizer.vocab
+        if getattr(config, "vocab", 0) < vocab:
+            raise ValueError(
+                f"the text has {vocab} tokens, the model {getattr(config, 'vocab', 'none')}: say vocab={vocab}"
+            )
+
+    def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
+        last = len(self.text.train) - self.context
+        starts = torch.randint(last, (self.size,), generator=generator(seed, "batch", step))
+        return self._windows(self.text.train, starts[share(self.size, part, parts)], self.context)
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        tokens, targets = batch
+        return model(tokens, targets=targets)
+
+    @torch.no_grad()
+    def evaluate(
+        self,
+        model: nn.Module,
+        processes: Processes,
+        *,
+        split: Literal["train", "valid", "test"] = "valid",
+        context: int | None = None,
+    ) -> dict[str, float]:
+        """Loss, perplexity and bits per byte over `held_out` windows, at this context or the trained one."""
+        tokens, context = getattr(self.text, split), context or self.context
+        self.fits(split, context)
+        last = len(tokens) - context - 1
+        # Side by side where the split has no more, else as far apart as it allows; never the same window twice.
+        count = min(self.held_out, last // context + 1)
+        starts = torch.linspace(0, last, count, dtype=torch.float64).long()
+        lengths = self.text.tokenizer.bytes_per_token
+        sums = torch.zeros(3, dtype=torch.float64)
+        # A batch is as many tokens as in training: a longer context must not need more memory.
+        for mine, weight in rounds(starts, max(1, self.size // self.parts * self.context // context), processes):
+            inputs, targets = self._windows(tokens, mine, context)
+            mean = model(inputs, targets=targets)
+            n = targets.numel()
+            sums += weight * torch.tensor(
+                [float(mean) * n, n, float(lengths[targets.cpu()].sum())], dtype=torch.float64
+            )
+        nats, n, size = processes.total(sums.to(self.device)).tolist()
+        return {
+            "loss": nats / n,
+            "perplexity": math.exp(min(nats / n, 700)),
+            "bits_per_byte": nats / math.log(2) / size,
+        }
+
+    def close(self) -> None:
+        pass
+
+    def keep(self, folder: Path) -> None:
+        self.text.tokenizer.save(folder / "tokenizer.json")
+
+    def _windows(self, tokens: Any, starts: Tensor, context: int) -> tuple[Tensor, Tensor]:
+        both = windows(tokens, starts, context + 1).to(self.device, non_blocking=True)
+        return both[:, :-1], both[:, 1:]
