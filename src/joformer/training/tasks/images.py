@@ -45,7 +45,7 @@ class ImageTask:
         augment: Augment | None = None,
         mix: Mix | None = None,
         draw: Literal["epochs", "randint"] = "epochs",
-        normalise: tuple[Sequence[float], Sequence[float]] | None = None,
+        normalise: Sequence[Sequence[float]] | None = None,
         cells: bool = False,
     ) -> None:
         channels, axes, plain = 3, 2, augment or Augment.imagenet()
