@@ -29,6 +29,7 @@ ORDER = [
     "verify",
     "bench",
     "cli",
+    "__main__",
 ]
 
 

@@ -160,6 +160,13 @@ def test_the_three_stages(joformer, text, tmp_path):
         (["train", "lm", "--data", "{text}", "--stages", "10:1e-3:odd"], "frames"),
         (["train", "lm", "--data", "{text}", "--precision", "fp16"], "fp16 cannot be had"),
         (["train", "lm", "--data", "{text}", "--frames", "learned", "--stages", "2:1", "2:1:projected"], "would lose"),
+        (["train", "lm", "--data", ""], "the name of the data is empty"),
+        (["train", "lm", "--data", "{text}", "--heads", "0"], "heads must be 1 or more"),
+        (["train", "lm", "--data", "{text}", "--steps", "9", "--warmup", "10"], "is longer than a stage of 9"),
+        (["train", "vit", "--layers", "0"], "layers must be 1 or more"),
+        (["train", "vit", "--drop-path", "2"], "drop_path is a probability"),
+        (["train", "vit", "--epochs", "0"], "--epochs must be 1 or more"),
+        (["train", "monoidal", "--hidden", "-1"], "hidden must be 1 or more"),
         (["train", "vit", "--epochs", "1", "--stages", "2:1"], "leave out --epochs"),
         (["train", "vit", "--model", "rope7d"], "choose one of rope2d"),
         (["train", "vit", "--patch", "3", "3"], "does not divide into patches"),
@@ -196,13 +203,33 @@ def test_what_cannot_be_used_is_said(joformer, trained, tmp_path):
         (["generate", tmp_path / "weights.pt"], "pickles (.pt, .pth, .bin) are never read"),
         (["generate", tmp_path / "nothing"], "is not there"),
         (["generate", tmp_path / "empty"], "neither model.safetensors nor a checkpoint"),
-        (["generate", run, "--temperature", "-1"], "0 or more"),
+        (["generate", run, "--temperature", "-1"], "--temperature are 0 or more"),
+        (["generate", run, "--temperature", "nan"], "--temperature are 0 or more"),
         (["evaluate", run, "--lengths", "99999"], "a context is from 1 to"),
+        (["evaluate", run, "--lengths", "-5"], "--lengths and --windows are 1 or more"),
         (["train", "lm", "--data", "stdlib", "--out", tmp_path / "weights.pt"], "is a file"),
     ):
         code, out, told = joformer(*words)
         assert (code, out) == (2, ""), words
         assert said in told.splitlines()[-1]
+
+
+def test_the_default_patch_divides():
+    from joformer.cli.train import _patch
+
+    assert [_patch(None, (side, 8)) for side in (28, 32, 7, 224)] == [(4, 1), (4, 1), (1, 1), (28, 1)]
+    assert _patch((7,), (28, 28)) == (7, 7)
+
+
+def test_a_finished_run_needs_no_exactness(joformer, trained):
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert joformer(*trained[1])[::2] == (0, f"{trained[0]} has ended after its 4 steps\n")
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.refused

@@ -50,12 +50,12 @@ def counting(train=12, valid=12, **options):
     return LanguageTask(Text(*splits, Tokenizer.of_bytes(), "counting"), **options)
 
 
-def numbered(**options):
-    """Ten images of which each is a class of its own; 150 to test."""
+def numbered(count=10, **options):
+    """Images of which each is a class of its own; 150 to test."""
     dice = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (160, 3, 16, 16), dtype=torch.uint8, generator=dice)
     test = Labelled(pixels[10:], torch.randint(10, (150,), generator=dice))
-    return ImageTask(Images(Labelled(pixels[:10], torch.arange(10)), test, tuple("0123456789"), "ten"), **options)
+    return ImageTask(Images(Labelled(pixels[:count], torch.arange(count)), test, tuple("0123456789"), ""), **options)
 
 
 @pytest.fixture
@@ -118,7 +118,8 @@ def test_training_windows_start_everywhere():
 @given(st.sampled_from([1, 2, 3, 4, 6, 12]), st.integers(0, 2**40), st.integers(0, 99))
 @settings(max_examples=20)
 def test_parts_are_the_batch(parts, seed, step):
-    for task in (counting(200, context=8, batch=24), numbered(batch=24), numbered(batch=24, augment=AUGMENT, mix=MIX)):
+    text, copies = counting(200, context=8, batch=24), numbered(1, batch=24, augment=AUGMENT)
+    for task in (text, copies, numbered(batch=24, augment=AUGMENT, mix=MIX)):
         whole = task.batch(seed, step, 0, 1)
         require_joined([task.batch(seed, step, part, parts) for part in range(parts)], whole)
         assert not torch.equal(whole[0], task.batch(seed, step + 1, 0, 1)[0])
@@ -126,25 +127,25 @@ def test_parts_are_the_batch(parts, seed, step):
 
 @pytest.mark.parametrize("mix", [None, MIX])
 def test_streamed_parts_are_the_batch_in_turn_or_not(pictures, mix):
-    whole = ImageTask(pictures, batch=12, augment=AUGMENT, mix=mix)
+    whole, turns = ImageTask(pictures, batch=12, augment=AUGMENT, mix=mix), [(3, 0), (3, 1), (3, 2), (4, 3)]
     for parts in (1, 2, 3, 6):
         found = {}
         for rank in range(min(2, parts)):  # of two processes, each with every other part
             mine, task = range(rank, parts, 2), ImageTask(pictures, batch=12, augment=AUGMENT, mix=mix)
             task.check(VIT, mine, parts)
-            found |= {(step, part): task.batch(3, step, part, parts) for step in range(3) for part in mine}
+            found |= {(*turn, part): task.batch(*turn, part, parts) for turn in turns for part in mine}
             for step, part in [(2, mine[-1]), (0, mine[0]), (0, mine[-1]), (0, mine[-1]), (1, mine[0]), (0, mine[0])]:
-                require_joined([task.batch(3, step, part, parts)], found[step, part])
-            assert not torch.equal(task.batch(4, 1, mine[0], parts)[0], found[1, mine[0]][0])
-        for step in range(3):
-            require_joined([found[step, part] for part in range(parts)], whole.batch(3, step, 0, 1))
+                require_joined([task.batch(3, step, part, parts)], found[3, step, part])
+        for turn in reversed(turns):
+            require_joined([found[(*turn, part)] for part in range(parts)], whole.batch(*turn, 0, 1))
 
 
-def test_streamed_crops_depend_on_step_and_place(pictures):
+def test_streamed_crops_depend_on_seed_and_step_and_place(pictures):
     task = ImageTask(pictures, batch=16, normalise=PLAIN)
-    images = torch.cat([task.batch(0, step, 0, 1)[0] for step in range(2)])
-    assert (images[:, 0, 0, 0] * 255 / 20).round().long().bincount().tolist() == [4] * 8
-    assert len(images.flatten(1).unique(dim=0)) == 32
+    for turns in ([(0, step) for step in range(10)], [(seed, 0) for seed in range(10)]):
+        images = torch.cat([task.batch(*turn, 0, 1)[0] for turn in turns])
+        assert (images[:, 0, 0, 0] * 255 / 20).round().long().bincount().tolist() == [20] * 8
+        assert len(images.flatten(1).unique(dim=0)) == 160  # more than the pairs of an image and a place
 
 
 def test_epochs_take_every_image_once_and_randint_any():
@@ -152,11 +153,10 @@ def test_epochs_take_every_image_once_and_randint_any():
     first, other = torch.cat(drawn).view(2, 4, 10)
     assert torch.equal(first.sort().values, torch.arange(10).expand(4, 10))
     assert len(torch.cat((first, other, torch.arange(10)[None])).unique(dim=0)) == 9
-    task = numbered(batch=4)
+    task, anyhow = numbered(batch=4), numbered(batch=10, draw="randint")
     for step, order, seed in [(7, first, 0), (2, first, 0), (2, other, 1), (3, first, 0)]:
         assert torch.equal(task.batch(seed, step, 0, 1)[1], order.flatten()[4 * step : 4 * step + 4])
-    task = numbered(batch=10, draw="randint")
-    drawn = torch.stack([task.batch(seed, step, 0, 1)[1] for step in range(10) for seed in (0, 1)])
+    drawn = torch.stack([anyhow.batch(seed, step, 0, 1)[1] for step in range(10) for seed in (0, 1)])
     assert all(len(step.unique()) < 10 for step in drawn)
     assert (len(drawn.unique()), len(drawn.unique(dim=0))) == (10, 20)
 

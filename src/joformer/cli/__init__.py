@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ try:
 except ImportError:  # the core does without the command line's dependencies
     sys.exit("joformer: the command needs tyro and rich: pip install 'joformer[train]'")
 
+import joformer
 from joformer.cli.bench import Bench
 from joformer.cli.evaluate import Evaluate
 from joformer.cli.generate import Generate
@@ -38,8 +40,11 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal without Unicode gets question marks rather than an error
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    if sys.argv[1:] == ["--version"]:
+        print(f"joformer {joformer.__version__}")
+        sys.exit(0)
     try:
-        sys.exit(_parse(sys.argv[1:]).run())
+        _leave(_parse(sys.argv[1:]).run())
     except ValueError as mistake:
         print(f"joformer: {mistake}", file=sys.stderr)
         sys.exit(2)
@@ -49,6 +54,17 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _leave(code: int) -> None:
+    """Exit; several processes together, and past the interpreter's own end, where gloo's threads now and then abort."""
+    torch = sys.modules.get("torch")
+    if code == 0 and torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    sys.exit(code)
 
 
 def _parse(words: list[str]) -> Any:

@@ -37,6 +37,8 @@ class Evaluate:
     """Print a list of {length, loss, …} instead of lines."""
 
     def run(self) -> int:
+        if self.windows < 1 or any(length < 1 for length in self.lengths):
+            raise ValueError(f"--lengths and --windows are 1 or more, got {self.lengths} and {self.windows}")
         from joformer.models import JoFormerLM
         from joformer.training import open_run
 

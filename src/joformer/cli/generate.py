@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,11 @@ class Generate:
     """Print {prompt, text, tokens} at the end instead of streaming."""
 
     def run(self) -> int:
+        if self.tokens < 0 or not 0 <= self.temperature < math.inf or (self.top_k is not None and self.top_k < 1):
+            raise ValueError(
+                f"--tokens and --temperature are 0 or more and --top-k 1 or more, got {self.tokens}, "
+                f"{self.temperature} and {self.top_k}"
+            )
         import torch
 
         from joformer.models import JoFormerLM

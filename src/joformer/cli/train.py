@@ -43,6 +43,9 @@ class Run:
 
     def train(self, config: Any, task: Task, recipe: Recipe, notes: dict[str, Any]) -> int:
         """Train and show the last metrics; the exit code."""
+        shortest = min(stage.steps for stage in recipe.sequence)
+        if recipe.warmup > shortest:
+            raise ValueError(f"a warm-up of {recipe.warmup} steps is longer than a stage of {shortest}: take fewer")
         try:
             result = train(config, task, recipe, self.out, seed=self.seed, drift=self.drift, notes=notes)
         except Stopped as stopped:
@@ -69,7 +72,7 @@ class LM:
     batch: int = 32
     """Windows in a step, of all processes together."""
     model: LMConfig = field(default_factory=LMConfig)
-    recipe: Recipe = field(default_factory=lambda: Recipe(lr=1e-3, warmup=100))
+    recipe: Recipe = field(default_factory=Recipe)
 
     def run(self) -> int:
         make_folder(self.to.out)  # what cannot be written to is said before the data is prepared
@@ -89,14 +92,15 @@ class ViT:
 
     to: Run
     data: str = "digits"
-    """digits, tones, words (embedded), mnist, cifar100 (hub), or a folder or parquet of images or wav files."""
+    """digits, tones, words (embedded), mnist, cifar100, imagenet, hub:OWNER/NAME, or a folder or parquet of images
+    or of wav files."""
     label: str | None = None
     """The column of the classes, where there are several."""
     size: int | None = None
     """Side to which images of different sizes are brought."""
     stream: bool = False
     """Decode while training instead of before: for images that do not fit into memory. 224 × 224 unless --size."""
-    workers: int = 4
+    workers: int = min(4, os.cpu_count() or 1)
     """Processes that decode, where they are streamed."""
     batch: int = 128
     """Images in a step, of all processes together."""
@@ -109,18 +113,25 @@ class ViT:
     model: str = "joformer_axial"
     """By the paper's name: rope2d, joformer_old, monoidal_axial, joformer_axial, …"""
     patch: tuple[int, ...] | None = None
-    """Sides of a patch; by default an eighth of each side of the image."""
+    """Sides of a patch; one number is for all of them; by default about an eighth of each side of the image."""
     dim: int = 64
+    """The width."""
     layers: int = 4
+    """How many layers."""
     heads: int = 4
+    """How many heads they have."""
     hidden: int | None = None
     """Width of the feed-forward; four times dim by default."""
     base: float = 100.0
     """The slowest frequency's wavelength, 2π base."""
     pool: Literal["cls", "mean"] = "cls"
+    """What is read in the end: a class token, or the mean of all patches."""
     registers: int = 0
+    """Tokens without a place, beside the class token."""
     dropout: float = 0.0
+    """How much of what a layer adds is dropped while training."""
     drop_path: float = 0.0
+    """How often the last layer is left out altogether while training; earlier ones less often."""
     recipe: Recipe = field(default_factory=lambda: Recipe(lr=1e-3, end=0.0, betas=(0.9, 0.999)))
 
     def run(self) -> int:
@@ -139,7 +150,7 @@ class ViT:
         config = ViTConfig(
             model=self.model,
             shape=shape,
-            patch=self.patch or tuple(max(side // 8, 1) for side in shape),
+            patch=_patch(self.patch, shape),
             channels=channels,
             classes=len(images.classes),
             **{
@@ -215,7 +226,17 @@ def _augmentation(name: str, images: Images | Streamed, shape: tuple[int, ...]) 
     return Augment(**own, crop_pad=min(4, min(shape) // 8), erase_size=min(16, min(shape) // 2)), Mix()
 
 
+def _patch(given: tuple[int, ...] | None, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The patch that was given, for every axis; else of each side's divisors the one nearest to an eighth of it."""
+    if given is not None:
+        return given * len(shape) if len(given) == 1 else given
+    divisors = [[p for p in range(1, side + 1) if side % p == 0] for side in shape]
+    return tuple(min(some, key=lambda p: (abs(p - side / 8), -p)) for side, some in zip(shape, divisors, strict=True))
+
+
 def _in_epochs(recipe: Recipe, epochs: int | None, images: int, batch: int) -> Recipe:
+    if epochs is not None and epochs < 1:
+        raise ValueError(f"--epochs must be 1 or more, got {epochs}")
     if epochs is not None and recipe.stages:
         raise ValueError("--stages say how many steps there are: leave out --epochs")
     return recipe if epochs is None else replace(recipe, steps=max(1, round(epochs * images / batch)))

@@ -14,6 +14,20 @@ from joformer.attention import JourneyAttention, JourneyCache
 from joformer.values import Frames
 
 
+def require_counts(config: object, *names: str) -> None:
+    """Refuse a configuration in which one of these is not 1 or more; None, where it stands for a default, is fine.
+
+    >>> from types import SimpleNamespace
+    >>> require_counts(SimpleNamespace(heads=0), "heads")
+    Traceback (most recent call last):
+    ValueError: heads must be 1 or more, got 0
+    """
+    for name in names:
+        value = getattr(config, name)
+        if any(one is not None and one < 1 for one in (value if isinstance(value, tuple) else (value,))):
+            raise ValueError(f"{name} must be 1 or more, got {value}")
+
+
 class Block(nn.Module):
     """Journey attention and a GELU feed-forward of width `hidden`, each after a LayerNorm: (batch, tokens, dim).
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from joformer.models.blocks import require_counts
 from joformer.monoidal import MonoidalEmbedding
 from joformer.monoidal.embedding import Frequencies
 
@@ -30,6 +31,9 @@ class ClassifierConfig:
     hidden: int = 128
     frequencies: Frequencies = "learned"
     spread: float | None = None
+
+    def __post_init__(self) -> None:
+        require_counts(self, "dim", "shape", "classes", "hidden")
 
 
 class MonoidalClassifier(nn.Module):

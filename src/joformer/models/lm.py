@@ -9,6 +9,7 @@ Paper: "JoFormer Wikipedia Language Modeling", "Length Generalization"; CLAIMS.m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -21,7 +22,7 @@ from joformer import positions
 from joformer.attention import JourneyAttention, JourneyCache
 from joformer.attention.functional import Transport
 from joformer.frames import CumulativeFrames, FixedFrames, LearnedFrames, NoFrames, ProjectedFrames
-from joformer.models.blocks import Block
+from joformer.models.blocks import Block, require_counts
 from joformer.models.losses import linear_cross_entropy
 from joformer.values import Frames
 
@@ -62,6 +63,7 @@ class LMConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
+        require_counts(self, "vocab", "dim", "layers", "heads", "window")
         if not self.pattern or set(self.pattern) - set("FWN"):
             raise ValueError(f"pattern {self.pattern!r} must be made of the letters F (full), W (windowed), N (NoPE)")
         if "W" in self.pattern and self.window is None:
@@ -221,7 +223,7 @@ class JoFormerLM(nn.Module):
             raise ValueError(
                 f"tokens must be (batch, tokens) with one to begin with or more, got {tuple(tokens.shape)}"
             )
-        if count < 0 or temperature < 0 or (top_k is not None and top_k < 1):
+        if count < 0 or not 0 <= temperature < math.inf or (top_k is not None and top_k < 1):
             raise ValueError(
                 f"count and temperature must be 0 or more and top_k 1 or more, got {count}, {temperature} and {top_k}"
             )

@@ -26,7 +26,7 @@ from joformer import positions
 from joformer.attention import JourneyAttention
 from joformer.attention.functional import Transport
 from joformer.frames import DenseFrames, FixedFrames, LearnedFrames, NoFrames
-from joformer.models.blocks import Block
+from joformer.models.blocks import Block, require_counts
 from joformer.values import Frames
 
 
@@ -90,12 +90,15 @@ class ViTConfig:
     drop_path: float = 0.0
 
     def __post_init__(self) -> None:
+        require_counts(self, "shape", "patch", "channels", "classes", "dim", "layers", "heads", "hidden")
         if self.model not in VARIANTS:
             raise ValueError(f"unknown model {self.model!r}: choose one of {', '.join(VARIANTS)}")
         if len(self.shape) != len(self.patch) or any(n % p for n, p in zip(self.shape, self.patch, strict=False)):
             raise ValueError(f"shape {self.shape} does not divide into patches {self.patch}: each axis must")
         if self.dim % self.heads:
             raise ValueError(f"dim={self.dim} does not divide into {self.heads} heads: choose another number")
+        if not 0 <= self.drop_path < 1:
+            raise ValueError(f"drop_path is a probability below 1, got {self.drop_path}")
         if self.pool not in ("cls", "mean") or self.registers < 0:
             raise ValueError(f"pool is 'cls' or 'mean' and registers 0 or more, got {self.pool!r}, {self.registers}")
 

@@ -151,7 +151,8 @@ class _Run:
                 raise ValueError(f"{self.out} holds a model and no good checkpoint to continue: choose another --out")
             return None
         require_same(newest.state["settings"], self.settings, self.out)
-        if not self.drift:
+        over = newest.step == self.recipe.total and (self.out / WEIGHTS).is_file()  # and so the bits are what they are
+        if not (self.drift or over):
             require_exact(newest.state["circumstances"], self.circumstances, self.out)
         return newest
 

@@ -155,6 +155,10 @@ def require_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path
     ValueError: run holds a run with recipe.lr = 0.1, not 0.2: give the same settings to continue it, or another --out
     """
     name, was, wanted = _difference(before, now)
+    if name in ("task.text", "task.images"):
+        raise ValueError(
+            f"{folder} holds a run on other data than this: give the same to continue it, or another --out"
+        )
     if name:
         raise ValueError(
             f"{folder} holds a run with {name} = {was}, not {wanted}: give the same settings to continue it, or "

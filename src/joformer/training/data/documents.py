@@ -46,9 +46,9 @@ class Part:
     def stream(self) -> Iterator[bytes]:
         """The bytes of all documents, a chunk at a time, checked to be UTF-8.
 
-        >>> list(Part(lambda: iter([("a.txt", [b"ab\\xe9cd"])])).stream())
+        >>> list(Part(lambda: iter([("a.txt", [b"ab\\xe9cd"])])).stream())  # doctest: +IGNORE_EXCEPTION_DETAIL
         Traceback (most recent call last):
-        ValueError: a.txt is not UTF-8 at byte 2 (0xe9): convert it first, for example iconv -f LATIN1 -t UTF-8
+        ValueError: a.txt is not UTF-8 at byte 2 (0xe9): if it is text, convert it, for example by iconv …
         """
         apart = b""
         for name, chunks in self.documents():
@@ -131,7 +131,7 @@ def _check(name: str, decoder: codecs.IncrementalDecoder, offset: int, chunk: by
         decoder.decode(chunk, final)
     except UnicodeDecodeError as error:
         at, byte = offset - held + error.start, error.object[error.start]
-        remedy = "convert it first, for example iconv -f LATIN1 -t UTF-8"
+        remedy = "if it is text, convert it, for example by iconv -f LATIN1 -t UTF-8; if not, take it out"
         raise ValueError(f"{name} is not UTF-8 at byte {at} (0x{byte:02x}): {remedy}") from None
 
 

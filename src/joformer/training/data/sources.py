@@ -56,6 +56,8 @@ def require_path(source: str | os.PathLike[str]) -> Path:
     Traceback (most recent call last):
     ValueError: a/nowhere.txt does not exist: give a file or a folder
     """
+    if not os.fspath(source):
+        raise ValueError("the name of the data is empty: give a file, a folder or a name")
     path = Path(source).expanduser()
     try:
         path.stat()
@@ -64,7 +66,8 @@ def require_path(source: str | os.PathLike[str]) -> Path:
         else:
             path.open("rb").close()
     except (FileNotFoundError, NotADirectoryError):
-        known = f", or a name: {', '.join(HUB)}" if len(path.parts) == 1 else ""
+        names = "stdlib, wikipedia, openwebtext for text; digits, tones, words, mnist, cifar100, imagenet for classes"
+        known = f", or a name: {names}" if len(path.parts) == 1 else ""
         raise ValueError(f"{path} does not exist: give a file or a folder{known}") from None
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name
         raise ValueError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from None

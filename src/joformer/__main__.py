@@ -1,0 +1,5 @@
+"""python -m joformer: the command."""
+
+from joformer.cli import main
+
+main()
