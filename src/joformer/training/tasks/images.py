@@ -92,8 +92,9 @@ class ImageTask:
         if getattr(config, "classes", 0) < self.classes:
             known = getattr(config, "classes", "none")
             raise ValueError(f"the images have {self.classes} classes, the model {known}: say classes={self.classes}")
-        if getattr(config, "channels", 1) != len(self.normalise[0]):
-            raise ValueError(f"the images have {len(self.normalise[0])} channels, the model reads {config.channels}")
+        reads = getattr(config, "channels", 1)
+        if reads != len(self.normalise[0]):
+            raise ValueError(f"the images have {len(self.normalise[0])} channels, the model reads {reads}")
         if self.mix is not None and (self.size // parts) % 2:
             raise ValueError(f"samples are mixed in pairs: a part of {self.size} / {parts} must be even")
         self._mine, self._next = mine, ()
@@ -154,18 +155,25 @@ class ImageTask:
 
     def _streamed(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
         """The part as the workers have it ready; asked for out of turn, they begin again there."""
-        if self._next != (seed, step, part):
-            self._flow = self.images.batches(self._from(seed, step, self._mine.index(part), parts))  # type: ignore
-        at = self._mine.index(part) + 1
-        self._next = (seed, step, self._mine[at]) if at < len(self._mine) else (seed, step + 1, self._mine[0])
+        assert isinstance(self.images, Streamed)
+        if part not in self._mine:  # this process goes through other parts: that one alone
+            places = _share_of(self.size, part, parts)
+            return next(self.images.batches(iter([self._crops(seed, step, places)])))
+        at = self._mine.index(part)
+        if self._next != (seed, step, part, parts):
+            self._flow = self.images.batches(self._from(seed, step, at, parts))
+        last = at + 1 == len(self._mine)
+        self._next = (seed, step + last, self._mine[0 if last else at + 1], parts)
         return next(self._flow)
+
+    def _crops(self, seed: int, step: int, places: range) -> list[tuple[int, int]]:
+        chosen = self._chosen(seed, step)
+        return [(int(chosen[place]), seed_of(seed, "crop", step, place)) for place in places]
 
     def _from(self, seed: int, step: int, at: int, parts: int) -> Iterator[list[tuple[int, int]]]:
         while True:
-            chosen = self._chosen(seed, step).tolist()
             for part in self._mine[at:]:
-                places = range(self.size)[share(self.size, part, parts)]
-                yield [(chosen[place], seed_of(seed, "crop", step, place)) for place in places]
+                yield self._crops(seed, step, _share_of(self.size, part, parts))
             step, at = step + 1, 0
 
     def _chosen(self, seed: int, step: int) -> Tensor:
@@ -184,3 +192,7 @@ class ImageTask:
             for epoch in epochs
         }
         return torch.cat([self._orders[seed, epoch][places[places // count == epoch] % count] for epoch in epochs])
+
+
+def _share_of(size: int, part: int, parts: int) -> range:
+    return range(size)[share(size, part, parts)]
