@@ -12,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
-from joformer.models import JoFormerLM, LMConfig, ViTConfig, initialise
+from joformer.models import ClassifierConfig, JoFormerLM, LMConfig, ViTConfig, initialise
 from joformer.training import Augment, ImageTask, LanguageTask, Mix, Processes, Recipe, train
 from joformer.training.checkpoints import save
 from joformer.training.conditions import signals
@@ -182,6 +182,7 @@ def test_models_that_do_not_fit_are_refused():
         (images, ViTConfig(classes=9), 1, "the images have 10 classes, the model 9: say classes=10$"),
         (images, LM, 1, "the images have 10 classes, the model none: say classes=10$"),
         (images, ViTConfig(classes=10, channels=1), 1, "the images have 3 channels, the model reads 1$"),
+        (images, ClassifierConfig(classes=10), 1, "the images have 3 channels, the model reads 1$"),
         (images, VIT, 4, "samples are mixed in pairs: a part of 4 / 4 must be even$"),
     ]:
         task.check(LM if task is text else VIT, range(2), 2)
