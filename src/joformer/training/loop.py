@@ -1,6 +1,6 @@
 """The loop: every model here is trained by this one function, and continued by it to the bit.
 
-    batch     task.batch(step, part, parts)         a function of the seed and the step, see draws.py
+    batch     task.batch(seed, step, part, parts)    a function of the seed and the step, see draws.py
     update    clip(Σ ∇ loss / parts), AdamW          lr from the step, see schedules.py
     average   a ← d a + (1 − d) w                    where the recipe has one
     state     weights, moments, averages, and the step; everything else follows from the seed and the step
