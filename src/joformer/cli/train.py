@@ -8,24 +8,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from joformer.attention.functional import Transport
 from joformer.cli.showing import say, tell
 from joformer.files import make_folder
 from joformer.models import ClassifierConfig, LMConfig, ViTConfig
-from joformer.monoidal.embedding import Frequencies
+from joformer.models.classifier import Reading
 from joformer.training import (
-    Augment,
     Images,
     ImageTask,
     LanguageTask,
-    Mix,
     Recipe,
     Stopped,
     Streamed,
     Task,
+    augmentation,
     load_labelled,
     load_text,
     train,
 )
+from joformer.training.augment.named import Augmentation
 
 
 @dataclass(frozen=True)
@@ -106,12 +107,14 @@ class ViT:
     """Images in a step, of all processes together."""
     epochs: int | None = None
     """Instead of --steps: how often to go through the images."""
-    augment: Literal["none", "cifar", "imagenet"] = "none"
-    """none, the paper's Setup B (with mixup), or DeiT's (with mixup, CutMix, smoothed labels)."""
+    augment: Augmentation = "none"
+    """none, the paper's Setup A (crop and flip) or B (cifar, with mixup), or DeiT's (with mixup, CutMix, smoothed labels)."""
     draw: Literal["epochs", "randint"] = "epochs"
     """Every image once an epoch, or any at any time (Setup B)."""
     model: str = "joformer_axial"
     """By the paper's name: rope2d, joformer_old, monoidal_axial, joformer_axial, …"""
+    transport: Transport | None = None
+    """What moves along the journey, where it is not what the model's name says."""
     patch: tuple[int, ...] | None = None
     """Sides of a patch; one number is for all of them; by default about an eighth of each side of the image."""
     dim: int = 64
@@ -149,6 +152,7 @@ class ViT:
             shape = tuple(sides)
         config = ViTConfig(
             model=self.model,
+            transport=self.transport,
             shape=shape,
             patch=_patch(self.patch, shape),
             channels=channels,
@@ -158,7 +162,7 @@ class ViT:
                 for name in ("dim", "layers", "heads", "hidden", "base", "pool", "registers", "dropout", "drop_path")
             },
         )
-        augment, mix = _augmentation(self.augment, images, shape)
+        augment, mix = augmentation(self.augment, images)
         task = ImageTask(images, batch=self.batch, augment=augment, mix=mix, draw=self.draw)
         notes = {"data": _where(self.data), "label": self.label, "size": self.size, "stream": self.stream}
         recipe = _in_epochs(self.recipe, self.epochs, count, self.batch)
@@ -187,8 +191,8 @@ class Monoidal:
     """Numbers in the vector."""
     hidden: int = 128
     """Width of the classifier's hidden layer."""
-    frequencies: Frequencies = "learned"
-    """learned, or fixed ones."""
+    frequencies: Reading = "learned"
+    """learned, or fixed ones; pixels for no embedding at all (then --dim is their number)."""
     spread: float | None = None
     """How far apart learned frequencies start."""
     recipe: Recipe = field(
@@ -210,20 +214,6 @@ class Monoidal:
         notes = {"data": _where(self.data), "label": self.label, "size": self.size}
         recipe = _in_epochs(self.recipe, self.epochs, len(images.train.labels), self.batch)
         return self.to.train(config, task, recipe, notes)
-
-
-def _augmentation(name: str, images: Images | Streamed, shape: tuple[int, ...]) -> tuple[Augment | None, Mix | None]:
-    """What the name stands for; images without three channels are normalised by their own mean and deviation."""
-    if name == "none":
-        return None, None
-    if len(shape) != 2:
-        raise ValueError("augmentation is for images with two axes: say --augment none")
-    own: dict[str, Any] = {}
-    if isinstance(images, Images) and images.train.images.shape[1] != 3:
-        own = {"mean": tuple(images.mean.tolist()), "std": tuple(images.std.tolist())}
-    if name == "imagenet":
-        return Augment.imagenet(**own), Mix.imagenet()
-    return Augment(**own, crop_pad=min(4, min(shape) // 8), erase_size=min(16, min(shape) // 2)), Mix()
 
 
 def _patch(given: tuple[int, ...] | None, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """MonoidalClassifier: a whole grid as one vector, then a small MLP.
 
-    logits = W₂ ReLU(W₁ E + b₁) + b₂,        E = Σ_n A_n (x_n e)
+    logits = W₂ ReLU(W₁ E + b₁) + b₂,        E = Σ_n A_n (x_n e), or the cells themselves (the paper's MLP baseline)
 
 Paper: "MNIST Monoidal Embedding".
 """
@@ -8,13 +8,17 @@ Paper: "MNIST Monoidal Embedding".
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
+from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from joformer.models.blocks import require_counts
 from joformer.monoidal import MonoidalEmbedding
-from joformer.monoidal.embedding import Frequencies
+
+Reading = Literal["learned", "dft", "diagonal", "pixels"]
+"""How a grid becomes a vector: by frequencies of `MonoidalEmbedding`, or as the cells themselves."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +33,13 @@ class ClassifierConfig:
     shape: tuple[int, ...] = (28, 28)
     classes: int = 10
     hidden: int = 128
-    frequencies: Frequencies = "learned"
+    frequencies: Reading = "learned"
     spread: float | None = None
 
     def __post_init__(self) -> None:
         require_counts(self, "dim", "shape", "classes", "hidden")
+        if self.frequencies == "pixels" and self.dim != prod(self.shape):
+            raise ValueError(f"dim={self.dim} with pixels: a grid {self.shape} has {prod(self.shape)} of them")
 
 
 class MonoidalClassifier(nn.Module):
@@ -49,7 +55,10 @@ class MonoidalClassifier(nn.Module):
     def __init__(self, config: ClassifierConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed = MonoidalEmbedding(config.dim, config.shape, frequencies=config.frequencies, spread=config.spread)
+        self.embed: nn.Module = nn.Flatten()
+        if config.frequencies != "pixels":
+            kind, spread = config.frequencies, config.spread
+            self.embed = MonoidalEmbedding(config.dim, config.shape, frequencies=kind, spread=spread)
         self.mlp = nn.Sequential(
             nn.Linear(config.dim, config.hidden), nn.ReLU(), nn.Linear(config.hidden, config.classes)
         )

@@ -45,6 +45,8 @@ class LMConfig:
     """The width."""
     layers: int = 4
     heads: int = 4
+    hidden: int | None = None
+    """Width of the feed-forward; four times dim by default."""
     frames: FramesName | tuple[FramesName, ...] = "fixed"
     """How tokens turn: fixed as in RoPE, learned, or by what they hold (projected, cumulative); one for each layer if
     several are given."""
@@ -63,7 +65,7 @@ class LMConfig:
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        require_counts(self, "vocab", "dim", "layers", "heads", "window")
+        require_counts(self, "vocab", "dim", "layers", "heads", "hidden", "window")
         if not self.pattern or set(self.pattern) - set("FWN"):
             raise ValueError(f"pattern {self.pattern!r} must be made of the letters F (full), W (windowed), N (NoPE)")
         if "W" in self.pattern and self.window is None:
@@ -117,7 +119,7 @@ class JoFormerLM(nn.Module):
                     window=config.window if letter == "W" else None,
                     dropout=config.dropout,
                 ),
-                hidden=4 * dim,
+                hidden=4 * dim if config.hidden is None else config.hidden,
                 dropout=config.dropout,
             )
             for letter in config.letters

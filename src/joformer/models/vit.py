@@ -8,15 +8,20 @@
     axial dense     axial_dense               axial_dense_v              curved within an axis, flat between axes
     LieRE           liere64                   liere64_v                  curved
     additive        learned                                              a vector per position, no frames
+    by content      –                         projected, cumulative      axial fixed and what the patches hold
+    none            none                                                 a bag of patches
+
+`ViTConfig(transport=…)` has any of them move other sides than its own: values alone, say. The last two rows are not the
+paper's: there projected angles are for language only, and cumulative ones nowhere.
 
 CLAIMS.md, "Readings". Paper: "CIFAR-100 V Rotation and Scaling", "ImageNet ViT-S Scale Validation".
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -25,7 +30,7 @@ from torch import Tensor, nn
 from joformer import positions
 from joformer.attention import JourneyAttention
 from joformer.attention.functional import Transport
-from joformer.frames import DenseFrames, FixedFrames, LearnedFrames, NoFrames
+from joformer.frames import CumulativeFrames, DenseFrames, FixedFrames, LearnedFrames, NoFrames, ProjectedFrames
 from joformer.models.blocks import Block, require_counts
 from joformer.values import Frames
 
@@ -62,8 +67,13 @@ VARIANTS = {
     "liere64": Variant("dense", "combined", per_layer=True),
     "liere64_v": Variant("dense", "combined", per_layer=True, transport="both"),
     "learned": Variant("additive", transport="none"),
+    "projected": Variant("projected", per_layer=True, transport="both"),
+    "cumulative": Variant("cumulative", per_layer=True, transport="both"),
+    "none": Variant("none", transport="none"),
 }
-"""The paper's vision models by name."""
+"""The vision models by name, most of them the paper's."""
+
+CONTENT = {"projected": ProjectedFrames, "cumulative": CumulativeFrames}
 
 
 @dataclass(frozen=True)
@@ -75,6 +85,8 @@ class ViTConfig:
     """
 
     model: str = "joformer_axial"
+    transport: Transport | None = None
+    """What moves along the journey, where it is not what the model's name says."""
     shape: tuple[int, ...] = (224, 224)
     patch: tuple[int, ...] = (16, 16)
     channels: int = 3
@@ -101,6 +113,10 @@ class ViTConfig:
             raise ValueError(f"drop_path is a probability below 1, got {self.drop_path}")
         if self.pool not in ("cls", "mean") or self.registers < 0:
             raise ValueError(f"pool is 'cls' or 'mean' and registers 0 or more, got {self.pool!r}, {self.registers}")
+        if self.transport not in (None, *get_args(Transport)):
+            raise ValueError(f"transport is one of {', '.join(get_args(Transport))}, got {self.transport!r}")
+        if VARIANTS[self.model].transport == "none" and self.transport not in (None, "none"):
+            raise ValueError(f"{self.model} has no frames to move {self.transport} by: choose another model")
 
     @classmethod
     def spectrogram(cls, bands: int, frames: int, classes: int, **changes: Any) -> ViTConfig:
@@ -125,6 +141,12 @@ class ViTConfig:
         return (self.pool == "cls") + self.registers
 
     @property
+    def variant(self) -> Variant:
+        """The model's row of the table, with the transport that was asked for."""
+        own = VARIANTS[self.model]
+        return own if self.transport is None else replace(own, transport=self.transport)
+
+    @property
     def grid(self) -> tuple[int, ...]:
         """How many patches there are along each axis."""
         return tuple(n // p for n, p in zip(self.shape, self.patch, strict=True))
@@ -146,13 +168,14 @@ class JoFormerViT(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.config, variant = config, VARIANTS[config.model]
+        self.config, variant = config, config.variant
         dim, head_dim = config.dim, config.dim // config.heads
         self.embed = nn.Linear(config.channels * prod(config.patch), dim)
         self.prefix = nn.Parameter(torch.zeros(config.prefix, dim)) if config.prefix else None
         additive = variant.frames == "additive"
         self.places = nn.Parameter(torch.zeros(config.prefix + prod(config.grid), dim)) if additive else None
         self.frames = _frames(config, variant, head_dim)
+        self._content = variant.frames in CONTENT and variant.transport != "none"
         self.blocks = nn.ModuleList(
             Block(
                 JourneyAttention(dim, config.heads, transport=variant.transport, dropout=config.dropout, bias=True),
@@ -184,9 +207,11 @@ class JoFormerViT(nn.Module):
             if grid != config.grid:
                 raise ValueError(f"an additive position embedding is bound to its grid {config.grid}, got {grid}")
             tokens = tokens + self.places
-        frames = self._frames_of_layers(positions.grid(*grid, prefix=config.prefix, device=x.device))
-        for block, of_layer in zip(self.blocks, frames, strict=True):
-            tokens = block(tokens, of_layer)
+        where = positions.grid(*grid, prefix=config.prefix, device=x.device)
+        # By content they follow the stream layer by layer; all others are made beforehand, once where layers share them.
+        ready = None if self._content else self._frames_of_layers(where)
+        for layer, block in enumerate(self.blocks):
+            tokens = block(tokens, self._by_content(layer, where, tokens, grid) if ready is None else ready[layer])
         # The norm comes before the mean: every patch counts alike.
         tokens = self.norm(tokens)
         return self.head(tokens[:, 0] if config.pool == "cls" else tokens[:, config.prefix :].mean(1))
@@ -205,6 +230,13 @@ class JoFormerViT(nn.Module):
             x = x.unfold(2 + axis, config.patch[axis], config.patch[axis])
         return x.movedim(1, 1 + axes).flatten(1, axes).flatten(2)
 
+    def _by_content(self, layer: int, where: Tensor, tokens: Tensor, grid: tuple[int, ...]) -> Frames:
+        assert isinstance(self.frames, nn.ModuleList)
+        module = self.frames[layer]
+        if isinstance(module, CumulativeFrames) and len(grid) > 1:
+            return module(where, tokens, grid=grid)
+        return module(where, tokens)
+
     def _frames_of_layers(self, where: Tensor) -> list[Frames]:
         layers = self.config.layers
         if isinstance(self.frames, nn.ModuleList):
@@ -218,8 +250,13 @@ def _frames(config: ViTConfig, variant: Variant, head_dim: int) -> nn.Module:
     axes = len(config.shape)
     layers = config.layers if variant.per_layer else 1
     split: dict = {"axes": axes, "split": variant.split}
-    if variant.frames == "additive":
+    if variant.frames == "additive" or variant.transport == "none":
         return NoFrames(axes)
+    if variant.frames in CONTENT:
+        kind = CONTENT[variant.frames]
+        return nn.ModuleList(
+            kind(config.dim, head_dim, heads=config.heads, frequency_base=config.base, **split) for _ in range(layers)
+        )
     if variant.frames == "fixed":
         return FixedFrames(head_dim, base=config.base, **split)
     if variant.frames == "learned":

@@ -5,6 +5,7 @@ train(LMConfig(dim=128), task, Recipe(steps=500), "runs/small")
 """
 
 from joformer.training.augment import Augment, Mix
+from joformer.training.augment.named import augmentation
 from joformer.training.data import Images, Streamed, Text, Tokenizer, load_audio, load_images, load_labelled, load_text
 from joformer.training.loop import train
 from joformer.training.processes import Processes
@@ -29,6 +30,7 @@ __all__ = [
     "Task",
     "Text",
     "Tokenizer",
+    "augmentation",
     "learning_rate",
     "load_audio",
     "load_images",

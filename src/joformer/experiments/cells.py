@@ -1,0 +1,382 @@
+"""A cell of a table: one model, one size, one seed, trained on one source of data; and what is left of it on disk.
+
+    OUT/TABLE/table.json                   what the table compares, and the paper's figures
+    OUT/TABLE/MODEL/SIZE/seed-N/           the run (training/runs.py)
+    OUT/TABLE/MODEL/SIZE/seed-N/result.json  written last: with it the cell is finished, and is not run again
+
+Cells of the same seed see the same data in the same order and begin with the same weights in all that they share
+(models/initial.py), so that differences between them are paired.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime, timezone
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import joformer
+from joformer.files import make_folder, write_json
+from joformer.models.saving import MODELS, written
+from joformer.training import (
+    Images,
+    ImageTask,
+    LanguageTask,
+    Processes,
+    Recipe,
+    Streamed,
+    Task,
+    augmentation,
+    load_labelled,
+    load_text,
+    open_run,
+    train,
+)
+from joformer.training.augment.named import Augmentation
+from joformer.training.recipe import UNDECIDING
+from joformer.training.runs import CONFIG, SPEED, circumstances
+from joformer.training.runs import METRICS as MEASURED
+
+RESULT, TABLE = "result.json", "table.json"
+Scale = Literal["laptop", "paper"]
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Text, its tokens and the windows of a step.
+
+    >>> TextSource("stdlib", context=128).task().context
+    128
+    """
+
+    data: str
+    vocab: int = 256
+    context: int = 512
+    batch: int = 32
+    held_out: int = 200
+
+    def load(self, say: Say | None = None) -> Any:
+        return _text(self.data, self.vocab, say)
+
+    def task(self) -> Task:
+        return LanguageTask(self.load(), context=self.context, batch=self.batch, held_out=self.held_out)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in a step."""
+        return self.context * self.batch
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """Images, or the spectrograms of sounds, and what a step makes of them.
+
+    >>> ImageSource("digits", batch=32).task().size
+    32
+    """
+
+    data: str
+    batch: int = 128
+    augment: Augmentation = "none"
+    draw: Literal["epochs", "randint"] = "epochs"
+    cells: bool = False
+    stream: int | None = None
+    """The side to which images are brought while they are decoded by workers; None for all in memory."""
+
+    def load(self, say: Say | None = None) -> Any:
+        return _images(self.data, self.stream, self.augment != "none", say)
+
+    def task(self) -> Task:
+        images = self.load()
+        augment, mix = augmentation(self.augment, images)
+        return ImageTask(images, batch=self.batch, augment=augment, mix=mix, draw=self.draw, cells=self.cells)
+
+    def steps(self, epochs: int | float) -> int:
+        """How many steps go through the images so often."""
+        images = self.load()
+        return max(1, round(epochs * (len(images) if isinstance(images, Streamed) else len(images.train)) / self.batch))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training run of a table, or (`against`) the time of a step beside another model's.
+
+    `lengths` are contexts at which a language model is measured in the end, each a column of the table.
+
+    >>> from joformer.models import ClassifierConfig
+    >>> Cell("mnist", "learned", "d = 8", 0, ClassifierConfig(dim=8), ImageSource("digits", cells=True), Recipe()).name
+    'mnist/learned/d-8/seed-0'
+    """
+
+    table: str
+    model: str
+    size: str
+    seed: int
+    config: Any
+    source: TextSource | ImageSource
+    recipe: Recipe
+    lengths: tuple[int, ...] = ()
+    against: Any = None
+    command: str = field(default="", compare=False)
+    """What runs this cell again, alone."""
+
+    @property
+    def name(self) -> str:
+        """Its folder below the output's."""
+        parts = (self.table, _slug(self.model), _slug(self.size), f"seed-{self.seed}")
+        return "/".join(part for part in parts if part)
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the model learns."""
+        return parameters(self.config)
+
+    @property
+    def alone(self) -> bool:
+        """Whether nothing else may run beside it: it is a measurement of time."""
+        return self.against is not None
+
+    def describe(self) -> dict[str, Any]:
+        """All that decides the result, as JSON."""
+        recipe = {name: value for name, value in asdict(self.recipe).items() if name not in UNDECIDING}
+        return json.loads(
+            json.dumps(
+                {
+                    "seed": self.seed,
+                    **written(self.config),
+                    "against": None if self.against is None else written(self.against),
+                    "source": {"kind": type(self.source).__name__, **asdict(self.source)},
+                    "recipe": recipe,
+                    "lengths": self.lengths,
+                }
+            )
+        )
+
+
+METRICS = {
+    # unit, whether more is better, whether seeds scatter so unevenly that a median says more than a mean
+    "accuracy": ("%", True, False),
+    "bits_per_byte": ("bits per byte", False, False),
+    "perplexity": ("perplexity", False, True),
+    "ratio": ("× the time", False, False),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A table about to be run: what the report needs to know of it, and its cells.
+
+    `baseline` is the model all others are paired with, `pairs` are further pairs (without value transport, with it),
+    `reference` is what a ratio is compared with. `paper` are the printed figures: model → size → value.
+    """
+
+    name: str
+    title: str
+    scale: Scale
+    source: TextSource | ImageSource
+    metric: str
+    models: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    sizes: tuple[str, ...] = ("",)
+    baseline: str | None = None
+    reference: float | None = None
+    pairs: tuple[tuple[str, str], ...] = ()
+    paper: dict[str, dict[str, float]] = field(default_factory=dict)
+    paper_metric: str | None = None
+    paper_setting: str = ""
+    notes: tuple[str, ...] = ()
+
+    def about(self) -> dict[str, Any]:
+        """The table as table.json says it."""
+        unit, higher, skewed = METRICS[self.metric]
+        said = {
+            "name": self.name,
+            "title": self.title,
+            "scale": self.scale,
+            "data": Path(self.source.data).name,
+            "metric": self.metric,
+            "unit": unit,
+            "higher": higher,
+            "skewed": skewed,
+            "baseline": self.baseline,
+            "reference": self.reference,
+            "models": self.models,
+            "sizes": self.sizes,
+            "pairs": self.pairs,
+            "paper": self.paper,
+            "paper_metric": self.paper_metric or self.metric,
+            "paper_setting": self.paper_setting,
+            "notes": self.notes,
+            "cells": [cell.name for cell in self.cells],
+        }
+        return json.loads(json.dumps(said))
+
+    def begin(self, out: Path) -> None:
+        """Write table.json; refused where the folder holds another table of that name."""
+        place = out / self.name / TABLE
+        about = self.about()
+        if place.is_file():
+            before = _read(place)
+            for key in ("scale", "data", "metric"):
+                if before.get(key) != about[key]:
+                    raise ValueError(
+                        f"{place.parent} holds a table with {key} = {before.get(key)}, not {about[key]}: "
+                        "choose another --out"
+                    )
+            # More seeds, or other cells of it, are added to what is there.
+            for key in ("cells", "models", "sizes"):
+                about[key] = [*about[key], *(one for one in before[key] if one not in about[key])]
+        make_folder(place.parent)
+        write_json(place, about)
+
+
+def parameters(config: Any) -> int:
+    """How many numbers the model of this configuration learns; it is not built for that.
+
+    >>> from joformer.models import ClassifierConfig
+    >>> parameters(ClassifierConfig(dim=8))
+    2450
+    """
+    with torch.device("meta"):
+        model = MODELS[written(config)["model"]](config)
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def finished(cell: Cell, out: Path) -> dict[str, Any] | None:
+    """The result of a cell that was run before; refused where the folder holds one of other settings."""
+    place = out / cell.name / RESULT
+    if not place.is_file():
+        return None
+    result = _read(place)
+    if result.get("described") != cell.describe():
+        raise ValueError(f"{place.parent} holds a cell of other settings: choose another --out, or remove it")
+    return result
+
+
+def run(cell: Cell, out: Path, say: Say = print) -> dict[str, Any]:
+    """The result of the cell: run, continued or, where it is finished, read."""
+    done = finished(cell, out)
+    if done is not None:
+        return done
+    folder = out / cell.name
+    make_folder(folder)
+    with open(folder / "attempts.jsonl", "a") as log:  # who began it, when: how often is then no guess
+        print(json.dumps({"process": os.getpid(), "began": _now()}), file=log)
+    if cell.against is not None:
+        from joformer.experiments.cost import measure
+
+        found: dict[str, Any] = {"measured": {cell.size: measure(cell)}, "seconds": None, "step_ms": None, "curve": []}
+        where = circumstances(torch.device("cpu"), 1, False)
+    else:
+        found, where = _trained(cell, folder, say)
+    result = {
+        "cell": cell.name,
+        "table": cell.table,
+        "model": cell.model,
+        "seed": cell.seed,
+        **found,
+        "parameters": cell.parameters,
+        "steps": cell.recipe.total,
+        "described": cell.describe(),
+        "command": cell.command,
+        "versions": {"joformer": joformer.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "machine": {
+            "processor": where["processor"] or where["device"],
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "threads": where["threads"],
+            "system": platform.system(),
+        },
+        "finished": _now(),
+    }
+    write_json(folder / RESULT, result)
+    return result
+
+
+def _trained(cell: Cell, folder: Path, say: Say) -> tuple[dict[str, Any], dict[str, Any]]:
+    task = cell.source.task()
+    notes = {"data": cell.source.data, "cell": cell.name}
+    last = train(cell.config, task, cell.recipe, folder, seed=cell.seed, notes=notes, say=say)
+    measured = {cell.size: {name: value for name, value in last.items() if name != "step"}}
+    if cell.lengths:
+        assert isinstance(task, LanguageTask)
+        processes, model = Processes(), open_run(folder).model
+        task.to(processes.device)
+        model.to(processes.device).eval()
+        measured = {}
+        for length in cell.lengths:
+            say(f"{cell.name}: measuring at {length} tokens")
+            measured[str(length)] = task.evaluate(model, processes, context=length)
+    pace = [json.loads(line) for line in (folder / SPEED).read_text().splitlines()]
+    spent = [line["seconds_per_step"] for line in pace]
+    between = [
+        after["step"] - before for after, before in zip(pace, [0, *(line["step"] for line in pace)], strict=False)
+    ]
+    lines = [json.loads(line) for line in (folder / MEASURED).read_text().splitlines()]
+    held = [line for line in lines if "train_loss" not in line]
+    seen = [line for line in lines if "train_loss" in line]
+    curve = sorted(
+        ({key: value for key, value in line.items() if key not in ("lr", "gradient")} for line in held + _thin(seen)),
+        key=lambda line: line["step"],
+    )
+    run_of = json.loads((folder / CONFIG).read_text())["run"]
+    return {
+        "measured": measured,
+        "curve": curve,
+        "seconds": sum(n * s for n, s in zip(between, spent, strict=True)),
+        "step_ms": 1000 * statistics.median(spent),
+        "task": run_of["task"],
+        "recipe": run_of["recipe"],
+        "config": asdict(cell.config),
+    }, circumstances(Processes().device, 1, False)
+
+
+def _thin(lines: list[dict[str, Any]], most: int = 100) -> list[dict[str, Any]]:
+    """At most so many lines, each the mean of those it stands for."""
+    size = -(-len(lines) // most)
+    groups = [lines[at : at + size] for at in range(0, len(lines), size)] if size else []
+    return [
+        {"step": group[-1]["step"], "train_loss": statistics.fmean(line["train_loss"] for line in group)}
+        for group in groups
+    ]
+
+
+@lru_cache(maxsize=4)
+def _text(data: str, vocab: int, say: Say | None) -> Any:
+    return load_text(data, vocab=vocab, say=say)
+
+
+@lru_cache(maxsize=4)
+def _images(data: str, stream: int | None, crops: bool, say: Say | None) -> Images | Streamed:
+    if stream is None:
+        return load_labelled(data, say=say)
+    return Streamed(data, size=stream, train_crop="resized" if crops else "centre", say=say)
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-")
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _read(place: Path) -> dict[str, Any]:
+    try:
+        return json.loads(place.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{place} cannot be read ({error}): remove it, or choose another --out") from None
+
+
+def with_command(cells: list[Cell], words: str) -> tuple[Cell, ...]:
+    """The cells, each with the command that runs it alone."""
+    return tuple(replace(cell, command=f"joformer {words} --only {cell.name}") for cell in cells)

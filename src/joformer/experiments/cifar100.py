@@ -1,0 +1,126 @@
+"""CIFAR-100: does rotating the values help a small vision transformer, with fixed or with learned frequencies?
+
+    joformer reproduce cifar100                               digits, D = 32, all models, 3 seeds: two minutes
+    joformer reproduce cifar100 --data DATA                   DATA/cifar100, D = 32, six models, a short cosine: hours
+    joformer reproduce cifar100 --scale paper --data DATA     D = 32 to 256, 300 epochs; and Setup A: GPUs
+
+Expect: at laptop scale, differences below the spread of seeds. The paper's gains are one to two points of one seed.
+
+Paper: "CIFAR-100 V Rotation and Scaling", Setup A and B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from joformer import paper
+from joformer.experiments.cells import Cell, ImageSource, Plan, Scale
+from joformer.experiments.places import find
+from joformer.models import VARIANTS, ViTConfig
+from joformer.training import Recipe
+
+SETUP_A = ("axial_dense", "axial_dense_v", "liere64", "liere64_v")
+SETUP_B = tuple(name for name in VARIANTS if name not in (*SETUP_A, "projected", "cumulative", "none"))
+EPOCHS = {"laptop": 4, "digits": 20, "paper": 300}
+
+
+def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Plan]:
+    """Setup B; at the paper's scale Setup A as well."""
+    where = find(data, ("cifar100",), scale, hub="cifar100", embedded="digits", sole=sole)
+    small = where == "digits"
+    source = ImageSource(where, augment="none" if small else "cifar", draw="epochs" if small else "randint")
+    images = source.load()
+    channels, *sides = images.train.images.shape[1:]
+    shape = tuple(sides)
+    patch = (2, 2) if small else (4, 4)
+    epoch = source.steps(1)
+    total = steps or source.steps(EPOCHS["digits" if small else scale])
+    recipe = Recipe(
+        steps=total, lr=1e-3, end=0.0, betas=(0.9, 0.999), weight_decay=0.1, clip=None,
+        log_every=20, evaluate_every=max(1, total // 4 if scale == "laptop" else 10 * epoch),
+        save_every=min(epoch, 200) if scale == "laptop" else 10 * epoch, keep=1,
+    )  # fmt: skip
+    widths = paper.CIFAR_WIDTHS if scale == "paper" else (32,)
+    models = tuple(paper.CIFAR_SCALING) if scale == "laptop" and not small else SETUP_B
+    cells = [
+        Cell(
+            "cifar100", model, f"D = {dim}", seed,
+            ViTConfig(
+                model=model, shape=shape, patch=patch, channels=channels, classes=len(images.classes), dim=dim,
+                layers=4, heads=4, dropout=0.1 if scale == "paper" else 0.0,
+            ),
+            source, recipe,
+        )
+        for dim in widths
+        for model in models
+        for seed in seeds
+    ]  # fmt: skip
+    printed = {
+        model: {f"D = {dim}": value for dim, value in zip(paper.CIFAR_WIDTHS, row, strict=True) if dim in widths}
+        for model, row in paper.CIFAR_SCALING.items()
+    }
+    for without, rotated, a, b, _ in paper.V_ROTATION.values():
+        for model, value in ((without, a), (rotated, b)):
+            if 256 in widths:
+                printed.setdefault(model, {})["D = 256"] = value
+    return [
+        Plan(
+            name="cifar100",
+            title="CIFAR-100, Setup B",
+            scale=scale,
+            source=source,
+            metric="accuracy",
+            baseline="rope2d",
+            models=models,
+            sizes=tuple(f"D = {dim}" for dim in widths),
+            pairs=tuple((q, v) for q, v, *_ in paper.V_ROTATION.values() if q in models and v in models),
+            paper=printed,
+            paper_setting="CIFAR-100, 300 epochs, one seed",
+            notes=(
+                f"{total} steps of {source.batch} images, {total / epoch:.3g} epochs; the paper has 300.",
+                *(["Without dropout: runs are short, and it doubles their time."] if scale == "laptop" else []),
+                *(["Digits are not augmented: mirrored or half erased they are other digits."] if small else []),
+            ),
+            cells=tuple(cells),
+        ),
+        *(_setup_a(where, seeds, steps) if scale == "paper" else []),
+    ]
+
+
+def _setup_a(where: str, seeds: Sequence[int], steps: int | None) -> list[Plan]:
+    source = ImageSource(where, augment="crop")
+    images = source.load()
+    epoch = source.steps(1)
+    recipe = Recipe(
+        steps=steps or source.steps(400), lr=1e-4, end=0.0, betas=(0.9, 0.999), weight_decay=0.0, clip=None,
+        precision="bf16", log_every=20, evaluate_every=10 * epoch, save_every=10 * epoch, keep=1,
+    )  # fmt: skip
+    cells = [
+        Cell(
+            "cifar100-liere", model, "", seed,
+            ViTConfig(
+                model=model, shape=(32, 32), patch=(4, 4), classes=len(images.classes), dim=384, layers=12, heads=6,
+                hidden=768,
+            ),
+            source, recipe,
+        )
+        for model in SETUP_A
+        for seed in seeds
+    ]  # fmt: skip
+    (dense, dense_v, _), (liere, liere_v, _) = paper.CIFAR_LIERE["axial-dense"], paper.CIFAR_LIERE["LieRE64"]
+    return [
+        Plan(
+            name="cifar100-liere",
+            title="CIFAR-100, Setup A: ViT-Tiny, curved frames",
+            scale="paper",
+            source=source,
+            metric="accuracy",
+            models=tuple(SETUP_A),
+            pairs=(("axial_dense", "axial_dense_v"), ("liere64", "liere64_v")),
+            paper=dict(zip(SETUP_A, ({"": value} for value in (dense, dense_v, liere, liere_v)), strict=True)),
+            paper_setting="CIFAR-100, 400 epochs, one seed",
+            notes=("The feed-forward is 768 wide: only so are there 14.9 million parameters (CLAIMS.md row 52).",),
+            cells=tuple(cells),
+        )
+    ]

@@ -1,0 +1,96 @@
+"""Length: trained on short windows, measured on long ones; windowed layers with frames, and some without positions.
+
+    joformer reproduce length                                 Python's own source, 6 layers of 64, 3 seeds: three minutes
+    joformer reproduce length --data DATA                     DATA/enwik8 or DATA/wikitext-2, 600 steps: half an hour
+    joformer reproduce length --scale paper                   163M parameters, 200,000 steps for every row: GPUs
+
+Expect: windowed layers do not see the length; what grows is the loss of the layers without positions (CLAIMS.md row
+58). All rows have the same number of steps, which in the paper they have not.
+
+Paper: "Length Generalization".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from joformer import paper
+from joformer.experiments.cells import Cell, Plan, Scale, TextSource
+from joformer.experiments.places import find
+from joformer.models import LMConfig
+from joformer.training import Recipe
+
+MODELS: dict[str, dict[str, Any]] = {
+    "rope": {"frames": "fixed", "transport": "scores"},
+    "fixed": {"frames": "fixed"},
+    "projected": {"frames": "fixed"},  # its third stage changes them
+    "cumulative": {"frames": "cumulative"},
+}
+TEXTS = ("openwebtext", "enwik8", "wikitext-2")
+
+
+def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Plan]:
+    """The table as it is run."""
+    where = find(data, TEXTS, scale, hub="openwebtext", embedded="stdlib", sole=sole)
+    if scale == "paper":
+        source = TextSource(where, vocab=50257, context=512, batch=32)
+        total, rates, precision, pattern = steps or 200_000, (5e-4, 2e-4, 5e-5), "bf16", "WWWWWNWWWWWNWWWN"
+        shape = {"dim": 768, "layers": 16, "heads": 8}
+        lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192)
+    else:
+        small = where == "stdlib"
+        source = TextSource(where, context=256, batch=8, held_out=20)
+        total, rates, precision, pattern = steps or (120 if small else 600), (2e-3, 8e-4, 2e-4), "fp32", "WWWWWN"
+        shape = {"dim": 64, "layers": 6, "heads": 4}
+        lengths = (256, 512, 1024, 2048, 4096)
+    vocab = source.load().tokenizer.vocab
+    cells = [
+        Cell(
+            "length", model, "", seed,
+            LMConfig(vocab=vocab, pattern=pattern, window=32, **shape, **change), source,
+            _recipe(model, total, rates, precision), lengths=lengths,
+        )
+        for model, change in MODELS.items()
+        for seed in seeds
+    ]  # fmt: skip
+    printed = {
+        model: {str(length): value for length, value in zip(paper.LENGTHS, row[:4], strict=True) if length in lengths}
+        for model, row in paper.LENGTH.items()
+    }
+    return [
+        Plan(
+            name="length",
+            title=f"Trained at {source.context} tokens, measured up to {lengths[-1]}",
+            scale=scale,
+            source=source,
+            metric="perplexity",
+            models=tuple(MODELS),
+            sizes=tuple(map(str, lengths)),
+            baseline="rope",
+            paper=printed,
+            paper_setting="OpenWebText, 163M parameters, trained at 512 tokens, one seed; projected 200,000 steps, rope "
+            "150,000",
+            notes=(
+                f"{total} steps for every row; three stages in the proportion 2 : 1 : 1, of which the last is the one "
+                "with projected angles in that row; cumulative in one stage.",
+                f"Perplexity of {'bytes' if vocab == 256 else 'tokens'}; {source.held_out} windows at each length.",
+            ),
+            cells=tuple(cells),
+        )
+    ]
+
+
+def _recipe(model: str, total: int, rates: tuple[float, float, float], precision: Any) -> Recipe:
+    first, second = total // 2, total // 4
+    counts = (first, second, total - first - second)
+    stages = tuple(f"{count}:{rate:g}" for count, rate in zip(counts, rates, strict=True))
+    if model == "projected":
+        stages = (*stages[:2], f"{stages[2]}:projected")
+    several = {"stages": stages} if model != "cumulative" else {"steps": total, "lr": rates[0]}
+    every = max(1, total // 4)
+    return Recipe(
+        **several, end=0.1, warmup=min(total // 20, min(counts)), weight_decay=0.01, precision=precision,
+        log_every=10, evaluate_every=every, save_every=min(every, 5000), keep=1,
+    )  # fmt: skip

@@ -1,0 +1,60 @@
+"""Overhead: what a training step takes and what parameters are added, each variant beside RoPE in one process.
+
+    joformer reproduce overhead                               3 rounds: two minutes, nothing else running
+    joformer reproduce overhead --scale paper                 ViT-S, batch 1,024 in fp16: a GPU
+
+Expect: 1.02 to 1.06 for value transport, against the paper's 94 h / 72 h = 1.31 ("unoptimized rotation ops"). A
+round is a fresh process; the interval is over rounds, each the best of twenty turns.
+
+Paper: "Parameter and Wall-Clock Overhead".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from joformer.experiments.cells import Cell, ImageSource, Plan, Scale
+from joformer.experiments.places import find
+from joformer.models import ViTConfig
+from joformer.training import Recipe
+
+MODELS = ("none", "learned", "joformer_old", "monoidal_axial", "joformer_axial", "joformer_axial_perlayer", "projected",
+          "cumulative")  # fmt: skip
+PAPER = 94 / 72
+
+
+def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Plan]:
+    """The table as it is measured; seeds are rounds."""
+    if scale == "paper":
+        where = find(data, ("imagenet",), scale, hub="imagenet", embedded="digits", sole=sole)
+        source = ImageSource(where, batch=1024, augment="imagenet", stream=224)
+        shape = {"classes": len(source.load().classes)}
+    else:  # what a step takes does not depend on what is in the images
+        source = ImageSource("digits", batch=64)
+        shape = {"shape": (8, 8), "patch": (1, 1), "channels": 1, "classes": 10, "dim": 64, "layers": 4, "heads": 4}
+    rope = ViTConfig(model="rope2d", **shape)
+    recipe = Recipe(steps=1, precision="fp16" if scale == "paper" else "fp32")
+    cells = [
+        Cell("overhead", model, "", seed, ViTConfig(model=model, **shape), source, recipe, against=rope)
+        for model in MODELS
+        for seed in seeds
+    ]
+    return [
+        Plan(
+            name="overhead",
+            title="What a step takes, beside RoPE in two dimensions",
+            scale=scale,
+            source=source,
+            metric="ratio",
+            models=MODELS,
+            reference=1.0,
+            paper={"joformer_old": {"": PAPER}, "joformer_axial": {"": PAPER}},
+            paper_setting="ViT-S on ImageNet, two H100, one run: 94 hours against 72",
+            notes=(
+                "Forward, backward and AdamW; both models take turns in one process, the best of twenty counts.",
+                f"{rope.layers} layers of {rope.dim}, {rope.grid[0] * rope.grid[1] + 1} tokens, batch {source.batch}.",
+            ),
+            cells=tuple(cells),
+        )
+    ]

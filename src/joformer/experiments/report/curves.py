@@ -1,0 +1,77 @@
+"""What was measured on the way: thinned, and brought together over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from joformer.experiments.results import Cell
+
+MOST = 60
+"""Points of a curve: more than a small plot can show would only make the page heavy."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line over steps: the mean over n seeds, and the least and most of them."""
+
+    steps: list[float]
+    mean: list[float]
+    least: list[float]
+    most: list[float]
+    n: int
+
+
+def thin(lines: Sequence[dict[str, float]], most: int = MOST) -> list[dict[str, float]]:
+    """At most so many lines of each kind (by their keys), evenly chosen, always with the first and the last.
+
+    >>> thin([{"step": s, "loss": 1.0} for s in range(100)], 3)
+    [{'step': 0, 'loss': 1.0}, {'step': 50, 'loss': 1.0}, {'step': 99, 'loss': 1.0}]
+    """
+    kinds: dict[tuple[str, ...], list[int]] = {}
+    for index, line in enumerate(lines):
+        kinds.setdefault(tuple(sorted(line)), []).append(index)
+    kept = sorted(index for members in kinds.values() for index in _evenly(members, most))
+    return [{key: _round(value) for key, value in lines[index].items()} for index in kept]
+
+
+def over_seeds(cells: Sequence[Cell], key: str) -> Curve | None:
+    """The curve of this key: at the steps of the seed that has fewest, between them as far as all have come.
+
+    >>> one = lambda seed, y: Cell("", "a", seed, {}, {"curve": [{"step": 0, "loss": y}, {"step": 9, "loss": 1.0}]})
+    >>> over_seeds([one(0, 3.0), one(1, 2.0)], "loss")
+    Curve(steps=[0.0, 9.0], mean=[2.5, 1.0], least=[2.0, 1.0], most=[3.0, 1.0], n=2)
+    """
+    paths = []
+    for cell in cells:
+        path = sorted({line["step"]: line[key] for line in thin(cell.curve) if key in line}.items())
+        if len(path) > 1:
+            paths.append(path)
+    if not paths:
+        return None
+    first, last = max(path[0][0] for path in paths), min(path[-1][0] for path in paths)
+    steps = [step for step, _ in min(paths, key=len) if first <= step <= last]
+    if len(steps) < 2:
+        return None
+    columns = [[_at(path, step) for path in paths] for step in steps]
+    return Curve(steps, [fmean(c) for c in columns], [min(c) for c in columns], [max(c) for c in columns], len(paths))
+
+
+def _evenly(members: list[int], most: int) -> list[int]:
+    if len(members) <= most:
+        return members
+    return [members[round(i * (len(members) - 1) / (most - 1))] for i in range(most)]
+
+
+def _at(path: Sequence[tuple[float, float]], step: float) -> float:
+    """Between the two points around this step, in a straight line."""
+    before = max((point for point in path if point[0] <= step), key=lambda point: point[0])
+    after = min((point for point in path if point[0] >= step), key=lambda point: point[0])
+    share = 0.0 if after[0] == before[0] else (step - before[0]) / (after[0] - before[0])
+    return before[1] + share * (after[1] - before[1])
+
+
+def _round(value: float) -> float | int:
+    rounded = float(f"{value:.6g}")
+    return int(rounded) if rounded == int(rounded) and abs(rounded) < 1e15 and value == int(value) else rounded

@@ -1,0 +1,115 @@
+"""The report as plain text: tables for a terminal, sentences, Markdown."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from joformer.experiments.report.analysis import Analysis
+from joformer.experiments.report.words import WORDS, Wording, wordings
+from joformer.experiments.results import Gathered, as_table
+
+WIDTH = 100
+
+
+def sentences(about: Mapping[str, Any], cells: Iterable[Mapping[str, Any]]) -> list[str]:
+    """One sentence for each comparison of a table, given as the contents of table.json and its result.json files.
+
+    >>> about = {"name": "t", "metric": "loss", "unit": "nats", "baseline": "none", "models": ["none", "both"]}
+    >>> made = lambda model, seed, loss: {"cell": "", "model": model, "seed": seed, "measured": {"": {"loss": loss}}}
+    >>> cells = [made("none", s, 2.0 + s) for s in range(3)] + [made("both", s, 1.9 + 1.01 * s) for s in range(3)]
+    >>> sentences(about, cells)
+    ['both: better than none by 0.090 nats [0.065, 0.115], p = 0.004, 3 seeds']
+    """
+    words = Wording(Analysis(as_table(about, cells)))
+    return [words.sentence(one) for one in words.about.comparisons]
+
+
+def lines(gathered: Gathered) -> list[str]:
+    """Plain tables for a terminal of 100 columns.
+
+    >>> lines(Gathered((as_table({"name": "t", "metric": "loss", "models": ["a"]}, []),)))[0]
+    'T'
+    """
+    told: list[str] = []
+    for words in wordings(gathered):
+        table = words.table
+        told += [""] * bool(told) + [table.title.upper(), *_wrapped(", ".join(f"{k} {v}" for k, v in words.run)), ""]
+        for head, rows in (words.results(), words.differences(), words.costs()):
+            if rows:
+                told += [*_columns(head, rows), ""]
+        told += _wrapped(words.summary())
+        told += [line for note in (*words.about.remarks, *table.notes) for line in _wrapped(note, "- ")]
+    return told
+
+
+def markdown(gathered: Gathered) -> str:
+    """The report as Markdown.
+
+    >>> print(markdown(Gathered(())).splitlines()[0])
+    # joformer: report
+    """
+    parts = ["# joformer: report\n"]
+    parts += [f"- **{_md(w.table.title)}** {_md(w.summary())}" for w in wordings(gathered)]
+    for words in wordings(gathered):
+        table = words.table
+        parts.append(f"\n## {_md(table.title)}\n")
+        parts.append(_md("; ".join(f"{name} {value}" for name, value in words.run)) + ".\n")
+        parts.append(f"Ours: {words.centre} [{words.interval}].\n")
+        parts += _md_table(*words.results())
+        if table.paper_setting:
+            parts.append(f"\nThe paper: {_md(table.paper_setting)}.")
+        if words.about.comparisons:
+            parts.append(f"\n### Differences on the same seeds\n\n{_md(words.method)}\n")
+            parts += _md_table(*words.differences())
+        if words.about.costs:
+            parts.append("\n### Cost\n")
+            parts += _md_table(*words.costs())
+        notes = [*words.about.remarks, *table.notes]
+        if table.missing:
+            notes.append(f"Missing: {', '.join(table.missing)}.")
+        if notes:
+            parts += ["\n### Notes\n", *(f"- {_md(note)}" for note in notes)]
+        if commands := [cell.text("command") for cell in table.cells if cell.text("command")]:
+            parts += [
+                "\n### To run the cells again\n",
+                "```",
+                *(" ".join(c.replace("```", "").split()) for c in commands),
+                "```",
+            ]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _wrapped(text: str, mark: str = "") -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent=mark, subsequent_indent=" " * len(mark), break_on_hyphens=False)
+
+
+def _columns(head: list[str], rows: list[list[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    while (over := sum(widths) + 2 * (len(widths) - 1) - WIDTH) > 0 and max(widths) > 8:  # the widest gives way
+        widest = widths.index(max(widths))
+        widths[widest] -= min(over, max(1, widths[widest] - sorted(widths)[-2] if len(widths) > 1 else over))
+
+    def line(cells: list[str]) -> str:
+        fit = [
+            cell if len(cell) <= width else cell[: width - 1] + "…" for cell, width in zip(cells, widths, strict=True)
+        ]
+        return "  ".join(
+            cell.ljust(width) if name in WORDS else cell.rjust(width)
+            for cell, width, name in zip(fit, widths, head, strict=True)
+        ).rstrip()
+
+    return [line(head), "  ".join("─" * width for width in widths), *map(line, rows)]
+
+
+def _md(text: str) -> str:
+    """Text that Markdown takes as text."""
+    return "".join(f"\\{c}" if c in "\\`*_|<>[]#" else c for c in " ".join(text.split()))
+
+
+def _md_table(head: list[str], rows: list[list[str]]) -> list[str]:
+    if not rows:
+        return ["Nothing measured yet."]
+    rule = "|".join("---" if name in WORDS else "--:" for name in head)
+    return [f"| {' | '.join(map(_md, head))} |", f"|{rule}|", *(f"| {' | '.join(map(_md, row))} |" for row in rows)]

@@ -1,0 +1,62 @@
+"""Which side does the work: {none, scores, values, both} × {fixed, learned, projected, cumulative}, matched.
+
+    joformer reproduce transport                              Python's own source, 3 seeds: three minutes
+    joformer reproduce transport --data DATA --seeds 5        DATA/enwik8 or DATA/wikitext-2: an hour
+
+Expect: most of what positions give comes from the scores; values alone are far better than no positions, and both
+together within the spread of scores alone. Parameters are equal within 0.1 %, steps and data exactly.
+
+Not in the paper, which compares scores with both. `joformer compare` runs the same grid on data of your own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from joformer.experiments.cells import Cell, Plan, Scale, TextSource
+from joformer.experiments.places import find
+from joformer.experiments.variants import NAMES, SIDES, variant
+from joformer.models import LMConfig
+from joformer.training import Recipe
+
+
+def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Plan]:
+    """The table as it is run."""
+    where = find(data, ("enwik8", "wikitext-2", "wikipedia"), scale, hub="wikipedia", embedded="stdlib", sole=sole)
+    small = where == "stdlib"
+    if scale == "paper":
+        source = TextSource(where, vocab=8000, context=512, batch=32)
+        total, rate, every, shape = steps or 200_000, 2e-4, 5000, {"dim": 256, "layers": 4, "heads": 4}
+    else:
+        source = TextSource(where, context=128 if small else 256, batch=16, held_out=50)
+        total, rate = steps or (100 if small else 600), 1e-3
+        every, shape = max(1, total // 4), {"dim": 64, "layers": 2, "heads": 2}
+    recipe = Recipe(
+        steps=total, lr=rate, end=0.1, warmup=total // 12, weight_decay=0.01, log_every=10, evaluate_every=every,
+        save_every=every, keep=1, precision="bf16" if scale == "paper" else "fp32",
+    )  # fmt: skip
+    plain = LMConfig(vocab=source.load().tokenizer.vocab, transport="none", **shape)
+    cells = [
+        Cell("transport", name, "", seed, variant(plain, name), source, recipe) for name in NAMES for seed in seeds
+    ]
+    frames = [name.partition(", ")[2] for name in NAMES if name.startswith(SIDES[0])]
+    return [
+        Plan(
+            name="transport",
+            title="Which side does the work",
+            scale=scale,
+            source=source,
+            metric="bits_per_byte",
+            models=NAMES,
+            baseline="scores, fixed",
+            pairs=tuple((f"scores, {kind}", f"both, {kind}") for kind in frames),
+            notes=(
+                f"{total} steps of {source.batch} windows of {source.context} tokens for all; parameters matched by the "
+                "width of the feed-forward.",
+                "none transports nothing, and so is one model whatever the frames would be.",
+                "scores, fixed is RoPE.",
+            ),
+            cells=tuple(cells),
+        )
+    ]

@@ -1,0 +1,61 @@
+"""Which side does the work: every kind of frames on every side of attention, at matched parameters and steps.
+
+                 none    scores    values    both
+    fixed         ·        RoPE       ·       JoFormer-fixed
+    learned       ·         ·         ·       JoFormer-learned
+    projected     ·         ·         ·       JoFormer-projected
+    cumulative    ·         ·         ·       ·
+
+A model that transports nothing has no frames: the first column is one model. Frames with parameters of their own give
+them up again in the feed-forward, whose width is chosen so that all have as many as the model without.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from joformer.experiments.cells import parameters
+from joformer.models import LMConfig
+
+FRAMES = ("fixed", "learned", "projected", "cumulative")
+SIDES = ("scores", "values", "both")
+NAMES = ("none", *(f"{side}, {frames}" for frames in FRAMES for side in SIDES))
+"""The cells of the grid."""
+
+VISION = {"fixed": "joformer_old", "learned": "joformer_axial", "projected": "projected", "cumulative": "cumulative"}
+
+
+def variant(config: Any, name: str, *, match: bool = True) -> Any:
+    """The configuration with frames and transport by their name in the grid, and as many parameters as it had.
+
+    >>> config = LMConfig(vocab=256, dim=64, heads=2, transport="none")
+    >>> projected = variant(config, "both, projected")
+    >>> projected.frames, projected.transport, projected.hidden
+    ('projected', 'both', 206)
+    >>> abs(parameters(projected) / parameters(config) - 1) < 0.001
+    True
+    """
+    if name not in NAMES:
+        raise ValueError(f"unknown variant {name!r}: choose from {'; '.join(NAMES)}")
+    side, _, frames = name.partition(", ")
+    language = isinstance(config, LMConfig)
+    changed = replace(config, **{"transport": "none"} if language else {"model": "none", "transport": None})
+    if name == "none":
+        return changed
+    if language:
+        made = replace(config, frames=frames, transport=side)
+    else:
+        made = replace(config, model=VISION[frames], transport=side)
+    return matched(made, parameters(changed)) if match else made
+
+
+def matched(config: Any, count: int) -> Any:
+    """The configuration with the width of its feed-forward that brings its parameters nearest to `count`."""
+    hidden = config.hidden or 4 * config.dim
+    here = parameters(replace(config, hidden=hidden))
+    per_unit = parameters(replace(config, hidden=hidden + 1)) - here
+    wanted = hidden + round((count - here) / per_unit)
+    if wanted < 1:
+        raise ValueError(f"{count} parameters are too few for this model's frames: take a wider model")
+    return config if wanted == hidden else replace(config, hidden=wanted)
