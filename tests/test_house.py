@@ -28,6 +28,7 @@ ORDER = [
     "testing",
     "verify",
     "bench",
+    "experiments",
     "cli",
     "__main__",
 ]

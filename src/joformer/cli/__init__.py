@@ -16,8 +16,11 @@ except ImportError:  # the core does without the command line's dependencies
 
 import joformer
 from joformer.cli.bench import Bench
+from joformer.cli.compare import Compare
 from joformer.cli.evaluate import Evaluate
 from joformer.cli.generate import Generate
+from joformer.cli.report import Report
+from joformer.cli.reproduce import Reproduce
 from joformer.cli.verify import Verify
 
 
@@ -28,6 +31,9 @@ class Train:
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "verify": Verify,
+    "reproduce": Reproduce,
+    "compare": Compare,
+    "report": Report,
     "bench": Bench,
     "train": Train,
     "generate": Generate,
@@ -82,5 +88,5 @@ def _parse(words: list[str]) -> Any:
             args=words[1:],
             config=(tyro.conf.OmitArgPrefixes,),
         )
-    about = "Journey operators: what is true of them, what they cost, and models that use them."
+    about = "Journey operators: what is true of them, what they cost, and whether they help."
     return tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="joformer", description=about, args=words)

@@ -13,6 +13,7 @@ from joformer.cli.showing import say, tell
 from joformer.files import make_folder
 from joformer.models import ClassifierConfig, LMConfig, ViTConfig
 from joformer.models.classifier import Reading
+from joformer.models.vit import eighths
 from joformer.training import (
     Images,
     ImageTask,
@@ -108,7 +109,8 @@ class ViT:
     epochs: int | None = None
     """Instead of --steps: how often to go through the images."""
     augment: Augmentation = "none"
-    """none, the paper's Setup A (crop and flip) or B (cifar, with mixup), or DeiT's (with mixup, CutMix, smoothed labels)."""
+    """none, the paper's Setup A (crop: and flip) or B (cifar: with mixup), or DeiT's (with mixup, CutMix, smoothed
+    labels)."""
     draw: Literal["epochs", "randint"] = "epochs"
     """Every image once an epoch, or any at any time (Setup B)."""
     model: str = "joformer_axial"
@@ -217,11 +219,10 @@ class Monoidal:
 
 
 def _patch(given: tuple[int, ...] | None, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The patch that was given, for every axis; else of each side's divisors the one nearest to an eighth of it."""
-    if given is not None:
-        return given * len(shape) if len(given) == 1 else given
-    divisors = [[p for p in range(1, side + 1) if side % p == 0] for side in shape]
-    return tuple(min(some, key=lambda p: (abs(p - side / 8), -p)) for side, some in zip(shape, divisors, strict=True))
+    """The patch that was given, for every axis, or one that suits the shape."""
+    if given is None:
+        return eighths(shape)
+    return given * len(shape) if len(given) == 1 else given
 
 
 def _in_epochs(recipe: Recipe, epochs: int | None, images: int, batch: int) -> Recipe:

@@ -10,6 +10,7 @@ Cells of the same seed see the same data in the same order and begin with the sa
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -71,11 +73,6 @@ class TextSource:
     def task(self) -> Task:
         return LanguageTask(self.load(), context=self.context, batch=self.batch, held_out=self.held_out)
 
-    @property
-    def tokens(self) -> int:
-        """Tokens in a step."""
-        return self.context * self.batch
-
 
 @dataclass(frozen=True)
 class ImageSource:
@@ -92,9 +89,11 @@ class ImageSource:
     cells: bool = False
     stream: int | None = None
     """The side to which images are brought while they are decoded by workers; None for all in memory."""
+    label: str | None = None
+    size: int | None = None
 
     def load(self, say: Say | None = None) -> Any:
-        return _images(self.data, self.stream, self.augment != "none", say)
+        return _images(self.data, self.stream, self.augment != "none", self.label, self.size, say)
 
     def task(self) -> Task:
         images = self.load()
@@ -146,6 +145,18 @@ class Cell:
         """Whether nothing else may run beside it: it is a measurement of time."""
         return self.against is not None
 
+    @property
+    def work(self) -> float:
+        """About how many seconds it takes on one core; good for comparing cells, and for a first guess."""
+        if isinstance(self.source, TextSource):
+            tokens = self.source.context * self.source.batch
+        else:
+            config = self.config
+            tokens = self.source.batch * (prod(config.grid) + config.prefix if hasattr(config, "grid") else 1)
+        step = 2e-3 + 8e-11 * tokens * (self.parameters + 5e4)
+        turns = 2 * 22 if self.alone else self.recipe.total
+        return 1 + step * turns + 2e-4 * sum(self.lengths)
+
     def describe(self) -> dict[str, Any]:
         """All that decides the result, as JSON."""
         recipe = {name: value for name, value in asdict(self.recipe).items() if name not in UNDECIDING}
@@ -155,7 +166,7 @@ class Cell:
                     "seed": self.seed,
                     **written(self.config),
                     "against": None if self.against is None else written(self.against),
-                    "source": {"kind": type(self.source).__name__, **asdict(self.source)},
+                    "source": {"kind": type(self.source).__name__, **asdict(self.source), "data": _named(self.source.data)},
                     "recipe": recipe,
                     "lengths": self.lengths,
                 }
@@ -356,10 +367,18 @@ def _text(data: str, vocab: int, say: Say | None) -> Any:
 
 
 @lru_cache(maxsize=4)
-def _images(data: str, stream: int | None, crops: bool, say: Say | None) -> Images | Streamed:
+def _images(
+    data: str, stream: int | None, crops: bool, label: str | None, size: int | None, say: Say | None
+) -> Images | Streamed:
     if stream is None:
-        return load_labelled(data, say=say)
-    return Streamed(data, size=stream, train_crop="resized" if crops else "centre", say=say)
+        return load_labelled(data, label=label, size=size, say=say)
+    return Streamed(data, size=stream, train_crop="resized" if crops else "centre", label=label, say=say)
+
+
+def _named(data: str) -> str:
+    """Which data it is, without saying where: results are published, and folders are nobody's business."""
+    path = Path(data)
+    return f"{path.name} ({hashlib.blake2b(data.encode(), digest_size=4).hexdigest()})" if path.is_absolute() else data
 
 
 def _slug(text: str) -> str:

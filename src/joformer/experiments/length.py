@@ -1,6 +1,6 @@
 """Length: trained on short windows, measured on long ones; windowed layers with frames, and some without positions.
 
-    joformer reproduce length                                 Python's own source, 6 layers of 64, 3 seeds: three minutes
+    joformer reproduce length                                 Python's own source, 6 layers, 3 seeds: three minutes
     joformer reproduce length --data DATA                     DATA/enwik8 or DATA/wikitext-2, 600 steps: half an hour
     joformer reproduce length --scale paper                   163M parameters, 200,000 steps for every row: GPUs
 
@@ -41,7 +41,7 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
         lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192)
     else:
         small = where == "stdlib"
-        source = TextSource(where, context=256, batch=8, held_out=20)
+        source = TextSource(where, context=256, batch=8, held_out=10 if small else 50)
         total, rates, precision, pattern = steps or (120 if small else 600), (2e-3, 8e-4, 2e-4), "fp32", "WWWWWN"
         shape = {"dim": 64, "layers": 6, "heads": 4}
         lengths = (256, 512, 1024, 2048, 4096)
@@ -70,8 +70,8 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
             sizes=tuple(map(str, lengths)),
             baseline="rope",
             paper=printed,
-            paper_setting="OpenWebText, 163M parameters, trained at 512 tokens, one seed; projected 200,000 steps, rope "
-            "150,000",
+            paper_setting="OpenWebText, 163M parameters, trained at 512 tokens, one seed; projected 200,000 steps, "
+            "rope 150,000",
             notes=(
                 f"{total} steps for every row; three stages in the proportion 2 : 1 : 1, of which the last is the one "
                 "with projected angles in that row; cumulative in one stage.",
@@ -91,6 +91,6 @@ def _recipe(model: str, total: int, rates: tuple[float, float, float], precision
     several = {"stages": stages} if model != "cumulative" else {"steps": total, "lr": rates[0]}
     every = max(1, total // 4)
     return Recipe(
-        **several, end=0.1, warmup=min(total // 20, min(counts)), weight_decay=0.01, precision=precision,
+        **several, end=0.1, warmup=min(total // 20, *counts), weight_decay=0.01, precision=precision,
         log_every=10, evaluate_every=every, save_every=min(every, 5000), keep=1,
     )  # fmt: skip

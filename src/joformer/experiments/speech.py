@@ -3,7 +3,7 @@
     joformer reproduce speech                                 synthetic words, 3 seeds: a minute
     joformer reproduce speech --data DATA                     DATA/fsdd, spoken digits: twenty minutes
 
-Expect: positions matter, which of them hardly does. Not in the paper, which only sketches it ("Audio and Spectrograms").
+Expect: positions matter, which of them hardly does. Not in the paper, which sketches it ("Audio and Spectrograms").
 """
 
 from __future__ import annotations

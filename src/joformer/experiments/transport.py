@@ -29,7 +29,7 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
         source = TextSource(where, vocab=8000, context=512, batch=32)
         total, rate, every, shape = steps or 200_000, 2e-4, 5000, {"dim": 256, "layers": 4, "heads": 4}
     else:
-        source = TextSource(where, context=128 if small else 256, batch=16, held_out=50)
+        source = TextSource(where, context=128 if small else 256, batch=16, held_out=50 if small else 200)
         total, rate = steps or (100 if small else 600), 1e-3
         every, shape = max(1, total // 4), {"dim": 64, "layers": 2, "heads": 2}
     recipe = Recipe(
@@ -52,8 +52,8 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
             baseline="scores, fixed",
             pairs=tuple((f"scores, {kind}", f"both, {kind}") for kind in frames),
             notes=(
-                f"{total} steps of {source.batch} windows of {source.context} tokens for all; parameters matched by the "
-                "width of the feed-forward.",
+                f"{total} steps of {source.batch} windows of {source.context} tokens for all; parameters matched by "
+                "the width of the feed-forward.",
                 "none transports nothing, and so is one model whatever the frames would be.",
                 "scores, fixed is RoPE.",
             ),

@@ -48,7 +48,7 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
                  "n500, L2": (500, 2), "n500, L4": (500, 4)}  # fmt: skip
     else:
         small = where == "stdlib"
-        source = TextSource(where, context=128 if small else 256, batch=16, held_out=50)
+        source = TextSource(where, context=128 if small else 256, batch=16, held_out=50 if small else 200)
         total = steps or (100 if small else 600)
         recipe = Recipe(
             steps=total, lr=1e-3, end=0.1, warmup=total // 12, betas=(0.9, 0.95), weight_decay=0.01, log_every=10,

@@ -19,6 +19,7 @@ CLAIMS.md, "Readings". Paper: "CIFAR-100 V Rotation and Scaling", "ImageNet ViT-
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal, get_args
@@ -208,7 +209,7 @@ class JoFormerViT(nn.Module):
                 raise ValueError(f"an additive position embedding is bound to its grid {config.grid}, got {grid}")
             tokens = tokens + self.places
         where = positions.grid(*grid, prefix=config.prefix, device=x.device)
-        # By content they follow the stream layer by layer; all others are made beforehand, once where layers share them.
+        # By content they follow the stream layer by layer; others are made beforehand, once where layers share them.
         ready = None if self._content else self._frames_of_layers(where)
         for layer, block in enumerate(self.blocks):
             tokens = block(tokens, self._by_content(layer, where, tokens, grid) if ready is None else ready[layer])
@@ -262,3 +263,13 @@ def _frames(config: ViTConfig, variant: Variant, head_dim: int) -> nn.Module:
     if variant.frames == "learned":
         return LearnedFrames(head_dim, heads=config.heads, layers=layers, base=config.base, **split)
     return nn.ModuleList(DenseFrames(head_dim, heads=config.heads, **split) for _ in range(layers))
+
+
+def eighths(shape: Sequence[int]) -> tuple[int, ...]:
+    """Sides of a patch for images of this shape: of each side's divisors the one nearest to an eighth of it.
+
+    >>> eighths((224, 224)), eighths((28, 28)), eighths((8, 8))
+    ((28, 28), (4, 4), (1, 1))
+    """
+    divisors = [[p for p in range(1, side + 1) if side % p == 0] for side in shape]
+    return tuple(min(some, key=lambda p: (abs(p - side / 8), -p)) for side, some in zip(shape, divisors, strict=True))

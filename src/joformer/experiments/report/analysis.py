@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
-from joformer.experiments.results import Table
+from joformer.experiments.gathered import Table
 from joformer.experiments.statistics import LEVEL, Difference, Estimate, against, estimate, holm, paired
 
 
@@ -89,7 +89,7 @@ class Analysis:
 
     @cached_property
     def comparisons(self) -> list[Comparison]:
-        table, found = self.table, []
+        table, found = self.table, list[tuple[str, str | None, str, Difference]]()
         for size in table.sizes:
             for model, other in self._pairs:
                 ours = table.values(model, size)
@@ -99,10 +99,11 @@ class Analysis:
                     found.append((model, other, size, one))
                 elif other is not None and ours.keys() & (theirs := table.values(other, size)).keys():
                     found.append((model, other, size, paired(ours, theirs, higher=table.higher, skewed=table.skewed)))
-        tested = [one.p for *_, one in found if one.p is not None]
+        tested = [p for *_, one in found if (p := one.p) is not None]
         corrected = iter(holm(tested))
         return [
-            Comparison(*named, one, None if one.p is None else next(corrected), len(tested)) for *named, one in found
+            Comparison(model, other, size, one, None if one.p is None else next(corrected), len(tested))
+            for model, other, size, one in found
         ]
 
     @cached_property
@@ -120,6 +121,8 @@ class Analysis:
                 if not took and count is None:
                     continue
                 base = None if table.baseline is None else self._parameters(table.baseline, size)
+                if extra := table.values(model, size, "extra_parameters"):
+                    base = None if count is None else count - next(iter(extra.values()))
                 found.append(
                     Cost(
                         model,

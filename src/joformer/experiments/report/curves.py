@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from joformer.experiments.results import Cell
+from joformer.experiments.gathered import Cell
 
-MOST = 60
+MOST = 40
 """Points of a curve: more than a small plot can show would only make the page heavy."""
 
 
@@ -33,7 +33,10 @@ def thin(lines: Sequence[dict[str, float]], most: int = MOST) -> list[dict[str, 
     for index, line in enumerate(lines):
         kinds.setdefault(tuple(sorted(line)), []).append(index)
     kept = sorted(index for members in kinds.values() for index in _evenly(members, most))
-    return [{key: _round(value) for key, value in lines[index].items()} for index in kept]
+    return [
+        {key: value if key == "step" else float(f"{value:.5g}") for key, value in lines[index].items()}
+        for index in kept
+    ]
 
 
 def over_seeds(cells: Sequence[Cell], key: str) -> Curve | None:
@@ -70,8 +73,3 @@ def _at(path: Sequence[tuple[float, float]], step: float) -> float:
     after = min((point for point in path if point[0] >= step), key=lambda point: point[0])
     share = 0.0 if after[0] == before[0] else (step - before[0]) / (after[0] - before[0])
     return before[1] + share * (after[1] - before[1])
-
-
-def _round(value: float) -> float | int:
-    rounded = float(f"{value:.6g}")
-    return int(rounded) if rounded == int(rounded) and abs(rounded) < 1e15 and value == int(value) else rounded

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 import joformer
+from joformer.experiments.gathered import Cell, Gathered, describe, finite
 from joformer.experiments.report.curves import thin
 from joformer.experiments.report.words import wordings
-from joformer.experiments.results import Cell, Gathered, describe, finite
 
 
 def as_json(gathered: Gathered) -> dict[str, Any]:

@@ -6,11 +6,14 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from joformer.experiments.gathered import Gathered, as_table
+from joformer.experiments.report import columns
 from joformer.experiments.report.analysis import Analysis
-from joformer.experiments.report.words import WORDS, Wording, wordings
-from joformer.experiments.results import Gathered, as_table
+from joformer.experiments.report.columns import LEFT, Columns
+from joformer.experiments.report.words import Wording, wordings
 
 WIDTH = 100
+SHORTENED = frozenset({"model", "against", "verdict"})
 
 
 def sentences(about: Mapping[str, Any], cells: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -36,9 +39,9 @@ def lines(gathered: Gathered) -> list[str]:
     for words in wordings(gathered):
         table = words.table
         told += [""] * bool(told) + [table.title.upper(), *_wrapped(", ".join(f"{k} {v}" for k, v in words.run)), ""]
-        for head, rows in (words.results(), words.differences(), words.costs()):
-            if rows:
-                told += [*_columns(head, rows), ""]
+        for shown in (columns.results(words), columns.differences(words), columns.costs(words)):
+            if shown.groups:
+                told += [*_plain(shown), ""]
         told += _wrapped(words.summary())
         told += [line for note in (*words.about.remarks, *table.notes) for line in _wrapped(note, "- ")]
     return told
@@ -57,15 +60,15 @@ def markdown(gathered: Gathered) -> str:
         parts.append(f"\n## {_md(table.title)}\n")
         parts.append(_md("; ".join(f"{name} {value}" for name, value in words.run)) + ".\n")
         parts.append(f"Ours: {words.centre} [{words.interval}].\n")
-        parts += _md_table(*words.results())
+        parts += _md_table(columns.results(words))
         if table.paper_setting:
             parts.append(f"\nThe paper: {_md(table.paper_setting)}.")
         if words.about.comparisons:
             parts.append(f"\n### Differences on the same seeds\n\n{_md(words.method)}\n")
-            parts += _md_table(*words.differences())
+            parts += _md_table(columns.differences(words))
         if words.about.costs:
             parts.append("\n### Cost\n")
-            parts += _md_table(*words.costs())
+            parts += _md_table(columns.costs(words))
         notes = [*words.about.remarks, *table.notes]
         if table.missing:
             notes.append(f"Missing: {', '.join(table.missing)}.")
@@ -85,22 +88,29 @@ def _wrapped(text: str, mark: str = "") -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent=mark, subsequent_indent=" " * len(mark), break_on_hyphens=False)
 
 
-def _columns(head: list[str], rows: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    while (over := sum(widths) + 2 * (len(widths) - 1) - WIDTH) > 0 and max(widths) > 8:  # the widest gives way
-        widest = widths.index(max(widths))
-        widths[widest] -= min(over, max(1, widths[widest] - sorted(widths)[-2] if len(widths) > 1 else over))
+def _plain(shown: Columns) -> list[str]:
+    head, sized = shown.head, any(size for size, _ in shown.groups)
+    widths = [max(map(len, column)) for column in zip(head, *shown.rows, strict=True)]
+    while (over := sum(widths) + 2 * (len(widths) + sized - 1) - WIDTH) > 0:  # numbers stay whole, words give way
+        widest = max((i for i, name in enumerate(head) if name in SHORTENED), key=lambda i: widths[i])
+        if widths[widest] <= 8:
+            break
+        widths[widest] -= min(over, 4)
 
     def line(cells: list[str]) -> str:
         fit = [
             cell if len(cell) <= width else cell[: width - 1] + "…" for cell, width in zip(cells, widths, strict=True)
         ]
         return "  ".join(
-            cell.ljust(width) if name in WORDS else cell.rjust(width)
+            cell.ljust(width) if name in LEFT else cell.rjust(width)
             for cell, width, name in zip(fit, widths, head, strict=True)
         ).rstrip()
 
-    return [line(head), "  ".join("─" * width for width in widths), *map(line, rows)]
+    indent = "  " * sized
+    told = [indent + line(head), indent + "  ".join("─" * width for width in widths)]
+    for size, rows in shown.groups:
+        told += [size] * bool(size) + [indent + line(row) for row in rows]
+    return told
 
 
 def _md(text: str) -> str:
@@ -108,8 +118,11 @@ def _md(text: str) -> str:
     return "".join(f"\\{c}" if c in "\\`*_|<>[]#" else c for c in " ".join(text.split()))
 
 
-def _md_table(head: list[str], rows: list[list[str]]) -> list[str]:
-    if not rows:
+def _md_table(shown: Columns) -> list[str]:
+    if not shown.groups:
         return ["Nothing measured yet."]
-    rule = "|".join("---" if name in WORDS else "--:" for name in head)
+    sized = any(size for size, _ in shown.groups)
+    head = ["size"] * sized + shown.head
+    rule = "|".join("---" if name in LEFT or name == "size" else "--:" for name in head)
+    rows = [[size] * sized + row for size, rows in shown.groups for row in rows]
     return [f"| {' | '.join(map(_md, head))} |", f"|{rule}|", *(f"| {' | '.join(map(_md, row))} |" for row in rows)]

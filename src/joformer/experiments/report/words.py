@@ -5,66 +5,13 @@ Numbers have as many digits as their interval deserves. "Undecided" is a result,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
+from joformer.experiments.gathered import Gathered, Table
 from joformer.experiments.report.analysis import Analysis, Comparison, label, seeds
-from joformer.experiments.results import Gathered, Table
+from joformer.experiments.report.numbers import digits_for, duration, exact, number, probability
 from joformer.experiments.statistics import Estimate
-
-WORDS = frozenset({"size", "model", "ours", "against", "difference", "ratio", "verdict"})
-"""Columns of text, set to the left; the others are numbers."""
-
-
-def number(value: float | None, digits: int | None = None) -> str:
-    """With so many digits after the point, or four significant ones; a true minus; thousands apart.
-
-    >>> number(-0.0312, 3), number(1234567), number(25.553), number(None), number(1e30)
-    ('−0.031', '1,234,567', '25.55', '–', '1.00e30')
-    """
-    if value is None or not math.isfinite(value):
-        return "–"
-    if abs(value) >= 1e9:
-        mantissa, _, power = f"{value:.2e}".partition("e")
-        text = f"{mantissa}e{int(power)}"
-    elif digits is None:
-        text = f"{value:,.{0 if value == int(value) else min(max(3 - _magnitude(value), 0), 6)}f}"
-    else:
-        text = f"{value:,.{digits}f}"
-    if not text.strip("-0.,"):
-        text = text.lstrip("-")  # no minus zero
-    return text.replace("-", "−")
-
-
-def probability(p: float | None) -> str:
-    """A p-value as one writes it.
-
-    >>> probability(0.0041), probability(0.00001), probability(0.3), probability(None)
-    ('0.004', '<0.001', '0.30', '–')
-    """
-    if p is None:
-        return "–"
-    return "<0.001" if p < 0.0005 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
-
-
-def duration(seconds: float) -> str:
-    """As one would say it.
-
-    >>> duration(42), duration(4000), duration(300000)
-    ('42 s', '1 h 07 min', '83 h')
-    """
-    minutes = round(seconds / 60)
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return (
-        f"{minutes} min"
-        if minutes < 60
-        else f"{minutes // 60} h {minutes % 60:02} min"
-        if minutes < 1440
-        else f"{minutes // 60} h"
-    )
 
 
 @dataclass(frozen=True)
@@ -82,20 +29,25 @@ class Wording:
         """After the point, for values: two significant ones of the usual interval's half; None where skewed."""
         if self.table.skewed:
             return None
-        return _digits([(o.low, o.high) for row in self.about.rows if (o := row.ours)])
+        return digits_for([(o.low, o.high) for row in self.about.rows if (o := row.ours)])
 
     @property
     def difference_digits(self) -> int:
         bounds = [(c.difference.low, c.difference.high) for c in self.about.comparisons]
-        found = _digits(bounds)
+        found = digits_for(bounds)
         if found is None:
-            found = _digits([(0.0, c.difference.centre - c.difference.null) for c in self.about.comparisons])
+            found = digits_for([(0.0, c.difference.centre - c.difference.null) for c in self.about.comparisons])
         return 3 if found is None else max(found, 2 if self.ratio else 0)
 
     @property
     def ratio(self) -> bool:
         """Whether differences are ratios."""
         return self.table.skewed
+
+    @property
+    def unit(self) -> str:
+        """That of differences: between percentages they are points."""
+        return "points" if self.table.unit.startswith("%") else self.table.unit
 
     @property
     def centre(self) -> str:
@@ -113,7 +65,7 @@ class Wording:
         if found is None:
             return "not run"
         text = number(found.centre, self.digits)
-        if found.low is None:
+        if found.low is None or found.high is None:
             return text if found.n == 1 else f"{text} (all {found.n} the same)"
         return f"{text} {self.bounds(found.low, found.high, self.digits)}"
 
@@ -131,17 +83,17 @@ class Wording:
         d = one.difference
         if d.verdict == "undecided":
             return f"undecided: {d.why}" if d.why else "undecided"
-        return d.verdict if one.decided else f"{d.verdict}, but not after correction"
+        return d.verdict if one.decided else f"{d.verdict} before correction"
 
     def other(self, one: Comparison) -> str:
-        return one.other if one.other is not None else number(self.table.reference)
+        return one.other if one.other is not None else exact(self.table.reference)
 
     def sentence(self, one: Comparison) -> str:
         """The comparison in one sentence: verdict, size of the difference in its own direction, what it costs.
 
         The interval is in the direction of the word before it, so that "lower by 0.03 [0.01, 0.05]" reads as it is.
         """
-        d, digits, unit, other = one.difference, self.difference_digits, self.table.unit, self.other(one)
+        d, digits, unit, other = one.difference, self.difference_digits, self.unit, self.other(one)
         decided = d.verdict != "undecided"
         word = "higher" if d.centre > d.null else "lower" if d.centre < d.null else "no different"
         if self.ratio or one.other is None:
@@ -195,41 +147,62 @@ class Wording:
                 else f"{label(best.model, best.size)} comes first with {said}"
             )
             return f"{done}{named}; nothing to compare it with, so no verdict."
-        groups: dict[str, list[str]] = {"better": [], "worse": [], "not": [], "undecided": []}
-        for one in found:
-            kind = one.difference.verdict if one.decided or one.difference.verdict == "undecided" else "not"
-            same = one.other == table.baseline
-            groups[kind].append(
-                label(one.model, one.size) + ("" if same or one.other is None else f" over {one.other}")
-            )
-        words = {
+        kinds = {
             "better": "better",
             "worse": "worse",
-            "not": "decided alone but not after correction",
+            "before": "decided before correction but not after",
             "undecided": "undecided",
         }
-        told = [f"{words[kind]}: {_few(names)}" for kind, names in groups.items() if names]
-        whom = (
-            f"Against {table.baseline or number(table.reference)}"
-            if table.baseline or table.reference is not None
-            else "In pairs"
-        )
-        return f"{done}{whom}, {'; '.join(told)}."
+        told = []
+        for kind, said in kinds.items():
+            if some := [one for one in found if _kind(one) == kind]:
+                why = {one.difference.why for one in some}
+                told.append(
+                    f"{said}: {self._listed(some)}" + (f" ({why.pop()})" if len(why) == 1 and why != {""} else "")
+                )
+        whom = table.baseline if table.baseline is not None else exact(table.reference)
+        start = "In pairs" if whom == "–" else f"Against {whom}"
+        return f"{done}{start}, {'; '.join(told)}."
+
+    def _listed(self, some: Sequence[Comparison]) -> str:
+        """Models, each with the sizes where it is so; where they are many, how many of all and the clearest."""
+        table, found = self.table, self.about.comparisons
+        where: dict[str, list[str]] = {}
+        for one in some:
+            pair = one.other is not None and one.other != table.baseline
+            where.setdefault(f"{one.model} over {one.other}" if pair else one.model, []).append(one.size)
+        names = [
+            name if sizes == [""] or len(table.sizes) == 1 else f"{name} (at {_and(sizes, len(table.sizes))})"
+            for name, sizes in where.items()
+        ]
+        if len(names) <= 6:
+            return "; ".join(names) if any("," in name for name in names) else ", ".join(names)
+        counted = f"{len(some)} of {len(found)}"
+        if _kind(some[0]) == "undecided":
+            return counted
+        first = max(some, key=lambda one: abs(one.difference.centre - one.difference.null))
+        return f"{counted}, most of all {label(first.model, first.size)}"
 
     @property
     def method(self) -> str:
         """How differences are taken and judged, for who reads their table."""
         family = max((one.family for one in self.about.comparisons), default=0)
+        what = []
         if any(one.other is None for one in self.about.comparisons):
-            what = f"{'Geometric mean' if self.ratio else 'Mean'} over seeds, judged against {number(self.table.reference)}"
-        elif self.ratio:
-            what = "The model's value over the other's on the same seeds, geometric mean"
-        else:
-            what = f"The model's value minus the other's on the same seeds, in {self.table.unit}, mean"
+            kind = "Geometric mean" if self.ratio else "Mean"
+            what.append(f"{kind} over seeds, judged against {exact(self.table.reference)}")
+        if any(one.other is not None for one in self.about.comparisons):
+            if self.ratio:
+                what.append("The model's value over the other's on the same seeds, geometric mean")
+            else:
+                what.append(f"The model's value minus the other's on the same seeds, in {self.unit}, mean")
+        if not family:
+            return f"{'; or: '.join(what)}. There is no interval, so nothing is decided."
+        nulls = sorted({one.difference.null for one in self.about.comparisons})
         test = "t on logarithms" if self.ratio else "t"
         return (
-            f"{what} [95 % interval] and two-sided p ({test}). A verdict other than undecided says that the interval "
-            f"leaves out {number(1.0 if self.ratio and self.table.reference is None else self.table.reference or 0.0)}; "
+            f"{'; or: '.join(what)} [95 % interval] and two-sided p ({test}). A verdict other than undecided says that "
+            f"the interval leaves out {' or '.join(map(exact, nulls))}; "
             f"the corrected p (Holm) counts that this table makes {family} comparison{'s' * (family != 1)}."
         )
 
@@ -251,87 +224,20 @@ class Wording:
         }
         return [(name, value) for name, value in some.items() if value]
 
-    @property
-    def paper_head(self) -> str:
-        """The column of the paper's figures, with its metric where that is another."""
-        other = self.table.paper_metric.replace("_", " ")
-        return f"paper, {other}" if other and self.table.paper_metric != self.table.metric else "paper"
-
-    def results(self) -> tuple[list[str], list[list[str]]]:
-        """The table of values: its head and its rows; columns that would be empty are left out."""
-        sized, paper = (
-            len(self.table.sizes) > 1 or self.table.sizes[0] != "",
-            any(r.paper is not None for r in self.about.rows),
-        )
-        counted = any(row.parameters is not None for row in self.about.rows)
-        head = ["size"] * sized + ["model", "ours", "n"] + [self.paper_head] * paper + ["parameters"] * counted
-        rows = [
-            [row.size] * sized
-            + [row.model, self.value(row.ours), str(row.ours.n) if row.ours else "0"]
-            + [number(row.paper)] * paper
-            + [number(row.parameters)] * counted
-            for row in self.about.rows
-        ]
-        return head, rows
-
-    def differences(self) -> tuple[list[str], list[list[str]]]:
-        """The table of comparisons: its head and its rows."""
-        sized = len(self.table.sizes) > 1
-        head = ["size"] * sized + [
-            "model",
-            "against",
-            "ratio" if self.ratio else "difference",
-            "n",
-            "p",
-            "p, Holm",
-            "verdict",
-        ]
-        rows = [
-            [one.size] * sized
-            + [one.model, self.other(one), self.difference(one), str(one.difference.n)]
-            + [probability(one.difference.p), probability(one.corrected), self.verdict(one)]
-            for one in self.about.comparisons
-        ]
-        return head, rows
-
-    def costs(self) -> tuple[list[str], list[list[str]]]:
-        """The table of what models take."""
-        found, base = self.about.costs, self.table.baseline
-        sized, timed = any(cost.size for cost in found), any(cost.step_ms is not None for cost in found)
-        ratios, more = any(cost.ratio is not None for cost in found), any(cost.more is not None for cost in found)
-        head = (
-            ["size"] * sized
-            + ["model", "parameters"]
-            + [f"× {base}"] * more
-            + ["ms a step"] * timed
-            + ["time ×"] * ratios
-        )
-        rows = [
-            [cost.size] * sized
-            + [cost.model, number(cost.parameters)]
-            + [number(cost.more, 3)] * more
-            + [number(cost.step_ms)] * timed
-            + [number(cost.ratio, 2)] * ratios
-            for cost in found
-        ]
-        return head, rows
-
 
 def wordings(gathered: Gathered) -> list[Wording]:
     """Each table with its analysis and its words."""
     return [Wording(Analysis(table)) for table in gathered.tables]
 
 
-def _magnitude(value: float) -> int:
-    return math.floor(math.log10(abs(value))) if value else 0
+def _kind(one: Comparison) -> str:
+    return one.difference.verdict if one.decided or one.difference.verdict == "undecided" else "before"
 
 
-def _digits(bounds: Sequence[tuple[float | None, float | None]]) -> int | None:
-    halves = [(high - low) / 2 for low, high in bounds if low is not None and high is not None and high != low]
-    return min(max(1 - _magnitude(median(map(abs, halves))), 0), 6) if halves else None
-
-
-def _few(names: list[str], most: int = 6) -> str:
-    if len(names) <= most:
-        return "; ".join(names) if any("," in name for name in names) else ", ".join(names)
-    return f"{len(names)} of them"
+def _and(sizes: Sequence[str], all_of: int) -> str:
+    if len(sizes) == all_of:
+        return "every size"
+    if len(sizes) > 3:
+        return f"{len(sizes)} of {all_of} sizes"
+    *first, last = sizes
+    return f"{('; ' if any(',' in size for size in sizes) else ', ').join(first)} and {last}" if first else last

@@ -1,0 +1,165 @@
+"""What `reproduce` and `compare` have in common: running plans, with the time left, and showing what came of them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from joformer.cli.showing import progress_bar, say, tell
+
+if TYPE_CHECKING:
+    from joformer.experiments import Cell, Plan
+
+Engine = Literal["local", "ray"]
+
+
+def chosen(plans: Sequence[Plan], only: Sequence[str], command: str) -> list[Plan]:
+    """The plans with the cells that were asked for, each with the command that runs it alone."""
+    from dataclasses import replace
+
+    from joformer.experiments.cells import with_command
+
+    kept = []
+    for plan in plans:
+        cells = [c for c in plan.cells if not only or any(c.name == one or fnmatch(c.name, one) for one in only)]
+        if cells:
+            kept.append(replace(plan, cells=with_command(cells, command)))
+    if only and not kept:
+        known = plans[0].cells[0].name if plans and plans[0].cells else "mnist/learned/d-2/seed-0"
+        raise ValueError(f"--only {' '.join(only)} is no cell of these tables: they are called like {known}")
+    return kept
+
+
+def run_plans(plans: Sequence[Plan], out: Path, *, jobs: int | None, engine: Engine) -> int:
+    """Run every cell that is not finished; how many could not be."""
+    from joformer.experiments.cells import finished
+    from joformer.experiments.cluster import run_on_ray
+    from joformer.experiments.engine import run_local, usable_cores
+    from joformer.files import make_folder
+
+    jobs = usable_cores() if jobs is None else jobs
+    if jobs < 1:
+        raise ValueError(f"--jobs must be 1 or more, got {jobs}")
+    make_folder(out)
+    cells = [cell for plan in plans for cell in plan.cells]
+    done = {cell.name for cell in cells if finished(cell, out) is not None}
+    for plan in plans:
+        plan.begin(out)
+    if done:
+        tell(f"{len(done)} of {len(cells)} cells in {out} are finished already")
+    # A seed of every model before the next: whoever stops early has pairs.
+    left = sorted((cell for cell in cells if cell.name not in done), key=lambda cell: cell.seed)
+    failed = 0
+    clock = _Clock(left, out, jobs)
+    events = (run_on_ray if engine == "ray" else run_local)(left, out, jobs=jobs)
+    try:
+        with _asked_to_stop(), progress_bar() as progress:
+            task = progress.add_task(f"{len(left)} cells", total=clock.total)
+            for event in events:
+                if event is not None:
+                    clock.ended(event.cell, event.result)
+                    failed += event.result is None
+                    line = _line(event, clock)
+                    if progress.disable:
+                        tell(line)
+                    elif event.result is None:
+                        progress.console.print(line)
+                here = f"{clock.count} of {len(left)} cells, {clock.left()} left"
+                progress.update(task, completed=clock.done(), description=here)
+    except KeyboardInterrupt:
+        with suppress(Exception):
+            events.close()
+        raise ValueError(
+            f"stopped with {len(done) + clock.count} of {len(cells)} cells finished in {out}; the same command goes on"
+        ) from None
+    return failed
+
+
+@contextmanager
+def _asked_to_stop() -> Iterator[None]:
+    """SIGTERM is Ctrl-C: what is at work is saved."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Clock:
+    """How much is done and how long the rest will take, judged by what cells of the same table took."""
+
+    def __init__(self, cells: Sequence[Cell], out: Path, jobs: int) -> None:
+        self.out, self.jobs, self.began = out, jobs, time.monotonic()
+        self.work = {cell.name: cell.work for cell in cells}
+        self.waiting = {cell.name: cell for cell in cells}
+        self.total = sum(self.work.values())
+        self.count = 0
+        self._spent: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        self._read: dict[str, tuple[float, float]] = {}
+
+    def ended(self, cell: Cell, result: dict[str, Any] | None) -> None:
+        del self.waiting[cell.name]
+        self.count += 1
+        if result is not None and result["seconds"]:
+            self._spent[cell.table].append((self.work[cell.name], 1 + result["seconds"]))
+
+    def done(self) -> float:
+        return self.total - sum(self.work[name] * (1 - self._share(cell)) for name, cell in self.waiting.items())
+
+    def left(self) -> str:
+        everything = [pair for pairs in self._spent.values() for pair in pairs]
+        seconds = sum(
+            self.work[name] * (1 - self._share(cell)) * _pace(self._spent[cell.table] or everything)
+            for name, cell in self.waiting.items()
+        )
+        minutes = seconds / min(self.jobs, max(1, len(self.waiting))) / 60
+        return "less than a minute" if minutes < 1 else f"about {minutes:.0f} min"
+
+    def _share(self, cell: Cell) -> float:
+        """How much of a cell at work is done, by the last line it logged; looked at every two seconds."""
+        seen, share = self._read.get(cell.name, (0.0, 0.0))
+        if time.monotonic() - seen > 2:
+            share = 0.0
+            log = self.out / cell.name / "metrics.jsonl"
+            with suppress(OSError, ValueError, IndexError, KeyError), open(log, "rb") as file:
+                file.seek(max(0, log.stat().st_size - 400))
+                share = min(1.0, json.loads(file.read().splitlines()[-1])["step"] / cell.recipe.total)
+            self._read[cell.name] = time.monotonic(), share
+        return share
+
+
+def _pace(pairs: Sequence[tuple[float, float]]) -> float:
+    return sum(spent for _, spent in pairs) / sum(work for work, _ in pairs) if pairs else 1.0
+
+
+def _line(event: Any, clock: _Clock) -> str:
+    at = f"[{clock.count} of {len(clock.work)}, {clock.left()} left] {event.cell.name}"
+    if event.result is None:
+        return f"{at}: failed: {event.error}"
+    last = list(event.result["measured"].items())[-1]
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in last[1].items())
+    return f"{at}: {shown}"
+
+
+def show(out: Path, *, as_json: bool) -> None:
+    """Print the tables of a folder, then write their report and say where it is."""
+    from joformer.cli.report import Report
+    from joformer.experiments import report
+    from joformer.experiments.results import gather
+
+    if not as_json:
+        for line in report.lines(gather([out])):
+            say(line)
+        say("")
+    Report((out,), json=as_json).run()

@@ -1,0 +1,48 @@
+"""`joformer report`: one page of what was run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from joformer.cli.showing import say, tell
+
+
+@dataclass(frozen=True)
+class Report:
+    """One self-contained page of runs: tables with intervals, verdicts, curves, the paper's figures beside ours.
+
+    Writes report.html, report.md and report.json. Example: joformer report runs/reproduce --out results
+    """
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Folders of reproduce, compare or train, of one table, or a report.json written before."""
+    out: Path | None = None
+    """Where to write; by default the first of the runs if it is a folder, else the current folder."""
+    json: bool = False
+    """Print the report as {joformer, tables: [{about, said, cells}]} instead of the paths written."""
+
+    def run(self) -> int:
+        from joformer.experiments import report, results
+        from joformer.files import make_folder, write_whole
+
+        gathered = results.gather(self.runs)
+        out = self.out or (self.runs[0] if self.runs[0].is_dir() else Path())
+        make_folder(out)
+        record = report.as_json(gathered)
+        written = {
+            "report.html": report.html(gathered),
+            "report.md": report.markdown(gathered),
+            results.REPORT: json.dumps(record, ensure_ascii=False) + "\n",
+        }
+        for name, text in written.items():
+            write_whole(out / name, text.encode())
+        if self.json:
+            say(json.dumps(record, indent=2, ensure_ascii=False))
+        for name in written:
+            (tell if self.json else say)(str(out / name))
+        return 0

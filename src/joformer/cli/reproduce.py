@@ -1,0 +1,87 @@
+"""`joformer reproduce`: the paper's tables."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from joformer.cli.grid import Engine, chosen, run_plans, show
+from joformer.cli.showing import say, tell
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """The tables of the paper, with seeds and intervals: mnist, cifar100, imagenet, wikipedia, length, overhead; and
+    which side of attention does the work (transport), sounds (speech). All of them, unless some are named.
+
+    On embedded data in ten minutes on two cores; interrupted, the same command goes on. Example:
+    joformer reproduce mnist wikipedia --data ~/data --seeds 5 --out runs/mine
+    """
+
+    tables: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """Which tables; all by default."""
+    scale: Literal["laptop", "paper"] = "laptop"
+    """laptop: small models, short runs, the same code. paper: its models, data and recipes, for GPUs."""
+    data: Path | None = None
+    """A folder that holds mnist, cifar100, imagenet, enwik8, wikitext-2 or fsdd, or for one table its data itself;
+    what is not there is replaced by embedded data."""
+    seeds: int = 3
+    """How many seeds: 0, 1, …"""
+    steps: int | None = None
+    """Steps of every run, instead of the scale's."""
+    only: tuple[str, ...] = ()
+    """Run these cells alone, by name or pattern: mnist/learned/*"""
+    jobs: int | None = None
+    """Processes at work at once; as many as there are cores by default."""
+    engine: Engine = "local"
+    """local: processes here. ray: the cluster of RAY_ADDRESS, or a small one started here."""
+    out: Path = Path("runs/reproduce")
+    """Where everything is kept; the report too."""
+    dry_run: bool = False
+    """Print the cells and stop."""
+    json: bool = False
+    """Print the report as JSON instead of tables."""
+
+    def run(self) -> int:
+        from joformer.experiments import TABLES
+
+        names = self.tables or tuple(TABLES)
+        unknown = [name for name in names if name not in TABLES]
+        if unknown:
+            raise ValueError(f"there is no table {unknown[0]!r}: choose from {', '.join(TABLES)}")
+        if self.seeds < 1 or (self.steps is not None and self.steps < 1):
+            raise ValueError(f"--seeds and --steps are 1 or more, got {self.seeds} and {self.steps}")
+        plans = [
+            plan
+            for name in dict.fromkeys(names)
+            for plan in TABLES[name](self.scale, self.data, range(self.seeds), self.steps, len(names) == 1)
+        ]
+        plans = chosen(plans, self.only, self._command(names))
+        if self.dry_run:
+            for plan in plans:
+                for cell in plan.cells:
+                    say(f"{cell.name}  {cell.parameters:,} parameters, {cell.recipe.total:,} steps, {cell.source.data}")
+            return 0
+        if self.data is not None:
+            for plan in plans:
+                tell(f"{plan.name}: {plan.source.data}")
+        failed = run_plans(plans, self.out, jobs=self.jobs, engine=self.engine)
+        show(self.out, as_json=self.json)
+        if failed:
+            tell(f"{failed} cells failed; the same command tries them again")
+        return 1 if failed else 0
+
+    def _command(self, names: tuple[str, ...]) -> str:
+        """The words that give these cells, to which --only adds which."""
+        words = ["reproduce", *names, "--seeds", str(self.seeds)]
+        if self.scale != "laptop":
+            words += ["--scale", self.scale]
+        if self.data is not None:
+            words += ["--data", str(self.data)]
+        if self.steps is not None:
+            words += ["--steps", str(self.steps)]
+        return shlex.join(words)

@@ -1,0 +1,167 @@
+"""Running many cells: in processes of this machine, or on a Ray cluster (cluster.py).
+
+    for event in run_local(cells, out, jobs=2): …      a `Done` for every cell as it ends, None now and then between
+
+A process that dies takes nothing with it: what it had saved is on disk, and the next one goes on from there. A cell
+whose process dies three times is given up and named; the others are run all the same.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from joformer.experiments.cells import Cell, run
+from joformer.training import Stopped
+
+TRIES = 3
+TICK = 0.5
+GRACE = 60.0
+"""Seconds that a process has to save what it is doing."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A cell that has ended: its result, or in one line why there is none."""
+
+    cell: Cell
+    result: dict[str, Any] | None
+    error: str = ""
+
+
+def run_local(cells: Iterable[Cell], out: Path, *, jobs: int = 1) -> Iterator[Done | None]:
+    """Run the cells in `jobs` processes, each with its share of the cores; those that measure time one by one, last."""
+    cells = list(cells)
+    several = [cell for cell in cells if not cell.alone]
+    single = [cell for cell in cells if cell.alone]
+    cores = usable_cores()
+    for some, count in ((several, min(jobs, len(several))), (single, 1)):
+        if some:
+            yield from _Pool(some, out, count, max(1, cores // count)).events()
+
+
+def usable_cores() -> int:
+    """How many cores this process may use.
+
+    >>> usable_cores() >= 1
+    True
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Pool:
+    def __init__(self, cells: list[Cell], out: Path, jobs: int, threads: int) -> None:
+        self.waiting, self.out, self.threads = deque(cells), out, threads
+        self.tries = dict.fromkeys((cell.name for cell in cells), 0)
+        self.jobs = jobs
+        self.working: dict[Connection, tuple[Any, Cell]] = {}
+
+    def events(self) -> Iterator[Done | None]:
+        try:
+            idle = [self._start(place) for place in range(self.jobs)]
+            while self.waiting or self.working:
+                while self.waiting and idle:
+                    self._give(*idle.pop(), self.waiting.popleft())
+                ready = wait(list(self.working), timeout=TICK)
+                if not ready:
+                    yield None
+                for connection in ready:
+                    assert isinstance(connection, Connection)
+                    process, cell = self.working.pop(connection)
+                    try:
+                        kind, content = connection.recv()
+                    except (EOFError, OSError):  # it died
+                        process.join()
+                        connection.close()
+                        idle.append(self._start(process.place))
+                        yield self._again(cell, process.exitcode)
+                        continue
+                    idle.append((process, connection))
+                    yield Done(cell, content) if kind == "result" else Done(cell, None, content)
+            for _, connection in idle:
+                connection.close()  # which ends its process
+        finally:
+            self._stop()
+
+    def _again(self, cell: Cell, code: int | None) -> Done | None:
+        self.tries[cell.name] += 1
+        if self.tries[cell.name] < TRIES:
+            self.waiting.appendleft(cell)
+            return None
+        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        return Done(cell, None, f"its process died {TRIES} times, the last time by {how}; memory may be short")
+
+    def _start(self, place: int) -> tuple[Any, Connection]:
+        # Not forked: torch's threads do not survive that.
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        process = context.Process(target=_work, args=(there, str(self.out), self.threads, place), daemon=True)
+        process.place = place  # type: ignore[attr-defined]
+        process.start()
+        there.close()
+        return process, here
+
+    def _give(self, process: Any, connection: Connection, cell: Cell) -> None:
+        with suppress(BrokenPipeError):  # then it died, which is seen when its answer is read
+            connection.send(cell)
+        self.working[connection] = process, cell
+
+    def _stop(self) -> None:
+        """Ask those still at work to save and end, and wait for them."""
+        for process, _ in self.working.values():
+            process.terminate()
+        until = time.monotonic() + GRACE
+        for connection, (process, _) in self.working.items():
+            process.join(max(0.0, until - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+            connection.close()
+
+
+def _work(connection: Connection, out: str, threads: int, place: int) -> None:
+    """What a process does: a cell at a time until the other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it through who started it, or while training
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
+
+    import torch
+
+    torch.set_num_threads(threads)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(place % torch.cuda.device_count())
+    while True:
+        try:
+            cell = connection.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            connection.send(("result", run(cell, Path(out), say=_silent)))
+        except Stopped:
+            return
+        except ValueError as mistake:
+            connection.send(("error", str(mistake)))
+        except Exception as error:  # a cell that fails must not take the others with it
+            connection.send(("error", f"{type(error).__name__}: {error}".splitlines()[0]))
+
+
+def _follow(parent: int) -> None:
+    """End with the process that started this one, saving first: nobody would hear of the result."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE)
+    os._exit(1)
+
+
+def _silent(line: str) -> None:
+    pass
