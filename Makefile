@@ -1,4 +1,4 @@
-# make run    creates .venv, installs, runs the main job
+# make run    creates .venv, installs, runs the main job: every table of the paper, small (ten minutes)
 # make test   creates .venv, installs, runs lint, types and all tests
 # Both work as the first command on a fresh checkout, and offline once they have run.
 
@@ -11,13 +11,13 @@ SHAPES := --jaxtyping-packages=joformer,beartype.beartype
 .PHONY: run test lint types check clean
 
 run: $(INSTALLED)
-	$(BIN)/joformer verify
+	$(BIN)/joformer reproduce
 
 test: lint types check
 
 lint: $(INSTALLED)
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests examples
+	$(BIN)/ruff format --check src tests examples
 
 types: $(INSTALLED)
 	$(BIN)/mypy

@@ -50,7 +50,7 @@ from joformer.training.runs import METRICS as MEASURED
 
 RESULT, TABLE = "result.json", "table.json"
 Scale = Literal["laptop", "paper"]
-Say = Callable[[str], object]
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -159,14 +159,14 @@ class Cell:
 
     def describe(self) -> dict[str, Any]:
         """All that decides the result, as JSON."""
-        recipe = {name: value for name, value in asdict(self.recipe).items() if name not in UNDECIDING}
+        recipe, where = _deciding(self.recipe), _named(self.source.data)
         return json.loads(
             json.dumps(
                 {
                     "seed": self.seed,
                     **written(self.config),
                     "against": None if self.against is None else written(self.against),
-                    "source": {"kind": type(self.source).__name__, **asdict(self.source), "data": _named(self.source.data)},
+                    "source": {**asdict(self.source), "kind": type(self.source).__name__, "data": where},
                     "recipe": recipe,
                     "lengths": self.lengths,
                 }
@@ -373,6 +373,10 @@ def _images(
     if stream is None:
         return load_labelled(data, label=label, size=size, say=say)
     return Streamed(data, size=stream, train_crop="resized" if crops else "centre", label=label, say=say)
+
+
+def _deciding(recipe: Recipe) -> dict[str, Any]:
+    return {name: value for name, value in asdict(recipe).items() if name not in UNDECIDING}
 
 
 def _named(data: str) -> str:

@@ -7,7 +7,7 @@ is read, not run.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from joformer.experiments.cells import Cell, run
 from joformer.experiments.engine import TICK, TRIES, Done
 
 
-def run_on_ray(cells: Iterable[Cell], out: Path, *, jobs: int = 1) -> Iterator[Done | None]:
+def run_on_ray(cells: Iterable[Cell], out: Path, *, jobs: int = 1) -> Generator[Done | None, None, None]:
     """Run the cells as Ray tasks, one core (and one GPU, where the cluster has some) each.
 
     The cluster is that of RAY_ADDRESS, else one of `jobs` cores on this machine. Measurements of time get a machine's

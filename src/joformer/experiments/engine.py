@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -39,7 +39,7 @@ class Done:
     error: str = ""
 
 
-def run_local(cells: Iterable[Cell], out: Path, *, jobs: int = 1) -> Iterator[Done | None]:
+def run_local(cells: Iterable[Cell], out: Path, *, jobs: int = 1) -> Generator[Done | None, None, None]:
     """Run the cells in `jobs` processes, each with its share of the cores; those that measure time one by one, last."""
     cells = list(cells)
     several = [cell for cell in cells if not cell.alone]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from joformer import paper
 from joformer.experiments.cells import Cell, ImageSource, Plan, Scale
@@ -43,7 +44,7 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
         save_every=100 if scale == "laptop" else epoch, keep=1,
     )  # fmt: skip
     if small:
-        shape = {"shape": (8, 8), "patch": (2, 2), "channels": 1, "dim": 64, "layers": 4, "heads": 4}
+        shape: dict[str, Any] = {"shape": (8, 8), "patch": (2, 2), "channels": 1, "dim": 64, "layers": 4, "heads": 4}
     elif scale == "laptop":
         shape = {"shape": (64, 64), "patch": (8, 8), "dim": 64, "layers": 4, "heads": 4}
     else:

@@ -37,7 +37,7 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
     if scale == "paper":
         source = TextSource(where, vocab=50257, context=512, batch=32)
         total, rates, precision, pattern = steps or 200_000, (5e-4, 2e-4, 5e-5), "bf16", "WWWWWNWWWWWNWWWN"
-        shape = {"dim": 768, "layers": 16, "heads": 8}
+        shape: dict[str, Any] = {"dim": 768, "layers": 16, "heads": 8}
         lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192)
     else:
         small = where == "stdlib"

@@ -19,6 +19,7 @@ from joformer import paper
 from joformer.experiments.cells import Cell, ImageSource, Plan, Scale
 from joformer.experiments.places import find
 from joformer.models import ClassifierConfig
+from joformer.models.classifier import Reading
 from joformer.training import Recipe
 
 EPOCHS = 50
@@ -37,6 +38,7 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
         log_every=max(1, epoch // 4), evaluate_every=5 * epoch, save_every=5 * epoch, keep=1,
     )  # fmt: skip
     dims = (2, 8, 32, full)
+    rows: list[tuple[str, Reading, float | None, tuple[int, ...]]]
     rows = [("learned", "learned", None, dims), ("dft", "dft", None, dims), ("diagonal", "diagonal", None, dims)]
     rows += [("mlp", "pixels", None, (full,))]
     rows += [(f"learned, from ±{spread:.2g}", "learned", spread, (2,)) for spread in SPREADS]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from joformer.experiments.cells import Cell, ImageSource, Plan, Scale
 from joformer.experiments.places import find
@@ -29,7 +30,7 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
     if scale == "paper":
         where = find(data, ("imagenet",), scale, hub="imagenet", embedded="digits", sole=sole)
         source = ImageSource(where, batch=1024, augment="imagenet", stream=224)
-        shape = {"classes": len(source.load().classes)}
+        shape: dict[str, Any] = {"classes": len(source.load().classes)}
     else:  # what a step takes does not depend on what is in the images
         source = ImageSource("digits", batch=64)
         shape = {"shape": (8, 8), "patch": (1, 1), "channels": 1, "classes": 10, "dim": 64, "layers": 4, "heads": 4}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from joformer.experiments.cells import Cell, Plan, Scale, TextSource
 from joformer.experiments.places import find
@@ -24,7 +25,7 @@ from joformer.training import Recipe
 def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Plan]:
     """The table as it is run."""
     where = find(data, ("enwik8", "wikitext-2", "wikipedia"), scale, hub="wikipedia", embedded="stdlib", sole=sole)
-    small = where == "stdlib"
+    small, shape = where == "stdlib", dict[str, Any]()
     if scale == "paper":
         source = TextSource(where, vocab=8000, context=512, batch=32)
         total, rate, every, shape = steps or 200_000, 2e-4, 5000, {"dim": 256, "layers": 4, "heads": 4}

@@ -170,7 +170,7 @@ def _domain(some: Sequence[Comparison], null: float, log: bool) -> tuple[float, 
         into(bound) - zero for one in some for bound in (one.difference.low, one.difference.high) if bound is not None
     ]
     usual = sorted(map(abs, bounds))[int(0.8 * (len(bounds) - 1))] if bounds else 0.0
-    most = max(*map(abs, dots), 1.3 * usual, 1e-9 * max(abs(zero), 1.0))
+    most = max(*map(abs, dots), 2 * usual, 1e-9 * max(abs(zero), 1.0))
     low, high = (max(-most, min([0.0, *dots, *bounds])), min(most, max([0.0, *dots, *bounds])))
     margin = 0.06 * (high - low) or 1.0
     return out(zero + low - margin), out(zero + high + margin)

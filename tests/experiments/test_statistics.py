@@ -1,0 +1,205 @@
+"""Intervals and verdicts against scipy, against numbers worked out by hand, and against chance itself."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from joformer.experiments.statistics import against, estimate, holm, paired
+
+value = st.floats(-1e3, 1e3, allow_subnormal=False).map(lambda x: round(x, 6))
+samples = st.lists(value, min_size=2, max_size=9)
+positive = st.floats(0.01, 1e4)
+
+
+def spread(values):
+    return np.std(values, ddof=1) > 1e-6 * max(1.0, np.abs(values).max())
+
+
+@settings(max_examples=40)
+@given(samples)
+def test_the_mean_has_student_s_interval(values):
+    found = estimate(values)
+    assert found.centre == pytest.approx(np.mean(values), abs=1e-9)
+    if spread(values):
+        low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
+        assert (found.low, found.high) == pytest.approx((low, high), rel=1e-9, abs=1e-9)
+        assert (found.n, found.coverage) == (len(values), 0.95)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(value, value), min_size=2, max_size=9), st.booleans())
+def test_differences_are_the_paired_t_test(pairs, higher):
+    ours, theirs = (dict(enumerate(side)) for side in zip(*pairs))
+    differences = [x - y for x, y in pairs]
+    found = paired(ours, theirs, higher=higher)
+    assert found.centre == pytest.approx(np.mean(differences), abs=1e-9)
+    if not spread(differences):
+        return
+    test = stats.ttest_rel([x for x, _ in pairs], [y for _, y in pairs])
+    interval = test.confidence_interval(0.95)
+    assert found.p == pytest.approx(test.pvalue, rel=1e-6, abs=1e-12)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-6, abs=1e-9)
+    # The verdict follows from scipy's own test and the sign, by another way than the code's.
+    expected = "undecided" if test.pvalue >= 0.05 else "better" if (test.statistic > 0) == higher else "worse"
+    if abs(test.pvalue - 0.05) > 1e-6:
+        assert found.verdict == expected
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(positive, positive), min_size=2, max_size=9), st.booleans())
+def test_skewed_differences_are_ratios(pairs, higher):
+    ours, theirs = (dict(enumerate(side)) for side in zip(*pairs))
+    logs = np.log([x for x, _ in pairs]) - np.log([y for _, y in pairs])
+    found = paired(ours, theirs, higher=higher, skewed=True)
+    assert found.centre == pytest.approx(stats.gmean([x / y for x, y in pairs]), rel=1e-9)
+    assert found.null == 1
+    if np.std(logs, ddof=1) > 1e-6:
+        test = stats.ttest_1samp(logs, 0)
+        assert found.p == pytest.approx(test.pvalue, rel=1e-6, abs=1e-12)
+        assert (found.low, found.high) == pytest.approx(np.exp(test.confidence_interval(0.95)), rel=1e-6)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.floats(0.5, 2.0), min_size=2, max_size=9), st.booleans())
+def test_against_a_reference_is_the_one_sample_test(values, skewed):
+    found = against(values, 1.0, higher=False, skewed=skewed)
+    moved = np.log(values) if skewed else np.array(values)
+    if np.std(moved, ddof=1) > 1e-6:
+        test = stats.ttest_1samp(moved, 0.0 if skewed else 1.0)
+        low, high = test.confidence_interval(0.95)
+        assert found.p == pytest.approx(test.pvalue, rel=1e-6, abs=1e-12)
+        assert (found.low, found.high) == pytest.approx(
+            (np.exp(low), np.exp(high)) if skewed else (low, high), rel=1e-6
+        )
+
+
+@settings(max_examples=40)
+@given(st.lists(st.floats(0, 1), max_size=12))
+def test_holm_against_its_definition(ps):
+    """Step down: the smallest at α/m, the next at α/(m−1), until one fails; everything after fails too."""
+    alpha, going, kept = 0.05, True, set()
+    for rank, index in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
+        going = going and ps[index] <= alpha / (len(ps) - rank)
+        if going:
+            kept.add(index)
+    corrected = holm(ps)
+    assert {i for i, p in enumerate(corrected) if p <= alpha + 1e-15} == kept
+    assert all(p <= c <= 1 for p, c in zip(ps, corrected))
+
+
+def test_by_hand():
+    # d = 1, 2, 3: mean 2, s = 1, 2 ± 4.302653 / √3; t = 2√3 = 3.4641, p of two degrees of freedom = 0.074180
+    found = paired({0: 2.0, 1: 4.0, 2: 6.0}, {0: 1.0, 1: 2.0, 2: 3.0}, higher=True)
+    assert (found.centre, found.low, found.high) == pytest.approx((2, -0.484138, 4.484138), abs=1e-6)
+    assert found.p == pytest.approx(0.0741799, abs=1e-6)
+    assert found.verdict == "undecided"
+
+
+@pytest.mark.parametrize(("higher", "verdict"), [(True, "better"), (False, "worse")])
+def test_the_direction(higher, verdict):
+    """Ours above the baseline by 0.9 to 1.1: a flipped sign or a swapped side would be seen here."""
+    ours, theirs = {s: 10.0 + s + 1 + 0.1 * (-1) ** s for s in range(4)}, {s: 10.0 + s for s in range(4)}
+    found = paired(ours, theirs, higher=higher)
+    assert found.centre == pytest.approx(1)
+    assert found.low > 0
+    assert found.verdict == verdict
+    back = paired(theirs, ours, higher=higher)
+    assert (back.centre, back.low, back.high) == pytest.approx((-found.centre, -found.high, -found.low))
+    assert {found.verdict, back.verdict} == {"better", "worse"}
+    ratio = paired(ours, theirs, higher=higher, skewed=True)
+    assert ratio.low > 1
+    assert ratio.verdict == verdict
+    assert against([1.1, 1.11, 1.12], 1.0, higher=higher).verdict == verdict
+
+
+def test_seeds_are_matched_by_number_not_by_place():
+    ours, theirs = {3: 13.0, 1: 11.1, 2: 12.0, 9: 0.0}, {1: 10.0, 2: 11.0, 3: 12.1, 4: 0.0}
+    found = paired(ours, theirs, higher=True)
+    assert found.centre == pytest.approx(1.0)
+    assert (found.n, found.alone) == (3, (4, 9))
+
+
+def test_pairing_sees_what_seeds_have_in_common():
+    luck = np.random.default_rng(0).normal(0, 5, 6)
+    ours = {s: float(x) - 0.1 + 0.01 * s for s, x in enumerate(luck)}
+    theirs = {s: float(x) for s, x in enumerate(luck)}
+    assert stats.ttest_ind(list(ours.values()), list(theirs.values())).pvalue > 0.5
+    assert paired(ours, theirs, higher=False).verdict == "better"
+
+
+def test_one_seed_has_no_interval():
+    found = paired({0: 1.0}, {0: 2.0}, higher=False)
+    assert (found.low, found.high, found.p, found.verdict) == (None, None, None, "undecided")
+    assert found.why == "one seed has no interval"
+    assert (estimate([1.0]).low, estimate([1.0], skewed=True).high) == (None, None)
+
+
+@pytest.mark.parametrize("skewed", [False, True])
+def test_no_spread_is_no_knowledge(skewed):
+    """Seeds that agree to the bit, or to its rounding, decide nothing: two would otherwise have p = 0."""
+    same = paired(dict.fromkeys(range(5), 0.3), dict.fromkeys(range(5), 0.3), higher=True, skewed=skewed)
+    assert (same.verdict, same.p, same.low) == ("undecided", 1.0, None)
+    assert same.why == "no difference on all 5 seeds"
+    moved = paired({0: 0.1 + 0.2, 1: 0.3}, {0: 0.15, 1: 0.15}, higher=True, skewed=skewed)
+    assert 0.1 + 0.2 != 0.3
+    assert (moved.verdict, moved.p, moved.low) == ("undecided", None, None)
+    assert moved.why == "the same difference on all 2 seeds"
+    assert estimate([100.0, 100.0, 100.0], skewed=skewed).low is None
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_intervals_cover_as_often_as_they_say(n):
+    draw = np.random.default_rng(n)
+    times, centre = 3000, 1.7
+    hits = medians = differences = 0
+    for row in draw.normal(size=(times, 3, n)):
+        mean = estimate([float(x) for x in centre + row[0]])
+        hits += mean.low <= centre <= mean.high
+        skewed = estimate([math.exp(x) for x in centre + row[0]], skewed=True)
+        medians += skewed.low <= math.exp(centre) <= skewed.high
+        ours = {s: float(row[2][s] + row[1][s] + 0.4) for s in range(n)}
+        found = paired(ours, {s: float(row[2][s]) for s in range(n)}, higher=True)
+        differences += found.low <= 0.4 <= found.high
+    slack = 4 * math.sqrt(0.25 / times)
+    assert hits / times == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / times))
+    assert differences / times == pytest.approx(0.95, abs=4 * math.sqrt(0.95 * 0.05 / times))
+    assert medians / times == pytest.approx(1 - 2 ** (1 - n), abs=slack)
+    assert skewed.coverage == 1 - 2 ** (1 - n)
+
+
+def test_holm_keeps_false_alarms_rare():
+    """Ten variants that all are the baseline: uncorrected some is "decided" in a third of all tables, corrected in 5 %."""
+    draw, times, alone, corrected = np.random.default_rng(1), 400, 0, 0
+    for _ in range(times):
+        base = draw.normal(size=5)
+        found = [
+            paired(
+                dict(enumerate(map(float, base + draw.normal(size=5)))), dict(enumerate(map(float, base))), higher=True
+            )
+            for _ in range(10)
+        ]
+        alone += any(one.verdict != "undecided" for one in found)
+        corrected += any(p <= 0.05 for p in holm([one.p for one in found]))
+    assert alone / times > 0.3
+    assert corrected / times < 0.09
+
+
+@pytest.mark.refused
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: estimate([]),
+        lambda: estimate([1.0, math.nan]),
+        lambda: paired({0: 1.0}, {1: 1.0}, higher=True),
+        lambda: paired({0: 0.0}, {0: 1.0}, higher=True, skewed=True),
+        lambda: against([-1.0], 1.0, higher=True, skewed=True),
+        lambda: holm([0.5, 1.5]),
+    ],
+)
+def test_refused_in_one_line(wrong):
+    with pytest.raises(ValueError, match=r"^[^\n]+$"):
+        wrong()
