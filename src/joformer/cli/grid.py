@@ -73,12 +73,12 @@ def run_plans(plans: Sequence[Plan], out: Path, *, jobs: int | None, engine: Eng
                         progress.console.print(line)
                 here = f"{clock.count} of {len(left)} cells, {clock.left()} left"
                 progress.update(task, completed=clock.done(), description=here)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as asked:
         with suppress(Exception):
             events.close()
-        raise ValueError(
-            f"stopped with {len(done) + clock.count} of {len(cells)} cells finished in {out}; the same command goes on"
-        ) from None
+        ready = len(done) + clock.count - failed
+        tell(f"joformer: stopped with {ready} of {len(cells)} cells finished in {out}; the same command goes on")
+        raise SystemExit(128 + (asked.args[0] if asked.args else signal.SIGINT)) from None
     return failed
 
 
@@ -86,8 +86,8 @@ def run_plans(plans: Sequence[Plan], out: Path, *, jobs: int | None, engine: Eng
 def _asked_to_stop() -> Iterator[None]:
     """SIGTERM is Ctrl-C: what is at work is saved."""
 
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
+    def stop(number: int, _: object) -> None:
+        raise KeyboardInterrupt(number)
 
     before = signal.signal(signal.SIGTERM, stop)
     try:

@@ -17,6 +17,7 @@ import platform
 import re
 import statistics
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -246,7 +247,7 @@ class Plan:
                     )
             # More seeds, or other cells of it, are added to what is there.
             for key in ("cells", "models", "sizes"):
-                about[key] = [*about[key], *(one for one in before[key] if one not in about[key])]
+                about[key] = [*about[key], *(one for one in before.get(key, ()) if one not in about[key])]
         make_folder(place.parent)
         write_json(place, about)
 
@@ -327,7 +328,7 @@ def _trained(cell: Cell, folder: Path, say: Say) -> tuple[dict[str, Any], dict[s
         for length in cell.lengths:
             say(f"{cell.name}: measuring at {length} tokens")
             measured[str(length)] = task.evaluate(model, processes, context=length)
-    pace = [json.loads(line) for line in (folder / SPEED).read_text().splitlines()]
+    pace = _pace(folder / SPEED)
     spent = [line["seconds_per_step"] for line in pace]
     between = [
         after["step"] - before for after, before in zip(pace, [0, *(line["step"] for line in pace)], strict=False)
@@ -344,11 +345,20 @@ def _trained(cell: Cell, folder: Path, say: Say) -> tuple[dict[str, Any], dict[s
         "measured": measured,
         "curve": curve,
         "seconds": sum(n * s for n, s in zip(between, spent, strict=True)),
-        "step_ms": 1000 * statistics.median(spent),
+        "step_ms": 1000 * statistics.median(spent) if spent else None,
         "task": run_of["task"],
         "recipe": run_of["recipe"],
         "config": asdict(cell.config),
     }, circumstances(Processes().device, 1, False)
+
+
+def _pace(log: Path) -> list[dict[str, Any]]:
+    """The lines of speed.jsonl that can be read: it alone is not brought to the disk with the checkpoints."""
+    lines = []
+    for line in log.read_bytes().splitlines() if log.is_file() else ():
+        with suppress(ValueError):
+            lines.append(json.loads(line))
+    return lines
 
 
 def _thin(lines: list[dict[str, Any]], most: int = 100) -> list[dict[str, Any]]:
@@ -395,9 +405,12 @@ def _now() -> str:
 
 def _read(place: Path) -> dict[str, Any]:
     try:
-        return json.loads(place.read_text())
+        content = json.loads(place.read_text())
+        if not isinstance(content, dict):
+            raise ValueError(f"a {type(content).__name__} instead of an object")
     except (OSError, ValueError) as error:
         raise ValueError(f"{place} cannot be read ({error}): remove it, or choose another --out") from None
+    return content
 
 
 def with_command(cells: list[Cell], words: str) -> tuple[Cell, ...]:

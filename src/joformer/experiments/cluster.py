@@ -7,12 +7,15 @@ is read, not run.
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from joformer.experiments.cells import Cell, run
-from joformer.experiments.engine import TICK, TRIES, Done
+from joformer.experiments.engine import GRACE, TICK, TRIES, Done, in_one_line
+from joformer.training import Stopped
 
 
 def run_on_ray(cells: Iterable[Cell], out: Path, *, jobs: int = 1) -> Generator[Done | None, None, None]:
@@ -25,32 +28,40 @@ def run_on_ray(cells: Iterable[Cell], out: Path, *, jobs: int = 1) -> Generator[
         import ray
     except ImportError:
         raise ValueError("--engine ray needs ray: pip install 'joformer[ray]', or take --engine local") from None
-    given = os.environ.get("RAY_ADDRESS")
-    here: dict[str, Any] = {} if given else {"num_cpus": jobs, "include_dashboard": False}
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    cells = list(cells)
+    if not cells:
+        return
     own = not ray.is_initialized()
     if own:
-        ray.init(address=given, **here, **quiet)
+        _connect(ray, jobs)
     # The path as it is for everyone: a worker's current folder is another.
     place = str(out.resolve())
     try:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
         most = max(int(node.get("CPU", 1)) for node in nodes)
-        task = ray.remote(_cell)
-        cells = list(cells)
+        # One that was asked to stop, as on a machine that is taken away, has saved: it goes on elsewhere.
+        task = ray.remote(_cell).options(max_retries=TRIES - 1, retry_exceptions=[Stopped], num_gpus=gpus)
         for alone in (False, True):
-            waiting = {
-                task.options(max_retries=TRIES, num_cpus=most if alone else 1, num_gpus=gpus).remote(
-                    cell, place, most if alone else 1
-                ): cell
-                for cell in cells
-                if cell.alone == alone
-            }
-            yield from _events(ray, waiting)
+            cores = most if alone else 1
+            some = [cell for cell in cells if cell.alone == alone]
+            yield from _events(ray, {task.options(num_cpus=cores).remote(cell, place, cores): cell for cell in some})
     finally:
         if own:
             ray.shutdown()
+
+
+def _connect(ray: Any, jobs: int) -> None:
+    given = os.environ.get("RAY_ADDRESS")
+    here: dict[str, Any] = {} if given else {"num_cpus": jobs, "include_dashboard": False}
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address=given, log_to_driver=False, logging_level="error", **here)
+    except (OSError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"no Ray cluster at {given}: {reason}" if given else f"Ray does not start: {reason}") from None
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)  # Ray's own would leave without a word
 
 
 def _events(ray: Any, waiting: dict[Any, Cell]) -> Iterator[Done | None]:
@@ -68,14 +79,18 @@ def _events(ray: Any, waiting: dict[Any, Cell]) -> Iterator[Done | None]:
                 yield Done(cell, result, error)
     finally:
         for one in waiting:
-            ray.cancel(one)
+            ray.cancel(one)  # which is a Ctrl-C: it saves and ends
+        if waiting:
+            ray.wait(list(waiting), num_returns=len(waiting), timeout=GRACE)
 
 
-def _cell(cell: Cell, out: str, threads: int) -> tuple[dict[str, Any] | None, str]:
+def _cell(cell: Cell, out: str) -> tuple[dict[str, Any] | None, str]:
     import torch
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     try:
         return run(cell, Path(out), say=lambda line: None), ""
-    except ValueError as mistake:
-        return None, str(mistake)
+    except Stopped:
+        raise
+    except Exception as error:  # Ray would say where, in many lines, before it says what
+        return None, in_one_line(error)

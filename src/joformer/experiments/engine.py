@@ -40,14 +40,16 @@ class Done:
 
 
 def run_local(cells: Iterable[Cell], out: Path, *, jobs: int = 1) -> Generator[Done | None, None, None]:
-    """Run the cells in `jobs` processes, each with its share of the cores; those that measure time one by one, last."""
+    """Run the cells in `jobs` processes of one thread each; those that measure time one by one, last.
+
+    One thread whatever `jobs` is: the last bits depend on how many there are, and a run may be continued with others.
+    """
     cells = list(cells)
-    several = [cell for cell in cells if not cell.alone]
-    single = [cell for cell in cells if cell.alone]
-    cores = usable_cores()
-    for some, count in ((several, min(jobs, len(several))), (single, 1)):
+    # Threads by `jobs`, however few cells are left: with another number their bits could not be continued.
+    for alone, count in ((False, jobs), (True, 1)):
+        some = [cell for cell in cells if cell.alone == alone]
         if some:
-            yield from _Pool(some, out, count, max(1, cores // count)).events()
+            yield from _Pool(some, out, min(count, len(some)), max(1, usable_cores() // count)).events()
 
 
 def usable_cores() -> int:
@@ -60,18 +62,19 @@ def usable_cores() -> int:
 
 
 class _Pool:
-    def __init__(self, cells: list[Cell], out: Path, jobs: int, threads: int) -> None:
-        self.waiting, self.out, self.threads = deque(cells), out, threads
+    def __init__(self, cells: list[Cell], out: Path, jobs: int) -> None:
+        self.waiting, self.out = deque(cells), out
         self.tries = dict.fromkeys((cell.name for cell in cells), 0)
         self.jobs = jobs
         self.working: dict[Connection, tuple[Any, Cell]] = {}
+        self.idle: list[tuple[Any, Connection]] = []
 
     def events(self) -> Iterator[Done | None]:
         try:
-            idle = [self._start(place) for place in range(self.jobs)]
+            self.idle += [self._start(place) for place in range(self.jobs)]
             while self.waiting or self.working:
-                while self.waiting and idle:
-                    self._give(*idle.pop(), self.waiting.popleft())
+                while self.waiting and self.idle:
+                    self._give(*self.idle.pop(), self.waiting.popleft())
                 ready = wait(list(self.working), timeout=TICK)
                 if not ready:
                     yield None
@@ -83,13 +86,13 @@ class _Pool:
                     except (EOFError, OSError):  # it died
                         process.join()
                         connection.close()
-                        idle.append(self._start(process.place))
-                        yield self._again(cell, process.exitcode)
+                        event = self._again(cell, process.exitcode)
+                        if self.waiting:
+                            self.idle.append(self._start(process.place))
+                        yield event
                         continue
-                    idle.append((process, connection))
+                    self.idle.append((process, connection))
                     yield Done(cell, content) if kind == "result" else Done(cell, None, content)
-            for _, connection in idle:
-                connection.close()  # which ends its process
         finally:
             self._stop()
 
@@ -105,38 +108,42 @@ class _Pool:
         # Not forked: torch's threads do not survive that.
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
-        process = context.Process(target=_work, args=(there, str(self.out), self.threads, place), daemon=True)
+        process = context.Process(
+            target=_work, args=(there, str(self.out), self.threads, place, os.getpid()), daemon=True
+        )
         process.place = place  # type: ignore[attr-defined]
         process.start()
         there.close()
         return process, here
 
     def _give(self, process: Any, connection: Connection, cell: Cell) -> None:
-        with suppress(BrokenPipeError):  # then it died, which is seen when its answer is read
+        with suppress(OSError):  # then it died, which is seen when its answer is read
             connection.send(cell)
         self.working[connection] = process, cell
 
     def _stop(self) -> None:
-        """Ask those still at work to save and end, and wait for them."""
+        """Ask those still at work to save and end, and wait for all."""
         for process, _ in self.working.values():
             process.terminate()
+        ending = [*self.idle, *((process, connection) for connection, (process, _) in self.working.items())]
         until = time.monotonic() + GRACE
-        for connection, (process, _) in self.working.items():
+        for _, connection in ending:
+            connection.close()  # which ends a process that waits for a cell
+        for process, _ in ending:
             process.join(max(0.0, until - time.monotonic()))
             if process.is_alive():
                 process.kill()
-            connection.close()
 
 
-def _work(connection: Connection, out: str, threads: int, place: int) -> None:
+def _work(connection: Connection, out: str, threads: int, place: int, parent: int) -> None:
     """What a process does: a cell at a time until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it through who started it, or while training
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    threading.Thread(target=_follow, args=(os.getppid(),), daemon=True).start()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
 
     import torch
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     if torch.cuda.is_available():
         torch.cuda.set_device(place % torch.cuda.device_count())
     while True:
@@ -148,10 +155,18 @@ def _work(connection: Connection, out: str, threads: int, place: int) -> None:
             connection.send(("result", run(cell, Path(out), say=_silent)))
         except Stopped:
             return
-        except ValueError as mistake:
-            connection.send(("error", str(mistake)))
         except Exception as error:  # a cell that fails must not take the others with it
-            connection.send(("error", f"{type(error).__name__}: {error}".splitlines()[0]))
+            connection.send(("error", in_one_line(error)))
+
+
+def in_one_line(error: Exception) -> str:
+    """What went wrong, as a cell's failure is reported: our own refusals as they are, others with their kind.
+
+    >>> in_one_line(ValueError("no text in a.txt")), in_one_line(RuntimeError("no\\nway"))
+    ('no text in a.txt', 'RuntimeError: no')
+    """
+    said = str(error) if isinstance(error, ValueError) and str(error) else f"{type(error).__name__}: {error}"
+    return said.splitlines()[0]
 
 
 def _follow(parent: int) -> None:

@@ -97,7 +97,7 @@ def paired(
     left, right = _checked([ours[s] for s in seeds], skewed), _checked([baseline[s] for s in seeds], skewed)
     if skewed:
         left, right = [math.log(x) for x in left], [math.log(y) for y in right]
-    scale = max(map(abs, left + right))
+    scale = max(map(abs, [*left, *right, float(skewed)]))  # a logarithm is rounded like the number 1, not like itself
     alone = tuple(sorted(ours.keys() ^ baseline.keys()))
     return _judged([x - y for x, y in zip(left, right, strict=True)], scale, 0.0, higher, skewed, alone)
 
@@ -112,7 +112,7 @@ def against(values: Sequence[float], reference: int | float, *, higher: bool, sk
     numbers = _checked(values, skewed)
     if skewed:
         numbers, reference = [math.log(x) for x in numbers], math.log(reference)
-    return _judged(numbers, max(map(abs, [*numbers, reference])), float(reference), higher, skewed, ())
+    return _judged(numbers, max(map(abs, [*numbers, reference, float(skewed)])), float(reference), higher, skewed, ())
 
 
 def holm(p: Sequence[float]) -> list[float]:

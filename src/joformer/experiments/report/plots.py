@@ -15,7 +15,7 @@ from joformer.experiments.report.analysis import Comparison
 from joformer.experiments.report.numbers import number
 from joformer.experiments.report.words import Wording
 
-WIDTH, ROW, LETTER = 380, 36, 6.1
+WIDTH, ROW, LETTER = 380, 36, 6.7
 COLOURS = 8
 """How many line colours the page has; after that the dashes change."""
 
@@ -82,7 +82,7 @@ def lines(
     low, high = y_range or (min(ys), max(ys))
     if low == high:
         low, high = (low / 2, high * 2) if y_log else (low - 0.5, high + 0.5)
-    names = min(max(len(_short(one.name)) for one in series) * LETTER, 124)
+    names = max(len(_short(one.name)) for one in series) * LETTER
     height = max(230, 14 * len(series) + 60)
     right, floor = WIDTH - names - 16, height - 40
     across = _scale(min(xs), max(xs), 46, right, x_log)
@@ -130,9 +130,11 @@ def lines(
 def _interval(one: Comparison, words: Wording, scale: Scale, ends: tuple[float, float], top: int) -> str:
     d, y = one.difference, top + 25
     kind = "decided" if one.decided else "open"
+    verdict = _brief(one, words)
+    name = _short(_name(one, words), max(8, int((WIDTH - 24) / LETTER) - len(verdict)))
     parts = [
-        f'<text class="row" x="8" y="{top + 12}">{escape(_name(one, words))}</text>'
-        f'<text class="verdict" x="{WIDTH - 8}" y="{top + 12}" text-anchor="end">{escape(_brief(one, words))}</text>'
+        f'<text class="row" x="8" y="{top + 12}">{escape(name)}</text>'
+        f'<text class="verdict" x="{WIDTH - 8}" y="{top + 12}" text-anchor="end">{escape(verdict)}</text>'
     ]
     if d.low is not None and d.high is not None:
         left, right = scale(max(d.low, ends[0])), scale(min(d.high, ends[1]))

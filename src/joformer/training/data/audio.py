@@ -18,13 +18,15 @@ import io
 import os
 import warnings
 from math import gcd
+from pathlib import Path
 
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from joformer.training.data.images import Images, Made, embedded, kept
+from joformer.training.data.images import Images, Made, embedded, kept, stored
 from joformer.training.data.records import CLIPS, Files, Rows, Say, silent
+from joformer.training.data.sources import content_hash
 
 RANGE = 80.0  # decibels from white to black
 EMBEDDED = (1200, 300)  # clips that train and that test
@@ -58,12 +60,21 @@ def load_audio(
         if label is not None:
             raise ValueError(f"{source} have one kind of label: leave out label")
         sound, classes = (made.tones, made.TONES) if source == "tones" else (made.words, made.WORDS)
-        splits = []
-        for count, split in zip(EMBEDDED, ("train", "test"), strict=True):
-            waves, labels = sound(count, split)
-            clips = [resampled(wave, made.RATE, rate) for wave in waves] if rate != made.RATE else list(waves)
-            splits.append((spectrograms(clips, rate, bands, frames), labels))
-        return embedded(Made(splits[0], splits[1], classes))
+
+        def synthesise(_: Path) -> Made:
+            if say is not None:
+                say(f"making {sum(EMBEDDED):,} {source}, once")
+            splits = []
+            for count, split in zip(EMBEDDED, ("train", "test"), strict=True):
+                waves, labels = sound(count, split)
+                clips = [resampled(wave, made.RATE, rate) for wave in waves] if rate != made.RATE else list(waves)
+                splits.append((spectrograms(clips, rate, bands, frames), labels))
+            return Made(splits[0], splits[1], classes)
+
+        # They are kept as long as the formulas are these.
+        formulas = (Path(file).read_bytes() for file in (str(made.__file__), __file__))
+        key = content_hash(str(source), str((EMBEDDED, rate, bands, frames)), *formulas)
+        return embedded(stored(f"sounds-{key}", synthesise, cache=cache, say=say))
 
     tell = say or silent
 

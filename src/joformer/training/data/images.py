@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -166,30 +167,38 @@ def kept(
 
     `settings` are all that the result depends on beside the source and the label.
     """
-    from safetensors import SafetensorError, safe_open
-    from safetensors.torch import save_file
-
     found = find(source)
     key = content_hash(FORMAT, kind.word, identity(found), str(label), str(settings))
 
-    def build(folder: Path) -> None:
+    def build(folder: Path) -> Made:
         with TemporaryDirectory(dir=folder.parent, prefix=".arrow-") as rows:
-            made = make(*open_records(found, kind, label=label, folder=Path(rows), say=say or silent))
-        tensors = dict(
-            zip(("train.images", "train.labels", "test.images", "test.labels"), made.train + made.test, strict=True)
-        )
+            return make(*open_records(found, kind, label=label, folder=Path(rows), say=say or silent))
+
+    made = stored(f"{kind.word}-{key}", build, cache=cache, say=say)
+    return Images(Labelled(*made.train), Labelled(*made.test), made.classes, key)
+
+
+def stored(key: str, make: Callable[[Path], Made], *, cache: str | os.PathLike[str] | None, say: Say | None) -> Made:
+    """What `make(folder)` gives, from the cache where it was made before under this key; the folder is for its use."""
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import save_file
+
+    names = ("train.images", "train.labels", "test.images", "test.labels")
+
+    def build(folder: Path) -> None:
+        made = make(folder)
         try:
-            save_file(tensors, folder / "data.safetensors", {"classes": json.dumps(made.classes)})
+            save_file(
+                dict(zip(names, made.train + made.test, strict=True)),
+                folder / "data.safetensors",
+                {"classes": json.dumps(made.classes)},
+            )
         except SafetensorError as error:
             raise OSError(str(error)) from None
 
-    folder = cached(f"{kind.word}-{key}", build, cache=cache, say=say)
-    with safe_open(folder / "data.safetensors", "pt") as file:
-        classes = tuple(json.loads(file.metadata()["classes"]))
-        train, test = (
-            Labelled(*(file.get_tensor(f"{s}.{part}") for part in ("images", "labels"))) for s in ("train", "test")
-        )
-    return Images(train, test, classes, key)
+    with safe_open(cached(key, build, cache=cache, say=say) / "data.safetensors", "pt") as file:
+        images, labels, test_images, test_labels = (file.get_tensor(name) for name in names)
+        return Made((images, labels), (test_images, test_labels), tuple(json.loads(file.metadata()["classes"])))
 
 
 def _decoded(records: Files | Rows, size: int | None) -> UInt8[Tensor, "n channels height width"]:

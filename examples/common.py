@@ -1,0 +1,93 @@
+"""What the examples share: their command line, a short training loop, one line of a result, the saved picture."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from joformer.training import Stage, learning_rate
+
+RUNS = 3  # every figure is of so many seeds
+GREY, ORANGE, BLUE = "#9a9a9a", "#e39a2d", "#2f6fb0"
+
+
+def arguments(doc: str, script: str) -> argparse.Namespace:
+    """--seed and --out; a picture that could not be written is said before the work, not after it."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0, help=f"the first of the {RUNS} seeds (default: 0)")
+    out = Path(script).with_suffix(".png").name
+    parser.add_argument("--out", type=Path, default=Path(out), help=f"where the picture goes (default: {out})")
+    given = parser.parse_args()
+    folder = given.out.parent
+    wrong = None
+    if given.seed < 0:
+        wrong = f"--seed {given.seed} is negative: give 0 or more"
+    elif not folder.is_dir():
+        wrong = f"the folder {folder} of --out does not exist: make it first"
+    elif given.out.is_dir() or not os.access(given.out if given.out.exists() else folder, os.W_OK):
+        wrong = f"cannot write to {given.out}: give --out a file that can be written"
+    elif given.out.suffix.lower() != ".png":
+        wrong = f"{given.out.name} is no PNG: give --out a name that ends in .png"
+    if wrong:
+        print(f"{Path(script).name}: {wrong}", file=sys.stderr)
+        raise SystemExit(2)
+    torch.set_num_threads(1)  # models this small are fastest so, and the last bits depend on it
+    return given
+
+
+def fit(model: nn.Module, loss: Callable[[int], Tensor], *, steps: int, lr: float) -> nn.Module:
+    """AdamW down a cosine on loss(step); `joformer.training.train` is the loop for anything longer than a second."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr, betas=(0.9, 0.95), weight_decay=0.05)
+    for step in range(steps):
+        optimiser.param_groups[0]["lr"] = learning_rate(Stage(steps, lr), step, warmup=20, end=0.05)
+        optimiser.zero_grad()
+        loss(step).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+    return model.eval()
+
+
+def line(name: str, percent: list[float]) -> None:
+    """One line of the result: mean, and the range over the seeds."""
+    mean = sum(percent) / len(percent)
+    print(f"{name:<42}{mean:6.1f} %   ({min(percent):.1f} to {max(percent):.1f}, {len(percent)} seeds)", flush=True)
+
+
+def bars(axes, percent: dict[str, list[float]], colours: list[str], chance: float | None = None) -> None:
+    """Mean of each as a bar, every seed as a dot, chance as a line."""
+    for row, (values, colour) in enumerate(zip(percent.values(), colours, strict=True)):
+        mean = sum(values) / len(values)
+        axes.barh(row, mean, color=colour, height=0.65)
+        axes.plot(values, [row] * len(values), "o", color="black", markersize=3.5)
+        inside = mean > 30
+        axes.text(1.5 if inside else max(values) + 3, row, f"{mean:.1f} %", va="center", fontsize=9)
+    axes.set_yticks(range(len(percent)), list(percent))
+    axes.invert_yaxis()
+    axes.set_xlim(0, 103)
+    axes.spines[["top", "right"]].set_visible(False)
+    if chance is not None:
+        axes.axvline(chance, color="black", linestyle=":", linewidth=1)
+        axes.text(chance + 0.8, len(percent) - 0.52, "chance", fontsize=7, va="top")
+
+
+def sheet(width: float, height: float):
+    """An empty figure; no window, no global state."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure((width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def keep(figure, out: Path) -> None:
+    try:
+        figure.savefig(out, dpi=130)
+    except OSError as error:
+        print(f"cannot write {out}: {error.strerror or error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    print(f"the picture is {out}")
