@@ -63,15 +63,17 @@ def bars(axes, percent: dict[str, list[float]], colours: list[str], chance: floa
         mean = sum(values) / len(values)
         axes.barh(row, mean, color=colour, height=0.65)
         axes.plot(values, [row] * len(values), "o", color="black", markersize=3.5)
-        inside = mean > 30
-        axes.text(1.5 if inside else max(values) + 3, row, f"{mean:.1f} %", va="center", fontsize=9)
+        if max(values) > 85:
+            axes.text(min(values) - 2, row, f"{mean:.1f} %", va="center", ha="right", fontsize=9, color="white")
+        else:
+            axes.text(max(values) + 2, row, f"{mean:.1f} %", va="center", fontsize=9)
     axes.set_yticks(range(len(percent)), list(percent))
     axes.invert_yaxis()
     axes.set_xlim(0, 103)
     axes.spines[["top", "right"]].set_visible(False)
     if chance is not None:
         axes.axvline(chance, color="black", linestyle=":", linewidth=1)
-        axes.text(chance + 0.8, len(percent) - 0.52, "chance", fontsize=7, va="top")
+        axes.set_xlabel(f"dotted: chance, {chance:g} %", fontsize=8)
 
 
 def sheet(width: float, height: float):

@@ -128,7 +128,8 @@ def exact_table(ours, theirs, **about):
 def test_sentences():
     head, cells = exact_table([0.90, 1.92, 2.91], [1.0, 2.0, 3.0])
     assert report.sentences(head, cells) == [
-        "both: better than none by 0.090 units [0.065, 0.115], p = 0.004, 3 seeds; a step takes 1.03 × the time"
+        "both: better than none by 0.090 units [0.065, 0.115], p = 0.004, 3 seeds; a step took 1.03 × the time in "
+        "these runs"
     ]
     assert report.sentences({**head, "higher": True}, cells)[0].startswith(
         "both: worse than none by 0.090 units [0.065"

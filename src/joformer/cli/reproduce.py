@@ -60,6 +60,9 @@ class Reproduce:
             for name in dict.fromkeys(names)
             for plan in TABLES[name](self.scale, self.data, range(self.seeds), self.steps, len(names) == 1)
         ]
+        if self.data is not None and not any(Path(plan.source.data).is_absolute() for plan in plans):
+            known = "mnist, cifar100, imagenet, enwik8, wikitext-2 or fsdd"
+            raise ValueError(f"--data {self.data} has nothing for {', '.join(names)}: give a folder that holds {known}")
         plans = chosen(plans, self.only, self._command(names))
         if self.dry_run:
             for plan in plans:

@@ -45,7 +45,7 @@ def run_on_ray(cells: Iterable[Cell], out: Path, *, jobs: int = 1) -> Generator[
         for alone in (False, True):
             cores = most if alone else 1
             some = [cell for cell in cells if cell.alone == alone]
-            yield from _events(ray, {task.options(num_cpus=cores).remote(cell, place, cores): cell for cell in some})
+            yield from _events(ray, {task.options(num_cpus=cores).remote(cell, place): cell for cell in some})
     finally:
         if own:
             ray.shutdown()

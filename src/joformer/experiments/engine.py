@@ -45,11 +45,10 @@ def run_local(cells: Iterable[Cell], out: Path, *, jobs: int = 1) -> Generator[D
     One thread whatever `jobs` is: the last bits depend on how many there are, and a run may be continued with others.
     """
     cells = list(cells)
-    # Threads by `jobs`, however few cells are left: with another number their bits could not be continued.
     for alone, count in ((False, jobs), (True, 1)):
         some = [cell for cell in cells if cell.alone == alone]
         if some:
-            yield from _Pool(some, out, min(count, len(some)), max(1, usable_cores() // count)).events()
+            yield from _Pool(some, out, min(count, len(some))).events()
 
 
 def usable_cores() -> int:
@@ -108,9 +107,7 @@ class _Pool:
         # Not forked: torch's threads do not survive that.
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
-        process = context.Process(
-            target=_work, args=(there, str(self.out), self.threads, place, os.getpid()), daemon=True
-        )
+        process = context.Process(target=_work, args=(there, str(self.out), place, os.getpid()), daemon=True)
         process.place = place  # type: ignore[attr-defined]
         process.start()
         there.close()
@@ -135,7 +132,7 @@ class _Pool:
                 process.kill()
 
 
-def _work(connection: Connection, out: str, threads: int, place: int, parent: int) -> None:
+def _work(connection: Connection, out: str, place: int, parent: int) -> None:
     """What a process does: a cell at a time until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it through who started it, or while training
     os.environ["OMP_NUM_THREADS"] = "1"

@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 
+LARGEST = 1e100
+"""What is measured beyond this is a run that broke, and its square would be no number."""
+
+
 class Damaged(ValueError):
     """A file that makes no sense, in one line that names it.
 
@@ -50,11 +54,15 @@ class Cell:
         """The finite numbers measured on the way, each line with its step."""
         lines = self.about.get("curve")
         kept = [
-            {str(key): number for key, value in line.items() if (number := finite(value)) is not None}
+            {
+                str(key): number
+                for key, value in line.items()
+                if (number := finite(value)) is not None and abs(number) <= LARGEST
+            }
             for line in (lines if isinstance(lines, list) else [])
             if isinstance(line, Mapping)
         ]
-        return [line for line in kept if "step" in line]
+        return [line for line in kept if line.get("step", -1.0) >= 0]
 
 
 @dataclass(frozen=True)
@@ -98,7 +106,8 @@ class Table:
         for cell in self.cells:
             if cell.model == model and size in cell.measured:
                 value = finite(cell.measured[size].get(metric or self.metric))
-                if value is not None and (metric or not self.skewed or value > 0):
+                least = 1 / LARGEST if metric is None and self.skewed else -LARGEST
+                if value is not None and least <= value <= LARGEST:
                     found[cell.seed] = value
         return found
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import sys
 
 import torch
 
@@ -39,10 +40,12 @@ def reseed(*place: int | str) -> None:
 
     >>> reseed(0, "dropout", 7)
     """
-    import sys
-
     seed = seed_of(*place)
-    torch.manual_seed(seed)
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        # For devices that are not there torch would write down who asked, at every step, and never let go of it.
+        torch.default_generator.manual_seed(seed)
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed & 0xFFFFFFFF)

@@ -222,7 +222,7 @@ class _Run:
             reseed(self.seed, "step", self.step, part)
             with processes.share(self.state.model, last=micro == recipe.accumulate - 1):
                 one = self.task.loss(self.state.model, batch) / recipe.accumulate
-            processes.accelerator.backward(one)
+            processes.backward(one)
             loss += one.detach()
         norm = self.state.norm()
         values = torch.stack((loss, norm.to(loss), torch.tensor(float(asked), device=loss.device)))

@@ -75,6 +75,13 @@ class Processes:
         with self.accelerator.no_sync(model) if quiet else nullcontext(), self.accelerator.autocast():
             yield
 
+    def backward(self, loss: Tensor) -> None:
+        """The loss's gradients, scaled where half precision needs that."""
+        if self.accelerator.scaler is None:
+            loss.backward()
+        else:
+            self.accelerator.backward(loss)
+
     def autocast(self) -> AbstractContextManager[None]:
         """The precision that was asked for."""
         return self.accelerator.autocast()

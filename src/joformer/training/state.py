@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,10 @@ class State:
         self.parameters = dict(raw.named_parameters())
         fused = not processes.sharded and processes.device.type in ("cpu", "cuda")
         adamw = torch.optim.AdamW(groups(raw, recipe.weight_decay), betas=recipe.betas, fused=fused)
-        self.optimizer = processes.accelerator.prepare_optimizer(adamw, device_placement=False)
+        # accelerate's own looks at every step for packages that are not installed: only where its scaler is needed.
+        scaled = processes.accelerator.scaler is not None
+        prepare = processes.accelerator.prepare_optimizer
+        self.optimizer: Any = prepare(adamw, device_placement=False) if scaled else adamw
         self.average = [p.detach().clone() for p in self.parameters.values()] if recipe.average else []
 
     @property

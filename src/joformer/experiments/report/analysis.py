@@ -135,6 +135,10 @@ class Analysis:
                 )
         return found
 
+    def side_by_side(self, model: str, size: str) -> bool:
+        """Whether the ratio of times was measured with both models taking turns, undisturbed by what else ran."""
+        return bool(self.table.values(model, size, "time_ratio"))
+
     def time_ratio(self, model: str, size: str) -> float | None:
         """A step's time over the baseline's: measured side by side where that was done, else from the runs."""
         table = self.table

@@ -26,8 +26,8 @@ class Curve:
 def thin(lines: Sequence[dict[str, float]], most: int = MOST) -> list[dict[str, float]]:
     """At most so many lines of each kind (by their keys), evenly chosen, always with the first and the last.
 
-    >>> thin([{"step": s, "loss": 1.0} for s in range(100)], 3)
-    [{'step': 0, 'loss': 1.0}, {'step': 50, 'loss': 1.0}, {'step': 99, 'loss': 1.0}]
+    >>> thin([{"step": float(s), "loss": 1.0} for s in range(100)], 3)
+    [{'step': 0.0, 'loss': 1.0}, {'step': 50.0, 'loss': 1.0}, {'step': 99.0, 'loss': 1.0}]
     """
     kinds: dict[tuple[str, ...], list[int]] = {}
     for index, line in enumerate(lines):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 
-def number(value: float | None, digits: int | None = None) -> str:
+def number(value: int | float | None, digits: int | None = None) -> str:
     """With so many digits after the point, or four significant ones; a true minus; thousands apart.
 
     >>> number(-0.0312, 3), number(1234567, 0), number(25.553), number(None), number(1e30)
@@ -27,7 +27,7 @@ def number(value: float | None, digits: int | None = None) -> str:
     return text.replace("-", "−")
 
 
-def exact(value: float | None) -> str:
+def exact(value: int | float | None) -> str:
     """As it was given, which is how the paper prints it.
 
     >>> exact(168.67), exact(1.0), exact(None)
@@ -36,7 +36,7 @@ def exact(value: float | None) -> str:
     return "–" if value is None else f"{value:.10g}".replace("-", "−")
 
 
-def probability(p: float | None) -> str:
+def probability(p: int | float | None) -> str:
     """A p-value as one writes it.
 
     >>> probability(0.0041), probability(0.00001), probability(0.3), probability(None)
@@ -47,7 +47,7 @@ def probability(p: float | None) -> str:
     return "<0.001" if p < 0.0005 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: int | float) -> str:
     """As one would say it.
 
     >>> duration(42), duration(4000), duration(300000)
@@ -76,5 +76,5 @@ def digits_for(bounds: Sequence[tuple[float | None, float | None]]) -> int | Non
     return min(max(-_magnitude(median(halves) / 3.5), 0), 6) if halves else None
 
 
-def _magnitude(value: float) -> int:
+def _magnitude(value: int | float) -> int:
     return math.floor(math.log10(abs(value))) if value else 0

@@ -5,6 +5,7 @@ Every word that comes from a file is escaped; a policy in the page's head forbid
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from html import escape
@@ -79,14 +80,12 @@ def _section(key: str, words: Wording) -> str:
     parts = [f"<h2>{escape(table.title)}</h2><p>{escape(words.summary())}</p><dl>{facts}</dl>", _results(words)]
     if table.paper_setting:
         parts.append(f'<p class="quiet">The paper: {escape(table.paper_setting)}.</p>')
-    if len(table.sizes) > 1 and all(size.isdigit() and int(size) > 0 for size in table.sizes):
-        parts.append(_over_sizes(key, words))
+    parts.append(_over_sizes(key, words))
     if about.comparisons:
         parts.append(_differences(key, words))
     parts.append(_learning(key, words))
     if about.costs:
-        caption = "What a model takes" + (f", and how many times what {table.baseline} takes" if table.baseline else "")
-        parts.append(f"<h3>Cost</h3>{_table(caption, columns.costs(words))}")
+        parts.append(f"<h3>Cost</h3>{_table(words.cost, columns.costs(words))}")
     if notes := [*about.remarks, *table.notes]:
         parts.append(f"<h3>Notes</h3><ul>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>")
     parts.append(_running(words))
@@ -103,7 +102,7 @@ def _results(words: Wording) -> str:
         if one.decided and one.difference.verdict == "better" and one.other == words.table.baseline
     }
     bold = [(row.model, row.size) in best for row in words.about.rows]
-    return _table(f"{words.table.unit}: {words.centre} [{words.interval}]", shown, bold)
+    return _table(f"{words.measure}: {words.centre} [{words.interval}]", shown, bold)
 
 
 def _differences(key: str, words: Wording) -> str:
@@ -124,37 +123,37 @@ def _differences(key: str, words: Wording) -> str:
 
 
 def _over_sizes(key: str, words: Wording) -> str:
+    """The metric over sizes that are numbers: "512", or "d = 8"."""
     table, series = words.table, []
-    for index, model in enumerate(words.about.models):
-        rows = [(row, row.ours) for row in words.about.rows if row.model == model and row.ours]
-        if rows:
-            rows.sort(key=lambda pair: int(pair[0].size))
-            series.append(
-                plots.Series(
-                    model,
-                    _index(words, index),
-                    [float(row.size) for row, _ in rows],
-                    [ours.centre for _, ours in rows],
-                    [ours.low for _, ours in rows],
-                    [ours.high for _, ours in rows],
-                )
-            )
-    if not series:
+    matched = [re.fullmatch(r"([^0-9]*)([0-9]{1,9})", size) for size in table.sizes]
+    sizes = {size: int(found[2]) for size, found in zip(table.sizes, matched, strict=True) if found}
+    prefixes = {found[1] for found in matched if found}
+    if len(sizes) < 2 or len(sizes) < len(table.sizes) or len(prefixes) > 1 or min(sizes.values()) < 1:
         return ""
-    name = "length in tokens" if table.name == "length" else "size"
+    for index, model in enumerate(words.about.models):
+        rows = sorted(
+            ((sizes[row.size], row.ours) for row in words.about.rows if row.model == model and row.ours),
+            key=lambda pair: pair[0],
+        )
+        if rows:
+            bounds = [one.low for _, one in rows], [one.high for _, one in rows]
+            x, y = [float(size) for size, _ in rows], [one.centre for _, one in rows]
+            series.append(plots.Series(model, _index(words, index), x, y, *bounds))
+    if len({x for one in series for x in one.x}) < 2:
+        return ""
+    name = "length in tokens" if table.name == "length" else prefixes.pop().strip(" =") or "size"
+    told = (f"{s.name}: {', '.join(f'{number(y)} at {x:g}' for x, y in zip(s.x, s.y, strict=True))}" for s in series)
     drawn = plots.lines(
         f"{key}-sizes",
-        f"{table.title}: {table.unit} over {name}",
-        "; ".join(
-            f"{s.name}: {', '.join(f'{number(y)} at {x:g}' for x, y in zip(s.x, s.y, strict=True))}" for s in series
-        ),
+        f"{table.title}: {words.measure} over {name}",
+        "; ".join(told),
         series,
         x_name=name,
         x_log=True,
         y_log=table.skewed,
         points=True,
     )
-    caption = f"{table.unit} over {name}; {words.centre}, the bars are those of the brackets above"
+    caption = f"{words.measure} over {name}; {words.centre}, the bars are those of the brackets above"
     heading = "By length" if table.name == "length" else "By size"
     return f'<h3>{heading}</h3><figure class="one"><figcaption>{escape(caption)}</figcaption>{drawn}</figure>'
 

@@ -80,19 +80,19 @@ def lines(
     xs = [x for one in series for x in one.x]
     ys = [y for one in series for y in (*one.y, *(b for b in (*one.low, *one.high) if b is not None))]
     low, high = y_range or (min(ys), max(ys))
-    if low == high:
-        low, high = (low / 2, high * 2) if y_log else (low - 0.5, high + 0.5)
+    low, high = _apart_enough(low, high, y_log)
     names = max(len(_short(one.name)) for one in series) * LETTER
     height = max(230, 14 * len(series) + 60)
     right, floor = WIDTH - names - 16, height - 40
-    across = _scale(min(xs), max(xs), 46, right, x_log)
+    first, last = _apart_enough(min(xs), max(xs), x_log)
+    across = _scale(first, last, 46, right, x_log)
     up = _scale(low, high, floor, 10, y_log)
     parts = [
         f'<line class="grid" x1="46" x2="{right:.1f}" y1="{up(tick):.1f}" y2="{up(tick):.1f}"/>'
         f'<text class="tick" x="40" y="{up(tick) + 4:.1f}" text-anchor="end">{_tick(tick)}</text>'
         for tick in _ticks(low, high, 5, y_log)
     ]
-    marks = sorted(set(xs)) if x_log else _ticks(min(xs), max(xs), 4, False)
+    marks = sorted(set(xs)) if x_log else _ticks(first, last, 4, False)
     parts += [
         f'<text class="tick" x="{across(tick):.1f}" y="{floor + 16}" text-anchor="middle">{_tick(tick)}</text>'
         for tick in marks
@@ -118,9 +118,9 @@ def lines(
     parts.append("</g>")
     ends = [min(max(up(one.y[-1]), 10.0), float(floor)) for one in series]
     for one, end, place in zip(series, ends, _apart(ends, 13, 10, floor + 4), strict=True):
-        last = across(one.x[-1])
+        tip = across(one.x[-1])
         parts.append(
-            f'<path class="leader {_class(one.index)}" d="M{last + 3:.1f} {end:.1f}L{right + 9:.1f} {place:.1f}"/>'
+            f'<path class="leader {_class(one.index)}" d="M{tip + 3:.1f} {end:.1f}L{right + 9:.1f} {place:.1f}"/>'
             f'<text class="name {_class(one.index)}" x="{right + 12:.1f}" y="{place + 4:.1f}">'
             f"{escape(_short(one.name))}</text>"
         )
@@ -174,8 +174,15 @@ def _domain(some: Sequence[Comparison], null: float, log: bool) -> tuple[float, 
     usual = sorted(map(abs, bounds))[int(0.8 * (len(bounds) - 1))] if bounds else 0.0
     most = max(*map(abs, dots), 2 * usual, 1e-9 * max(abs(zero), 1.0))
     low, high = (max(-most, min([0.0, *dots, *bounds])), min(most, max([0.0, *dots, *bounds])))
-    margin = 0.06 * (high - low) or 1.0
-    return out(zero + low - margin), out(zero + high + margin)
+    margin = 0.06 * (high - low)
+    return _apart_enough(out(zero + low - margin), out(zero + high + margin), log)
+
+
+def _apart_enough(low: float, high: float, log: bool) -> tuple[float, float]:
+    """Ends that differ, whatever the numbers: an axis of no length has no ticks."""
+    if high - low > 1e-9 * max(abs(low), abs(high)):
+        return low, high
+    return (low / 2, high * 2) if log else (low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2)
 
 
 def _bounds(one: Series, across: Scale, up: Scale, aside: float | None) -> str:
@@ -201,7 +208,7 @@ def _short(name: str, most: int = 20) -> str:
     return name if len(name) <= most else "…" + name[1 - most :]
 
 
-def _scale(low: float, high: float, start: float, end: float, log: bool) -> Scale:
+def _scale(low: float, high: float, start: int | float, end: int | float, log: bool) -> Scale:
     if log:
         low, high = math.log(low), math.log(high)
     span = (high - low) or 1.0
@@ -226,7 +233,7 @@ def _ticks(low: float, high: float, count: int, log: bool) -> list[float]:
 
 def _tick(value: float) -> str:
     if abs(value) >= 10_000:
-        return number(value / 1000) + "k" if abs(value) < 1e9 else number(value)
+        return f"{value / 1000:,.4g}k".replace("-", "−") if abs(value) < 1e7 else number(value)
     return f"{value:.4g}".replace("-", "−")
 
 
@@ -234,14 +241,14 @@ def _signed(value: float, null: float, log: bool) -> str:
     return ("+" if not log and null == 0 and value > 0 else "") + _tick(value) + ("×" if log else "")
 
 
-def _apart(wanted: list[float], gap: float, low: float, high: float) -> list[float]:
+def _apart(wanted: list[float], gap: int, low: int, high: int) -> list[float]:
     """Places near those wanted, in their order, at least `gap` apart: pushed down, then back up from the floor."""
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     places = dict.fromkeys(order, 0.0)
-    below = low - gap
+    below = float(low - gap)
     for index in order:
         below = places[index] = max(wanted[index], below + gap)
-    above = high + gap
+    above = float(high + gap)
     for index in reversed(order):
         above = places[index] = min(places[index], above - gap)
     return [places[index] for index in range(len(wanted))]

@@ -59,7 +59,7 @@ def markdown(gathered: Gathered) -> str:
         table = words.table
         parts.append(f"\n## {_md(table.title)}\n")
         parts.append(_md("; ".join(f"{name} {value}" for name, value in words.run)) + ".\n")
-        parts.append(f"Ours: {words.centre} [{words.interval}].\n")
+        parts.append(f"Ours: {_md(words.measure)}, {words.centre} [{words.interval}].\n")
         parts += _md_table(columns.results(words))
         if table.paper_setting:
             parts.append(f"\nThe paper: {_md(table.paper_setting)}.")
@@ -67,7 +67,7 @@ def markdown(gathered: Gathered) -> str:
             parts.append(f"\n### Differences on the same seeds\n\n{_md(words.method)}\n")
             parts += _md_table(columns.differences(words))
         if words.about.costs:
-            parts.append("\n### Cost\n")
+            parts.append(f"\n### Cost\n\n{_md(words.cost)}.\n")
             parts += _md_table(columns.costs(words))
         notes = [*words.about.remarks, *table.notes]
         if table.missing:

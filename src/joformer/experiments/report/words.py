@@ -35,14 +35,20 @@ class Wording:
     def difference_digits(self) -> int:
         bounds = [(c.difference.low, c.difference.high) for c in self.about.comparisons]
         found = digits_for(bounds)
-        if found is None:
-            found = digits_for([(0.0, c.difference.centre - c.difference.null) for c in self.about.comparisons])
+        if found is None:  # one seed: a tenth of the differences themselves
+            found = digits_for([(0.0, (c.difference.centre - c.difference.null) / 10) for c in self.about.comparisons])
         return 3 if found is None else max(found, 2 if self.ratio else 0)
 
     @property
     def ratio(self) -> bool:
         """Whether differences are ratios."""
         return self.table.skewed
+
+    @property
+    def measure(self) -> str:
+        """What is measured, in which unit; the unit alone where it says both."""
+        named = any(letter.isalpha() for letter in self.table.unit)
+        return self.table.unit if named else f"{self.table.metric.replace('_', ' ')}, {self.table.unit}"
 
     @property
     def unit(self) -> str:
@@ -63,7 +69,7 @@ class Wording:
 
     def value(self, found: Estimate | None) -> str:
         if found is None:
-            return "not run"
+            return "not yet" if self.table.missing else "not run"
         text = number(found.centre, self.digits)
         if found.low is None or found.high is None:
             return text if found.n == 1 else f"{text} (all {found.n} the same)"
@@ -124,7 +130,10 @@ class Wording:
             told += f"; {seeds(d.alone)} in only one of the two, left out"
         ratio = self.about.time_ratio(one.model, one.size)
         if ratio is not None and one.other == self.table.baseline:
-            told += f"; a step takes {ratio:.2f} × the time"
+            beside = self.about.side_by_side(one.model, one.size)
+            told += (
+                f"; a step {'takes' if beside else 'took'} {ratio:.2f} × the time{'' if beside else ' in these runs'}"
+            )
         return told
 
     def summary(self) -> str:
@@ -184,6 +193,17 @@ class Wording:
         return f"{counted}, most of all {label(first.model, first.size)}"
 
     @property
+    def cost(self) -> str:
+        """What the table of costs shows, and where its times come from."""
+        told, found = "What a model takes", self.about.costs
+        if self.table.baseline is not None:
+            told += f", and how many times what {self.table.baseline} takes"
+        timed = [cost for cost in found if cost.ratio is not None and cost.model != self.table.baseline]
+        if any(not self.about.side_by_side(cost.model, cost.size or self.table.sizes[0]) for cost in timed):
+            told += "; the times are those of the runs, which may have shared the machine"
+        return told
+
+    @property
     def method(self) -> str:
         """How differences are taken and judged, for who reads their table."""
         family = max((one.family for one in self.about.comparisons), default=0)
@@ -216,7 +236,7 @@ class Wording:
         some = {
             "scale": table.scale,
             "data": table.data,
-            "metric": f"{table.unit}, {'higher' if table.higher else 'lower'} is better",
+            "metric": f"{self.measure}; {'higher' if table.higher else 'lower'} is better",
             "seeds": f"{len(table.seeds)} ({', '.join(map(str, table.seeds))})" if table.cells else "",
             "steps": f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}" if steps else "",
             "cells": cells,

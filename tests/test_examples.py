@@ -1,0 +1,137 @@
+"""The examples: each runs as its docstring says, draws a picture, and beats its baseline by the margin it claims."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "common")
+LINE = re.compile(r"^(.+?) +([\d.]+) % +\(([\d.]+) to ([\d.]+), (\d+) seeds\)$", re.M)
+
+# Better, worse, and by how many percentage points on average; all claims of the docstrings.
+MARGINS = {
+    "spectrograms": [("scores and values (QKV)", "no positions", 15), ("scores and values (QKV)", "scores (QK)", 8)],
+    "video": [
+        ("row, column, time: scores, values (QKV)", "row, column; no time", 35),
+        ("row, column, time: scores, values (QKV)", "row, column, time: scores (QK)", 20),
+        ("row, column; no time", "no positions", 10),
+    ],
+    "modalities": [
+        ("separate axes, scores, values", "separate axes, scores (QK)", 8),
+        ("separate axes, scores (QK)", "no positions", 8),
+        ("shared, modality axis", "no positions", 40),
+        ("shared, modality axis", "separate axes, scores (QK)", 15),
+    ],
+    "alignment": [
+        ("256 numbers: frequencies", "256 numbers: averages 2 × 2", 25),
+        ("512 numbers: frequencies", "128 numbers: frequencies", 30),
+        ("period 16: row modulo 16", "period 16: row", 8),
+    ],
+}
+
+
+def run(name, *arguments, cwd=None):
+    # Warnings are errors here as in all tests; the shape checks of the parent are not inherited.
+    return subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / f"{name}.py"), *map(str, arguments)],
+        capture_output=True, text=True, check=False, cwd=cwd, timeout=600,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def percent(text):
+    return {name.strip(): float(mean) for name, mean, *_ in LINE.findall(text)}
+
+
+def missed(name, found):
+    """Which of its margins an example does not keep."""
+    return [(better, worse) for better, worse, by in MARGINS[name] if found[better] - found[worse] < by]
+
+
+def test_every_example_is_here():
+    assert list(MARGINS) and sorted(MARGINS) == NAMES
+    readme = (EXAMPLES / "README.md").read_text()
+    assert all(f"{name}.py" in readme for name in NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_runs_draws_and_beats_its_baseline(name, tmp_path):
+    from matplotlib.image import imread
+
+    ran = run(name, "--seed", 3, "--out", tmp_path / "picture.png", cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr == ""
+    found = percent(ran.stdout)
+    assert missed(name, found) == [], ran.stdout
+    assert all(low <= float(mean) <= high for _, mean, low, high, _ in _numbers(ran.stdout))
+    assert [path.name for path in tmp_path.iterdir()] == ["picture.png"]
+    pixels = imread(tmp_path / "picture.png")[..., :3]
+    assert min(pixels.shape[:2]) > 400
+    assert pixels.std() > 0.1
+    # Marks in all four quarters: no empty panel.
+    rows, columns = (n // 2 for n in pixels.shape[:2])
+    for quarter in (pixels[:rows, :columns], pixels[:rows, columns:], pixels[rows:, :columns], pixels[rows:, columns:]):
+        assert quarter.std() > 0.03
+
+
+def _numbers(text):
+    return [(name, mean, float(low), float(high), int(seeds)) for name, mean, low, high, seeds in LINE.findall(text)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_docstring_says_what_was_seen(name):
+    said = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text()))
+    assert f"python examples/{name}.py --out {name}.png" in said
+    assert re.search(r"about \d+ seconds", said)
+    seen = {line.strip(): float(mean) for line, mean in re.findall(r"^ +(.+?) {2,}([\d.]+) %", said, re.M)}
+    assert seen.keys() >= {each for better, worse, _ in MARGINS[name] for each in (better, worse)}
+    assert missed(name, seen) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_check_can_fail(name):
+    better, worse, _ = MARGINS[name][0]
+    same = dict.fromkeys({each for margin in MARGINS[name] for each in margin[:2]}, 50.0)
+    assert (better, worse) in missed(name, same)
+
+
+@pytest.mark.refused
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_folder_is_one_line(name, tmp_path):
+    ran = run(name, "--out", tmp_path / "nowhere" / "picture.png")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert re.fullmatch(rf"{name}\.py: the folder \S+nowhere of --out does not exist: make it first\n", ran.stderr)
+
+
+@pytest.mark.refused
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--out", "."], "cannot write to ."),
+        (["--out", "picture.gif"], "ends in .png"),
+        (["--out", "taken.png"], "cannot write to taken.png"),
+        (["--seed", "-1"], "--seed -1 is negative"),
+    ],
+)
+def test_other_bad_input_is_one_line(arguments, said, tmp_path):
+    (tmp_path / "taken.png").mkdir()
+    ran = run("alignment", *arguments, cwd=tmp_path)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert said in ran.stderr
+    assert ran.stderr.count("\n") == 1
+
+
+@pytest.mark.refused
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_to(tmp_path):
+    tmp_path.chmod(0o500)
+    ran = run("alignment", "--out", tmp_path / "picture.png")
+    tmp_path.chmod(0o700)
+    assert ran.returncode == 2
+    assert "cannot write to" in ran.stderr
+    assert ran.stderr.count("\n") == 1
