@@ -8,16 +8,26 @@ fewer it is the cross-correlation of what is left of the page. The baseline has 
 coarse pixels: averages of 2 × 2 or 4 × 4, cross-correlated. Frequencies on a grid of 16 rows turn once round every 16
 rows, so that 16 and 0 are the same shift: the answer is unique only modulo the period (CLAIMS.md row 48).
 
-    OMP_NUM_THREADS=1 python examples/alignment.py --out alignment.png          about SECONDS seconds
+    OMP_NUM_THREADS=1 python examples/alignment.py --out alignment.png          about 5 seconds
 
-Seen (three seeds, 30 pages each):
+Seen (three seeds, 30 pages each), found within a pixel:
+
+    64 numbers: averages 4 × 4        8.9 %   (3.3 to 16.7)
+    256 numbers: averages 2 × 2      42.2 %   (33.3 to 50.0)
+    64 numbers: frequencies          18.9 %   (13.3 to 23.3)
+    128 numbers: frequencies         46.7 %   (40.0 to 50.0)
+    256 numbers: frequencies         87.8 %   (80.0 to 93.3)
+    512 numbers: frequencies        100.0 %
+    1024 numbers: pixels            100.0 %   plain cross-correlation: as good, with twice the numbers
+    period 16: row modulo 16         94.4 %   (93.3 to 96.7)
+    period 16: row                   76.7 %   (70.0 to 83.3)
 """
 
 import torch
-from common import BLUE, GREY, ORANGE, RUNS, arguments, keep, line, sheet
 from torch import Tensor
 from torch.nn import functional as F
 
+from common import BLUE, GREY, ORANGE, RUNS, arguments, keep, line, sheet
 from joformer.monoidal import Alignment, MonoidalEmbedding, align
 from joformer.training import load_images
 
@@ -98,18 +108,22 @@ def picture(pages: Tensor, scraps: Tensor, at: Tensor, hits: dict, out) -> None:
     one = int((telling.float() + 0.5 * (at[:, 0] >= PERIOD) * (turning.shift[:, 0] + PERIOD == at[:, 0])).argmax())
     above, below = figure.subfigures(1, 2, width_ratios=(1.7, 1))
     (page, scrap), (score, repeats) = above.subplots(2, 2)
-    page.imshow(pages[one], cmap="Greys")
-    boxes = ("the truth", at, "black", 4), ("256 frequencies", fine.shift, BLUE, 2), ("256 averages", blurred, ORANGE, 2)
+    page.imshow(pages[one].numpy(), cmap="Greys")
+    boxes = (
+        ("the truth", at, "black", 4),
+        ("256 frequencies", fine.shift, BLUE, 2),
+        ("256 averages", blurred, ORANGE, 2),
+    )
     for name, where, colour, width in boxes:
         row, column = (where[one] - 0.5).tolist()
         page.add_patch(Rectangle((column, row), SCRAP, SCRAP, fill=False, edgecolor=colour, lw=width, label=name))
     page.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.01), ncols=3, frameon=False)
     page.set_title("a page", fontsize=9)
-    scrap.imshow(scraps[one], cmap="Greys")
+    scrap.imshow(scraps[one].numpy(), cmap="Greys")
     scrap.set_title("the scrap, in noise", fontsize=9)
-    score.imshow(fine.surface[one], cmap="Blues")
+    score.imshow(fine.surface[one].numpy(), cmap="Blues")
     score.set_title("score of every shift, 256 frequencies (○ the truth)", fontsize=9)
-    repeats.imshow(turning.surface[one].repeat(SIDE // PERIOD, 1), cmap="Blues")
+    repeats.imshow(turning.surface[one].repeat(SIDE // PERIOD, 1).numpy(), cmap="Blues")
     repeats.axhline(PERIOD - 0.5, color="black", lw=0.8)
     repeats.set_title(f"period {PERIOD} along rows: every score comes again", fontsize=9)
     for axes in (score, repeats):

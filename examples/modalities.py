@@ -5,18 +5,27 @@
 
 The image holds six different handwritten digits, 2 × 3, the caption six words; three of the words have changed places.
 Which, only a comparison of each word with its own cell tells: the words as a set always fit. (Paper: CLAIMS.md row 47,
-the journey above being the corrected one.) One layer, 180 steps, unseen handwriting, every axis on all planes.
+the journey above being the corrected one.) One layer, 200 steps, unseen handwriting, every axis on all planes.
 
-    OMP_NUM_THREADS=1 python examples/modalities.py --out modalities.png          about SECONDS seconds
+    OMP_NUM_THREADS=1 python examples/modalities.py --out modalities.png          about 20 seconds
 
 Seen (three seeds, 6,000 words each):
+
+    no positions                       50.1 %   (49.7 to 50.4)
+    separate axes, scores (QK)         72.7 %   (70.1 to 76.5)
+    separate axes, scores, values      93.4 %   (84.4 to 98.0)
+    shared, no modality axis           99.3 %   (99.1 to 99.4)
+    shared, modality axis              99.1 %   (98.9 to 99.2)
+
+Shared coordinates are what counts. The modality axis itself adds nothing here: words and pixels have embeddings of
+their own, which tell the modalities apart already. On separate axes travelling values make the journey easier to learn.
 """
 
 import torch
-from common import BLUE, GREY, ORANGE, RUNS, arguments, bars, fit, keep, line, sheet
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from common import BLUE, GREY, ORANGE, RUNS, arguments, bars, fit, keep, line, sheet
 from joformer import FixedFrames, JourneyAttention, NoFrames, positions
 from joformer.frames import FramesModule
 from joformer.models import initialise
@@ -25,7 +34,7 @@ from joformer.training.data import Labelled
 
 ROWS, COLUMNS = 2, 3
 CELLS = ROWS * COLUMNS
-WORDS = "zero one two three four five six seven eight nine".split()
+WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
 GRID = positions.grid(ROWS, COLUMNS)
 SEPARATE = positions.joint(positions.sequence(CELLS), GRID)  # modality, word, row, column
 # Two parts of a joint on the same axes: the words' own axis gives way to the rows and columns of what they name.
@@ -49,7 +58,7 @@ class Reader(nn.Module):
         self.word, self.cell = nn.Embedding(10, dim), nn.Linear(64, dim)
         self.attention = JourneyAttention(dim, heads, transport=transport, bias=True)
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.compare = nn.Sequential(nn.Linear(dim, 3 * dim), nn.GELU(), nn.Linear(3 * dim, 1))
+        self.compare = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, 1))
 
     def forward(self, words: Tensor, cells: Tensor) -> Tensor:
         x = torch.cat((self.word(words), self.cell(cells)), 1)
@@ -71,12 +80,12 @@ def pages(digits: Labelled, count: int, dice: torch.Generator) -> tuple[Tensor, 
 
 def main() -> None:
     given = arguments(__doc__, __file__)
-    digits, steps, batch = load_images("digits"), 180, 48
+    digits, steps, batch = load_images("digits"), 200, 64
     accuracy = {name: [] for name in SEVERAL}
     looks = {name: torch.zeros(CELLS, CELLS) for name in SEVERAL}
     for seed in range(given.seed, given.seed + RUNS):
         dice = torch.Generator().manual_seed(seed)
-        train = [part.split(batch) for part in pages(digits.train, 60 * batch, dice)]
+        train = [part.split(batch) for part in pages(digits.train, 50 * batch, dice)]
         words, cells, wrong = pages(digits.test, 1000, dice)
         for name, (where, transport) in SEVERAL.items():
             model = initialise(Reader(where, transport), seed)
@@ -86,11 +95,12 @@ def main() -> None:
                 return F.binary_cross_entropy_with_logits(model(some_words, some_cells), targets)
 
             fit(model, loss, steps=steps, lr=6e-3)
-            seen = cells.clone().requires_grad_()
-            said = model(words, seen)
-            accuracy[name].append(100 * ((said > 0) == wrong.bool()).float().mean().item())
+            with torch.no_grad():
+                accuracy[name].append(100 * ((model(words, cells) > 0) == wrong.bool()).float().mean().item())
+            some = cells[:100].clone().requires_grad_()
+            said = model(words[:100], some)
             for word in range(CELLS):  # which pixels the answer about a word depends on
-                (slope,) = torch.autograd.grad(said[:, word].sum(), seen, retain_graph=True)
+                (slope,) = torch.autograd.grad(said[:, word].sum(), some, retain_graph=True)
                 looks[name][word] += slope.norm(dim=-1).mean(0)
     print("is this word of the caption in its place, % right (chance 50):")
     for name, values in accuracy.items():
@@ -104,7 +114,7 @@ def picture(words: Tensor, cells: Tensor, wrong: Tensor, accuracy: dict, looks: 
     page, score = above.subfigures(1, 2, width_ratios=(1, 1.6))
     page.suptitle("an image and its caption; wrong words in orange", fontsize=9)
     for cell, axes in enumerate(page.subplots(ROWS, COLUMNS).flat):
-        axes.imshow(cells[cell].view(8, 8), cmap="Greys")
+        axes.imshow(cells[cell].view(8, 8).numpy(), cmap="Greys")
         axes.set_xlabel(WORDS[words[cell]], color=ORANGE if wrong[cell] else "black", fontsize=10, weight="bold")
         axes.set_xticks([])
         axes.set_yticks([])
@@ -113,7 +123,7 @@ def picture(words: Tensor, cells: Tensor, wrong: Tensor, accuracy: dict, looks: 
     axes.set_title("% of words judged rightly; dots: seeds", fontsize=9)
     below.suptitle("which cell (across) the judgement of a word (down) depends on: mean slope", fontsize=9)
     for axes, (name, slopes) in zip(below.subplots(1, len(looks)), looks.items(), strict=True):
-        axes.imshow(slopes / slopes.sum(1, keepdim=True), cmap="Blues", vmin=0, vmax=0.8, aspect="auto")
+        axes.imshow((slopes / slopes.sum(1, keepdim=True)).numpy(), cmap="Blues", vmin=0, vmax=0.8, aspect="auto")
         axes.set_title(name, fontsize=7.5)
         axes.set_xticks(range(CELLS), range(1, CELLS + 1), fontsize=7)
         axes.set_yticks(range(CELLS), range(1, CELLS + 1), fontsize=7)

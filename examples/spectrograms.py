@@ -6,14 +6,21 @@ Ten made-up words of any speaker, in noise; several are the same syllables in an
 patches of 16 bands × 4 frames (64 ms), shorter than a syllable. Two layers, 100 steps, fixed angles, equal starts: the
 models differ in nothing but what travels.
 
-    OMP_NUM_THREADS=1 python examples/spectrograms.py --out spectrograms.png          about SECONDS seconds
+    OMP_NUM_THREADS=1 python examples/spectrograms.py --out spectrograms.png          about 15 seconds
 
 Seen (three seeds, 300 clips of the test split):
+
+    no positions               68.3 %   (65.0 to 71.0)
+    scores (QK)                70.9 %   (68.7 to 72.7)
+    scores and values (QKV)    91.8 %   (90.0 to 93.0)
+
+Travelling values learn this sooner, not better: after 500 steps the three have 98.8, 99.8 and 100 % (two seeds).
+Without positions the order of syllables is heard in how they glide and in the voice, which falls.
 """
 
 import torch
-from common import BLUE, GREY, ORANGE, RUNS, arguments, bars, fit, keep, line, sheet
 
+from common import BLUE, GREY, ORANGE, RUNS, arguments, bars, fit, keep, line, sheet
 from joformer import NoFrames
 from joformer.models import JoFormerViT, ViTConfig, initialise
 from joformer.training import Images, ImageTask, load_audio
@@ -53,7 +60,9 @@ def main() -> None:
     print("which of 10 words, % right (chance 10):")
     for name, values in accuracy.items():
         line(name, values)
-    gain = [both - scores for both, scores in zip(accuracy["scores and values (QKV)"], accuracy["scores (QK)"], strict=True)]
+    gain = [
+        both - scores for both, scores in zip(accuracy["scores and values (QKV)"], accuracy["scores (QK)"], strict=True)
+    ]
     print(f"what travelling values add to scores, seed by seed: {', '.join(f'{g:+.1f}' for g in gain)}")
     picture(data, accuracy, confusion, given.out)
 
@@ -65,7 +74,7 @@ def picture(data: Images, accuracy: dict, confusion: dict, out) -> None:
     heard.suptitle("the same syllables in another order; lines: patches", fontsize=9)
     for axes, word in zip(heard.subplots(2, 2).flat, ("bada", "daba", "badagu", "gudaba"), strict=True):
         clip = data.test.images[(data.test.labels == data.classes.index(word)).nonzero()[0, 0], 0]
-        axes.imshow(clip, cmap="Greys", origin="lower", aspect="auto", extent=(0, 1.024, 0, BANDS))
+        axes.imshow(clip.numpy(), cmap="Greys", origin="lower", aspect="auto", extent=(0, 1.024, 0, BANDS))
         axes.set_title(word, fontsize=9)
         axes.vlines([1.024 * k * PATCH[1] / FRAMES for k in range(1, FRAMES // PATCH[1])], 0, BANDS, BLUE, lw=0.3)
         axes.axhline(PATCH[0], color=BLUE, lw=0.3)
@@ -77,7 +86,7 @@ def picture(data: Images, accuracy: dict, confusion: dict, out) -> None:
     axes.set_title("% of words understood; dots: seeds", fontsize=9)
     below.suptitle("what is taken for what (rows: the word spoken, columns: the answer)", fontsize=9)
     for number, (axes, (name, counts)) in enumerate(zip(below.subplots(1, 3), confusion.items(), strict=True)):
-        axes.imshow(counts / counts.sum(1, keepdim=True), cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        axes.imshow((counts / counts.sum(1, keepdim=True)).numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto")
         axes.set_title(name, fontsize=9)
         axes.set_xticks(range(len(counts)), data.classes, rotation=90, fontsize=7)
         axes.set_yticks(range(len(counts)), data.classes if number == 0 else [""] * len(counts), fontsize=7)

@@ -6,14 +6,22 @@ A digit crosses a field of 16 × 16 in 3 moments, 3 pixels a moment, in one of 8
 nothing about the direction, so that a model which knows rows and columns but not when can find the axis of the motion
 and never its sense: 50 % is the best it can do. One layer, 100 steps, digits of unseen handwriting.
 
-    OMP_NUM_THREADS=1 python examples/video.py --out video.png          about SECONDS seconds
+    OMP_NUM_THREADS=1 python examples/video.py --out video.png          about 15 seconds
 
-Seen (three seeds, of 300 films each):
+Seen (three seeds, 300 films each):
+
+    no positions                               16.8 %   (11.0 to 26.0)
+    row, column; no time                       48.7 %   (41.0 to 53.7)
+    row, column, time: scores (QK)             30.8 %   (21.3 to 42.7)
+    row, column, time: scores, values (QKV)    98.6 %   (97.0 to 100.0)
+
+Travelling values learn this sooner, not better: after 500 steps scores alone have 99.7 % too (two seeds), and without
+time it is still 54 and 47 %.
 """
 
 import torch
-from common import BLUE, GREY, ORANGE, RUNS, arguments, bars, fit, keep, line, sheet
 
+from common import BLUE, GREY, ORANGE, RUNS, arguments, bars, fit, keep, line, sheet
 from joformer import FixedFrames, NoFrames
 from joformer.models import JoFormerViT, ViTConfig, initialise
 from joformer.training import Images, ImageTask, load_images
@@ -78,12 +86,12 @@ def main() -> None:
         data = Images(films(digits.train, 1500, dice), films(digits.test, 300, dice), tuple(ARROWS), f"films {seed}")
         task, truth = ImageTask(data, batch=32), data.test.labels
         pixels = (data.test.images / 255 - data.mean.float()) / data.std.float()
-        for name in accuracy:
+        for name, right in accuracy.items():
             made = model(name, seed)
             fit(made, lambda step, m=made, s=seed, t=task: t.loss(m, t.batch(s, step, 0, 1)), steps=100, lr=8e-3)
             with torch.no_grad():
                 said = made(pixels).argmax(-1)
-            accuracy[name].append(100 * (said == truth).float().mean().item())
+            right.append(100 * (said == truth).float().mean().item())
             confusion[name].index_put_((truth, said), torch.ones(len(said)), accumulate=True)
     print("which of 8 directions, % right (chance 12.5):")
     for name, values in accuracy.items():
@@ -100,7 +108,7 @@ def picture(test: Labelled, accuracy: dict, confusion: dict, out) -> None:
         film = test.images[(test.labels == label).nonzero()[0, 0], 0]
         for moment in range(MOMENTS):
             axes = shown.add_subplot(3, MOMENTS + 1, row * (MOMENTS + 1) + moment + 1, xticks=[], yticks=[])
-            axes.imshow(film[..., moment], cmap="Greys")
+            axes.imshow(film[..., moment].numpy(), cmap="Greys")
         axes = shown.add_subplot(3, MOMENTS + 1, (row + 1) * (MOMENTS + 1))
         axes.axis("off")
         axes.text(0.5, 0.5, ARROWS[label], fontsize=26, ha="center", va="center")
@@ -109,7 +117,7 @@ def picture(test: Labelled, accuracy: dict, confusion: dict, out) -> None:
     axes.set_title("% of films whose direction is found; dots: seeds", fontsize=9)
     below.suptitle("what is taken for what (rows: the truth, columns: the answer)", fontsize=9)
     for axes, (name, counts) in zip(below.subplots(1, 4), confusion.items(), strict=True):
-        axes.imshow(counts / counts.sum(1, keepdim=True), cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        axes.imshow((counts / counts.sum(1, keepdim=True)).numpy(), cmap="Blues", vmin=0, vmax=1, aspect="auto")
         axes.set_title(name, fontsize=8)
         axes.set_xticks(range(8), ARROWS)
         axes.set_yticks(range(8), ARROWS)

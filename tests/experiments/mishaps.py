@@ -5,7 +5,7 @@
     mishaps/killed       … every time
     mishaps/fails        raises what nobody foresaw
     mishaps/refused      has no data
-    mishaps/lingers      takes half a minute, unless the file MARK/open is there
+    mishaps/lingers      takes a minute, unless the file MARK/open is there
 
 Every step that is taken leaves a line in MARK/FATE-SEED: what was done twice, or not at all, is no guess.
 """
@@ -26,7 +26,7 @@ from joformer.models import LMConfig
 from joformer.training import Recipe
 
 FATES = ("plain", "killed once", "killed", "fails", "refused", "lingers")
-AT, STEPS, LONG = 6, 12, 300
+AT, STEPS, LONG = 6, 12, 200
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Fated(TextSource):
             if step == AT and self.fate == "fails":
                 raise RuntimeError("nobody foresaw this\nnor where it would be")
             if self.fate == "lingers" and not (Path(self.mark) / "open").exists():
-                time.sleep(0.1)
+                time.sleep(0.3)
             return usual(seed, step, part, parts)
 
         task.batch = batch

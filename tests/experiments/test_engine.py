@@ -17,7 +17,7 @@ from mishaps import AT, LONG, STEPS, attempts, steps_of
 from joformer import cli
 from joformer.experiments import TABLES, run
 from joformer.experiments.cells import RESULT, TABLE, finished
-from joformer.experiments.engine import Done, run_local, usable_cores
+from joformer.experiments.engine import Done, run_local
 
 JOBS = 2
 
@@ -39,7 +39,7 @@ def alone(tmp_path):
 
     def measured(*cells):
         threads = torch.get_num_threads()
-        torch.set_num_threads(max(1, usable_cores() // JOBS))
+        torch.set_num_threads(1)
         try:
             calm = [replace(cell, source=replace(cell.source, fate="calm")) for cell in cells]
             return [run(cell, tmp_path / "alone", say=lambda line: None)["measured"] for cell in calm]
@@ -157,18 +157,15 @@ def test_stopped_stopped_killed_and_finished(tmp_path, mark, start, alone):
     for turn, number in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGKILL)):
         log = tmp_path / f"{turn}.log"
         process = start(log, *words)
-        print(turn, time.monotonic())
         # Cells of the first seed come first; both plain ones are finished in the first turn.
-        until(lambda: len(steps_of(mark, "lingers")) > 10 * (turn + 1) or not process.is_alive())
+        until(lambda: len(steps_of(mark, "lingers")) > 4 * (turn + 1) or not process.is_alive())
         until(lambda: len(list(out.glob(f"mishaps/plain/*/{RESULT}"))) == 2 or not process.is_alive())
         assert process.is_alive(), log.read_text()
         workers = attempts(out, "lingers")
         assert len(workers) == turn + 1
-        print(turn, "kill", time.monotonic())
         (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
         process.join(120)
         lines = log.read_text().splitlines()
-        print(turn, "joined", time.monotonic())
         if number == signal.SIGKILL:
             assert process.exitcode == -number
             until(lambda: gone(workers[-1]))  # by itself, having saved
@@ -184,7 +181,6 @@ def test_stopped_stopped_killed_and_finished(tmp_path, mark, start, alone):
         taken = steps_of(mark, "lingers")
         assert taken == list(range(len(taken))), "a step that was taken is not taken again"
         if turn:
-            assert lines[0].startswith(f"mishaps: {mark}" if "mishaps: " in lines[0] else "2 of 3 cells")
             assert f"2 of 3 cells in {out} are finished already" in lines
 
     (mark / "open").touch()
@@ -192,7 +188,6 @@ def test_stopped_stopped_killed_and_finished(tmp_path, mark, start, alone):
     process = start(log, *words)
     process.join(240)
     assert process.exitcode == 0, log.read_text()
-    print("last joined", time.monotonic())
     assert files_of(out, "plain") == kept
     assert steps_of(mark, "lingers") == list(range(LONG))
     assert len(attempts(out, "lingers")) == 4
@@ -209,9 +204,10 @@ def test_a_full_disk_is_a_line_for_every_cell(tmp_path, mark, start):
     process = start(log, *words, "--out", tmp_path / "out", limit=14_000)
     process.join(240)
     told = log.read_text()
-    assert process.exitcode in (1, 2), told  # the report may not fit either
+    assert process.exitcode == 2, told
     assert "Traceback" not in told
-    assert told.count("failed: cannot write") == 2, told
+    assert told.count("failed: cannot save the checkpoint") == 2, told
+    assert told.splitlines()[-1] == "joformer: none of 2 cells could be run, as said above: the same command tries again"
     assert not list((tmp_path / "out").rglob(RESULT))
 
 

@@ -195,6 +195,9 @@ def test_never_bold_without_an_interval(page):
         assert strong.startswith(" <small>[")
     assert "<strong>" in page
     assert "<strong>" not in report.html(gathered(synthetic.one_seed()))
+    head, cells = exact_table([0.90, 1.92, 2.91], [1.0, 2.0, 3.0])
+    assert "<strong>" in report.html(gathered((head, cells)))
+    assert "<strong>" not in report.html(gathered(({**head, "higher": True}, cells)))  # decided, and worse
 
 
 def test_the_paper_s_metric_is_named_where_it_is_another(page):
@@ -292,6 +295,9 @@ def test_the_plot_points_the_right_way():
     assert dots[2] < dots[1] < dots[0]
     assert "← better" in svg
     assert "worse →" in svg
+    higher = report.html(gathered(synthetic.cifar()))
+    assert "← worse" in higher
+    assert "← better" not in higher
 
 
 @settings(max_examples=30)

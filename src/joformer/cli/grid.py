@@ -56,11 +56,11 @@ def run_plans(plans: Sequence[Plan], out: Path, *, jobs: int | None, engine: Eng
         tell(f"{len(done)} of {len(cells)} cells in {out} are finished already")
     # A seed of every model before the next: whoever stops early has pairs.
     left = sorted((cell for cell in cells if cell.name not in done), key=lambda cell: cell.seed)
-    failed = 0
+    failed, asked = 0, list[int]()
     clock = _Clock(left, out, jobs)
     events = (run_on_ray if engine == "ray" else run_local)(left, out, jobs=jobs)
     try:
-        with _asked_to_stop(), progress_bar() as progress:
+        with _asked_to_stop(asked), progress_bar() as progress:
             task = progress.add_task(f"{len(left)} cells", total=clock.total)
             for event in events:
                 if event is not None:
@@ -73,21 +73,24 @@ def run_plans(plans: Sequence[Plan], out: Path, *, jobs: int | None, engine: Eng
                         progress.console.print(line)
                 here = f"{clock.count} of {len(left)} cells, {clock.left()} left"
                 progress.update(task, completed=clock.done(), description=here)
-    except KeyboardInterrupt as asked:
+    except KeyboardInterrupt:
         with suppress(Exception):
             events.close()
         ready = len(done) + clock.count - failed
         tell(f"joformer: stopped with {ready} of {len(cells)} cells finished in {out}; the same command goes on")
-        raise SystemExit(128 + (asked.args[0] if asked.args else signal.SIGINT)) from None
+        raise SystemExit(128 + (asked[0] if asked else signal.SIGINT)) from None
+    if failed and failed == len(cells):
+        raise ValueError(f"none of {failed} cells could be run, as said above: the same command tries again")
     return failed
 
 
 @contextmanager
-def _asked_to_stop() -> Iterator[None]:
-    """SIGTERM is Ctrl-C: what is at work is saved."""
+def _asked_to_stop(asked: list[int]) -> Iterator[None]:
+    """SIGTERM is Ctrl-C: what is at work is saved. It is noted in `asked`."""
 
     def stop(number: int, _: object) -> None:
-        raise KeyboardInterrupt(number)
+        asked.append(number)
+        raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, stop)
     try:

@@ -41,11 +41,10 @@ def run_on_ray(cells: Iterable[Cell], out: Path, *, jobs: int = 1) -> Generator[
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
         most = max(int(node.get("CPU", 1)) for node in nodes)
         # One that was asked to stop, as on a machine that is taken away, has saved: it goes on elsewhere.
-        task = ray.remote(_cell).options(max_retries=TRIES - 1, retry_exceptions=[Stopped], num_gpus=gpus)
+        needs = {"max_retries": TRIES - 1, "retry_exceptions": [Stopped], "num_gpus": gpus}
         for alone in (False, True):
-            cores = most if alone else 1
-            some = [cell for cell in cells if cell.alone == alone]
-            yield from _events(ray, {task.options(num_cpus=cores).remote(cell, place): cell for cell in some})
+            task = ray.remote(_cell).options(num_cpus=most if alone else 1, **needs)
+            yield from _events(ray, {task.remote(cell, place): cell for cell in cells if cell.alone == alone})
     finally:
         if own:
             ray.shutdown()

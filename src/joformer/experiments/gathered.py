@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-
 LARGEST = 1e100
 """What is measured beyond this is a run that broke, and its square would be no number."""
 
@@ -40,9 +39,9 @@ class Cell:
         return finite(self.about.get(key))
 
     def text(self, key: str) -> str:
-        """What is under this key as text, empty where there is nothing."""
+        """The text under this key, empty where there is none."""
         value = self.about.get(key)
-        return "" if value is None else str(value)
+        return value if isinstance(value, str) else ""
 
     def facts(self, key: str) -> dict[str, Any]:
         """The mapping under this key, empty where there is none."""

@@ -28,6 +28,8 @@ def results(words: Wording) -> Columns:
     found, table = words.about.rows, words.table
     paper, counted = any(row.paper is not None for row in found), any(row.parameters is not None for row in found)
     other = table.paper_metric.replace("_", " ")
+    # As many digits as the paper prints, which a number does not remember: 90.1 beside 168.67 was 90.10.
+    digits = max((len(exact(row.paper).partition(".")[2]) for row in found), default=0)
     printed = f"paper, {other}" if other and table.paper_metric != table.metric else "paper"
     return _grouped(
         ["model", "ours", "n"] + [printed] * paper + ["parameters"] * counted,
@@ -35,7 +37,7 @@ def results(words: Wording) -> Columns:
             (
                 row.size,
                 [row.model, words.value(row.ours), str(row.ours.n) if row.ours else "0"]
-                + [exact(row.paper)] * paper
+                + [number(row.paper, digits)] * paper
                 + [number(row.parameters, 0)] * counted,
             )
             for row in found

@@ -85,7 +85,8 @@ def _section(key: str, words: Wording) -> str:
         parts.append(_differences(key, words))
     parts.append(_learning(key, words))
     if about.costs:
-        parts.append(f"<h3>Cost</h3>{_table(words.cost, columns.costs(words))}")
+        timing = f'<p class="quiet">{escape(words.timing)}</p>' if words.timing else ""
+        parts.append(f"<h3>Cost</h3>{_table(words.cost, columns.costs(words))}{timing}")
     if notes := [*about.remarks, *table.notes]:
         parts.append(f"<h3>Notes</h3><ul>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>")
     parts.append(_running(words))
@@ -106,17 +107,14 @@ def _results(words: Wording) -> str:
 
 
 def _differences(key: str, words: Wording) -> str:
-    found, named, figures = words.about.comparisons, words.table.baseline, []
+    found, figures = words.about.comparisons, []
     # What is judged against 0 and what against a reference have no axis in common.
     for index, ((size, null), some) in enumerate(groupby(found, lambda one: (one.size, one.difference.null))):
         caption = f"<figcaption>{escape(size)}</figcaption>" if len(words.table.sizes) > 1 else ""
         among = [one for one in found if one.difference.null == null]
         figures.append(f"<figure>{caption}{plots.differences(f'{key}-d{index}', words, list(some), among)}</figure>")
-    title = f"Differences from {named}" if named else "Differences"
-    if all(one.other is None for one in found):
-        title = f"Against {words.other(found[0])}"
     return (
-        f'<h3>{escape(title)}</h3><div class="plots">{"".join(figures)}</div>'
+        f'<h3>{escape(words.judged)}</h3><div class="plots">{"".join(figures)}</div>'
         f'<p class="quiet">{escape(words.method)} Filled dots are decided after correction.</p>'
         f"{_table('The same as numbers', columns.differences(words))}"
     )

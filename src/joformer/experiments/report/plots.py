@@ -117,7 +117,7 @@ def lines(
             ]
     parts.append("</g>")
     ends = [min(max(up(one.y[-1]), 10.0), float(floor)) for one in series]
-    for one, end, place in zip(series, ends, _apart(ends, 13, 10, floor + 4), strict=True):
+    for one, end, place in zip(series, ends, _apart(ends, 13, 10, floor - 3), strict=True):
         tip = across(one.x[-1])
         parts.append(
             f'<path class="leader {_class(one.index)}" d="M{tip + 3:.1f} {end:.1f}L{right + 9:.1f} {place:.1f}"/>'

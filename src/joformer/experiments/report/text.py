@@ -39,9 +39,13 @@ def lines(gathered: Gathered) -> list[str]:
     for words in wordings(gathered):
         table = words.table
         told += [""] * bool(told) + [table.title.upper(), *_wrapped(", ".join(f"{k} {v}" for k, v in words.run)), ""]
-        for shown in (columns.results(words), columns.differences(words), columns.costs(words)):
+        for above, shown in (
+            (f"{words.measure}: {words.centre} [{words.interval}]", columns.results(words)),
+            (words.judged, columns.differences(words)),
+            (f"{words.cost}. {words.timing}".strip(), columns.costs(words)),
+        ):
             if shown.groups:
-                told += [*_plain(shown), ""]
+                told += [*_wrapped(above), *_plain(shown), ""]
         told += _wrapped(words.summary())
         told += [line for note in (*words.about.remarks, *table.notes) for line in _wrapped(note, "- ")]
     return told
@@ -54,7 +58,7 @@ def markdown(gathered: Gathered) -> str:
     # joformer: report
     """
     parts = ["# joformer: report\n"]
-    parts += [f"- **{_md(w.table.title)}** {_md(w.summary())}" for w in wordings(gathered)]
+    parts += [f"- **{_md(w.table.title)}**: {_md(w.summary())}" for w in wordings(gathered)]
     for words in wordings(gathered):
         table = words.table
         parts.append(f"\n## {_md(table.title)}\n")
@@ -64,14 +68,15 @@ def markdown(gathered: Gathered) -> str:
         if table.paper_setting:
             parts.append(f"\nThe paper: {_md(table.paper_setting)}.")
         if words.about.comparisons:
-            parts.append(f"\n### Differences on the same seeds\n\n{_md(words.method)}\n")
+            parts.append(f"\n### {_md(words.judged)}\n\n{_md(words.method)}\n")
             parts += _md_table(columns.differences(words))
         if words.about.costs:
-            parts.append(f"\n### Cost\n\n{_md(words.cost)}.\n")
+            parts.append(f"\n### Cost\n\n{_md(f'{words.cost}. {words.timing}')}\n")
             parts += _md_table(columns.costs(words))
         notes = [*words.about.remarks, *table.notes]
         if table.missing:
-            notes.append(f"Missing: {', '.join(table.missing)}.")
+            more = f" and {len(table.missing) - 10} more" * (len(table.missing) > 10)
+            notes.append(f"Missing: {', '.join(table.missing[:10])}{more}.")
         if notes:
             parts += ["\n### Notes\n", *(f"- {_md(note)}" for note in notes)]
         if commands := [cell.text("command") for cell in table.cells if cell.text("command")]:

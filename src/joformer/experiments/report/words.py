@@ -193,15 +193,25 @@ class Wording:
         return f"{counted}, most of all {label(first.model, first.size)}"
 
     @property
+    def judged(self) -> str:
+        """What the table of comparisons is called."""
+        found, base = self.about.comparisons, self.table.baseline
+        if found and all(one.other is None for one in found):
+            return f"Against {exact(self.table.reference)}"
+        return f"Differences from {base} on the same seeds" if base is not None else "Differences on the same seeds"
+
+    @property
     def cost(self) -> str:
-        """What the table of costs shows, and where its times come from."""
-        told, found = "What a model takes", self.about.costs
-        if self.table.baseline is not None:
-            told += f", and how many times what {self.table.baseline} takes"
-        timed = [cost for cost in found if cost.ratio is not None and cost.model != self.table.baseline]
-        if any(not self.about.side_by_side(cost.model, cost.size or self.table.sizes[0]) for cost in timed):
-            told += "; the times are those of the runs, which may have shared the machine"
-        return told
+        """What the table of costs shows."""
+        base = self.table.baseline
+        return "What a model takes" if base is None else f"What a model takes, and how many times what {base} takes"
+
+    @property
+    def timing(self) -> str:
+        """Where ratios of times come from, if not from both models taking turns."""
+        timed = [cost for cost in self.about.costs if cost.ratio is not None and cost.model != self.table.baseline]
+        beside = all(self.about.side_by_side(cost.model, cost.size or self.table.sizes[0]) for cost in timed)
+        return "" if beside else "Times are those of the runs, which may have shared the machine with others."
 
     @property
     def method(self) -> str:
