@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from common import BLUE, GREY, ORANGE, RUNS, arguments, keep, line, sheet
+from common import BLUE, GREY, ORANGE, arguments, keep, line, sheet
 from joformer.monoidal import Alignment, MonoidalEmbedding, align
 from joformer.training import load_images
 
@@ -74,7 +74,7 @@ def main() -> None:
     coarse = {f"{(SIDE // block) ** 2} numbers: averages {block} × {block}": block for block in (4, 2)}
     pixels, modulo, outright = "1024 numbers: pixels", f"period {PERIOD}: row modulo {PERIOD}", f"period {PERIOD}: row"
     hits = {name: [] for name in (*coarse, *names, pixels, modulo, outright)}
-    for seed in range(given.seed, given.seed + RUNS):
+    for seed in range(given.seed, given.seed + given.seeds):
         pages, scraps, at = torn(digits, torch.Generator().manual_seed(seed))
         for name, dim in zip(names, DIMS, strict=True):
             hits[name].append(near(aligned(pages, scraps, dim).shift, at))

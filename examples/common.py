@@ -11,21 +11,21 @@ from torch import Tensor, nn
 
 from joformer.training import Stage, learning_rate
 
-RUNS = 3  # every figure is of so many seeds
 GREY, ORANGE, BLUE = "#9a9a9a", "#e39a2d", "#2f6fb0"
 
 
 def arguments(doc: str, script: str) -> argparse.Namespace:
     """--seed and --out; a picture that could not be written is said before the work, not after it."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0, help=f"the first of the {RUNS} seeds (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed (default: 0)")
+    parser.add_argument("--seeds", type=int, default=3, help="how many seeds every figure is of (default: 3)")
     out = Path(script).with_suffix(".png").name
     parser.add_argument("--out", type=Path, default=Path(out), help=f"where the picture goes (default: {out})")
     given = parser.parse_args()
     folder = given.out.parent
     wrong = None
-    if given.seed < 0:
-        wrong = f"--seed {given.seed} is negative: give 0 or more"
+    if given.seed < 0 or given.seeds < 1:
+        wrong = f"--seed {given.seed} --seeds {given.seeds}: give 0 or more for the first, 1 or more for how many"
     elif not folder.is_dir():
         wrong = f"the folder {folder} of --out does not exist: make it first"
     elif given.out.is_dir() or not os.access(given.out if given.out.exists() else folder, os.W_OK):

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from common import BLUE, GREY, ORANGE, RUNS, arguments, bars, fit, keep, line, sheet
+from common import BLUE, GREY, ORANGE, arguments, bars, fit, keep, line, sheet
 from joformer import FixedFrames, JourneyAttention, NoFrames, positions
 from joformer.frames import FramesModule
 from joformer.models import initialise
@@ -83,7 +83,7 @@ def main() -> None:
     digits, steps, batch = load_images("digits"), 200, 64
     accuracy = {name: [] for name in SEVERAL}
     looks = {name: torch.zeros(CELLS, CELLS) for name in SEVERAL}
-    for seed in range(given.seed, given.seed + RUNS):
+    for seed in range(given.seed, given.seed + given.seeds):
         dice = torch.Generator().manual_seed(seed)
         train = [part.split(batch) for part in pages(digits.train, 50 * batch, dice)]
         words, cells, wrong = pages(digits.test, 1000, dice)

@@ -20,7 +20,7 @@ Without positions the order of syllables is heard in how they glide and in the v
 
 import torch
 
-from common import BLUE, GREY, ORANGE, RUNS, arguments, bars, fit, keep, line, sheet
+from common import BLUE, GREY, ORANGE, arguments, bars, fit, keep, line, sheet
 from joformer import NoFrames
 from joformer.models import JoFormerViT, ViTConfig, initialise
 from joformer.training import Images, ImageTask, load_audio
@@ -49,7 +49,7 @@ def main() -> None:
     pixels = (data.test.images / 255 - data.mean.float()) / data.std.float()
     accuracy = {name: [] for name in MODELS}
     confusion = {name: torch.zeros(classes, classes) for name in MODELS}
-    for seed in range(given.seed, given.seed + RUNS):
+    for seed in range(given.seed, given.seed + given.seeds):
         for name in MODELS:
             made = model(name, seed, classes)
             fit(made, lambda step, m=made, s=seed: task.loss(m, task.batch(s, step, 0, 1)), steps=100, lr=6e-3)

@@ -21,7 +21,7 @@ time it is still 54 and 47 %.
 
 import torch
 
-from common import BLUE, GREY, ORANGE, RUNS, arguments, bars, fit, keep, line, sheet
+from common import BLUE, GREY, ORANGE, arguments, bars, fit, keep, line, sheet
 from joformer import FixedFrames, NoFrames
 from joformer.models import JoFormerViT, ViTConfig, initialise
 from joformer.training import Images, ImageTask, load_images
@@ -81,7 +81,7 @@ def main() -> None:
     digits = load_images("digits")
     accuracy = {name: [] for name in (NONE, TIMELESS, SCORES, BOTH)}
     confusion = {name: torch.zeros(8, 8) for name in accuracy}
-    for seed in range(given.seed, given.seed + RUNS):
+    for seed in range(given.seed, given.seed + given.seeds):
         dice = torch.Generator().manual_seed(seed)
         data = Images(films(digits.train, 1500, dice), films(digits.test, 300, dice), tuple(ARROWS), f"films {seed}")
         task, truth = ImageTask(data, batch=32), data.test.labels
