@@ -1,4 +1,4 @@
-"""Cells in processes that die, fail, are stopped and go on: nothing is lost, nothing is run twice, and no bit differs."""
+"""Cells in processes that die, fail, are stopped and go on: nothing is lost, nothing run twice, and no bit differs."""
 
 import json
 import multiprocessing
@@ -90,9 +90,9 @@ def joformer(monkeypatch, capsys):
     return command
 
 
-def until(reached, seconds=120):
-    end = time.monotonic() + seconds
-    while not reached():
+def until(reached, *given):
+    end = time.monotonic() + 240
+    while not reached(*given):
         assert time.monotonic() < end, "it takes too long"
         time.sleep(0.02)
 
@@ -148,6 +148,12 @@ def test_every_mishap_of_a_worker(tmp_path, mark, alone):
     assert len(attempts(out, "fails")) == len(attempts(out, "refused")) == 1
 
 
+def _amid(process, mark, out, steps):
+    """Whether both short cells have ended, and the long one is on its way; or all is over."""
+    ended = list(out.glob(f"mishaps/plain/*/{RESULT}"))
+    return (len(steps_of(mark, "lingers")) > steps and len(ended) == 2) or not process.is_alive()
+
+
 def test_stopped_stopped_killed_and_finished(tmp_path, mark, start, alone):
     """The command gets Ctrl-C, then SIGTERM, then SIGKILL; at last the same command ends it."""
     out = tmp_path / "out"
@@ -158,8 +164,7 @@ def test_stopped_stopped_killed_and_finished(tmp_path, mark, start, alone):
         log = tmp_path / f"{turn}.log"
         process = start(log, *words)
         # Cells of the first seed come first; both plain ones are finished in the first turn.
-        until(lambda: len(steps_of(mark, "lingers")) > 4 * (turn + 1) or not process.is_alive())
-        until(lambda: len(list(out.glob(f"mishaps/plain/*/{RESULT}"))) == 2 or not process.is_alive())
+        until(_amid, process, mark, out, 4 * (turn + 1))
         assert process.is_alive(), log.read_text()
         workers = attempts(out, "lingers")
         assert len(workers) == turn + 1
@@ -168,12 +173,12 @@ def test_stopped_stopped_killed_and_finished(tmp_path, mark, start, alone):
         lines = log.read_text().splitlines()
         if number == signal.SIGKILL:
             assert process.exitcode == -number
-            until(lambda: gone(workers[-1]))  # by itself, having saved
+            until(gone, workers[-1])  # by itself, having saved
         else:
             assert process.exitcode == 128 + number, lines
-            assert lines[-1] == (
-                f"joformer: stopped with 2 of 3 cells finished in {out}; the same command goes on"
-            ), lines
+            assert lines[-1] == (f"joformer: stopped with 2 of 3 cells finished in {out}; the same command goes on"), (
+                lines
+            )
             assert "Traceback" not in log.read_text()
         assert all(gone(worker) for worker in [*workers, *attempts(out, "plain", 0), *attempts(out, "plain", 1)])
         kept = kept or files_of(out, "plain")
@@ -207,7 +212,9 @@ def test_a_full_disk_is_a_line_for_every_cell(tmp_path, mark, start):
     assert process.exitcode == 2, told
     assert "Traceback" not in told
     assert told.count("failed: cannot save the checkpoint") == 2, told
-    assert told.splitlines()[-1] == "joformer: none of 2 cells could be run, as said above: the same command tries again"
+    assert (
+        told.splitlines()[-1] == "joformer: none of 2 cells could be run, as said above: the same command tries again"
+    )
     assert not list((tmp_path / "out").rglob(RESULT))
 
 

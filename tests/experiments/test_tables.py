@@ -16,10 +16,9 @@ import torch
 
 from joformer import cli, paper
 from joformer.experiments import TABLES, ImageSource, TextSource, run
-from joformer.experiments.cells import TABLE
+from joformer.experiments.cells import RESULT, TABLE
 from joformer.experiments.compare import is_text
 from joformer.experiments.compare import plans as compared
-from joformer.experiments.cost import measure
 from joformer.experiments.engine import Done
 from joformer.experiments.places import find
 from joformer.experiments.variants import NAMES, matched, variant
@@ -71,8 +70,13 @@ def folder(tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def _cache(tmp_path_factory, monkeypatch):
+def _alone(tmp_path_factory, monkeypatch):
+    """Its own cache, and one thread: small models wait for the others longer than they compute."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     monkeypatch.setenv("JOFORMER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -136,11 +140,14 @@ def test_every_table_is_whole(offline, folder, tmp_path, scale, given):
 
 def test_the_models_are_as_large_as_the_paper_says(offline):
     """Built on no memory: millions of parameters, where the paper prints them."""
-    sizes = {name: {cell.parameters / 1e6 for cell in planned(name, "paper", seeds=(0,))[-1].cells}
-             for name in ("cifar100", "imagenet", "length")}  # fmt: skip
-    assert min(sizes["cifar100"]) == pytest.approx(14.9, rel=0.02)
-    assert sizes["imagenet"] == {pytest.approx(22.05, rel=0.01)}
-    assert min(sizes["length"]) == pytest.approx(163, rel=0.03)
+    sizes = {
+        (name, cell.model): cell.parameters / 1e6
+        for name in ("cifar100", "imagenet", "length")
+        for cell in planned(name, "paper", seeds=(0,))[-1].cells
+    }
+    assert sizes["cifar100", "liere64"] == pytest.approx(14.9, rel=0.005)
+    assert sizes["imagenet", "rope2d"] == sizes["imagenet", "joformer_old"] == pytest.approx(22, rel=0.005)
+    assert sizes["length", "cumulative"] == pytest.approx(163, rel=0.005)
 
 
 def test_steps_shorten_every_run(offline):
@@ -152,7 +159,8 @@ def test_steps_shorten_every_run(offline):
 @pytest.mark.parametrize("scale", SCALES)
 def test_the_rows_of_the_length_table_are_trained_equally(offline, scale):
     (plan,) = planned("length", scale)
-    assert {cell.recipe.total for cell in plan.cells} == {120 if scale == "laptop" else 200_000}
+    assert len({cell.recipe.total for cell in plan.cells}) == 1
+    assert scale == "laptop" or plan.cells[0].recipe.total == 200_000
     assert {cell.lengths for cell in plan.cells} == {tuple(map(int, plan.sizes))}
     assert plan.cells[0].lengths[0] == plan.source.context
     if scale == "paper":
@@ -185,7 +193,9 @@ def test_the_printed_figures_are_the_papers(offline):
     assert printed["cifar100-liere"]["axial_dense"] == {"": 70.61}
     assert printed["imagenet"] == {"rope2d": {"": 80.71}, "joformer_old": {"": 81.11}}
     for size, row in paper.WIKIPEDIA.items():
-        assert tuple(printed["wikipedia"][model][size] for model in ("roformer", "fixed", "learned", "projected")) == row
+        assert (
+            tuple(printed["wikipedia"][model][size] for model in ("roformer", "fixed", "learned", "projected")) == row
+        )
     for model, row in paper.LENGTH.items():
         assert printed["length"][model] == dict(zip(("512", "1024", "2048", "4096"), row))
     assert printed["overhead"]["joformer_axial"][""] == pytest.approx(1.3056, abs=1e-4)
@@ -297,7 +307,7 @@ def test_cells_of_one_seed_differ_in_nothing_but_the_model(tmp_path):
             mine = initialise(model_of(cell.config), cell.seed).state_dict()
             shared = [key for key in weights if key in mine and weights[key].shape == mine[key].shape]
             # All but the feed-forward, where frames take their parameters from it.
-            assert {key for key in weights if key not in shared} <= {key for key in weights if "feed" in key or "mlp" in key}
+            assert all(re.search(r"\.(up|down)\.", key) for key in weights if key not in shared), cell.name
             assert len(shared) > len(weights) / 2
             assert all(torch.equal(weights[key], mine[key]) for key in shared), cell.name
         other = initialise(model_of(later.config), 1).state_dict()
@@ -359,7 +369,10 @@ def test_all_tables_at_once(offline, joformer, folder):
         (["reproduce", "mnist", "--seeds", "0"], "--seeds and --steps are 1 or more, got 0 and None"),
         (["reproduce", "mnist", "--steps", "-1"], "--seeds and --steps are 1 or more, got 3 and -1"),
         (["reproduce", "mnist", "--data", "missing"], "--data missing is not there: give a folder that holds mnist"),
-        (["reproduce", "mnist", "--only", "nothing"], "--only nothing is no cell of these tables: they are called like"),
+        (
+            ["reproduce", "mnist", "--only", "nothing"],
+            "--only nothing is no cell of these tables: they are called like",
+        ),
         (["reproduce", "mnist", "--jobs", "0"], "--jobs must be 1 or more, got 0"),
         (["reproduce", "mnist", "--engine", "nosuch"], "nosuch"),
         (["reproduce", "mnist", "--scale", "moon"], "moon"),
@@ -379,7 +392,7 @@ def test_a_mistake_is_one_line(offline, joformer, tmp_path, monkeypatch, words, 
     code, out, told = joformer(*(word.format(text=text) for word in words), "--out", tmp_path / "out")
     assert (code, out) == (2, "")
     assert "Traceback" not in told
-    if "│" not in told:  # what the option parser refuses comes in its own frame
+    if "--help" not in told:  # what the option parser refuses comes in its own frame
         assert len(told.splitlines()) == 1
         assert told.startswith("joformer: ")
     assert said in " ".join(told.replace("│", " ").split())
@@ -452,28 +465,33 @@ def test_compare_answers_for_every_variant(joformer, monkeypatch, tmp_path, writ
     monkeypatch.setattr("joformer.experiments.engine.run_local", in_turn)
     monkeypatch.setattr("joformer.experiments.compare.ROUNDS", 1)
     monkeypatch.setattr("joformer.experiments.cost.TURNS", 1)
-    data = write(tmp_path / "mine")
-    small = ["--seeds", 2, "--steps", 1, "--dim", 16, "--layers", 1, "--heads", 2, "--batch", 4, "--context", 16]
+    data, seeds = write(tmp_path / "mine"), 2 if write is write_text else 1
+    small = ["--seeds", seeds, "--steps", 1, "--dim", 16, "--layers", 1, "--heads", 2, "--batch", 4, "--context", 16]
     code, said, told = joformer("compare", "--data", data, *small, "--out", tmp_path / "out")
     assert code == 0, told
-    sentences = said.splitlines()[-12:]
-    assert [line.partition(": ")[0] for line in sentences] == [name for name in NAMES if name != "scores, fixed"]
-    for line in sentences:
-        assert re.search(r"(better|worse|undecided|no difference)", line), line
-        assert "2 seeds" in line
+    others = [name for name in NAMES if name != "scores, fixed"]
+    sentences = said.rpartition("\n\n")[2].splitlines()
+    # One for each variant beside RoPE; then what values add to scores, where that is not said yet.
+    assert [line.partition(": ")[0] for line in sentences[:12]] == others
+    assert len(sentences) == 15
+    if seeds > 1:
+        assert all(re.search(r": (better|worse|undecided|equal)", line) for line in sentences), sentences
+        assert all(f"{seeds} seeds" in line for line in sentences)
     assert (tmp_path / "out" / "report.html").is_file()
+    # What a step takes is of the model as it is: frames of their own are parameters more.
+    cost = {name: json.loads((tmp_path / "out" / cell_of(name) / RESULT).read_text()) for name in others}
+    more = {name: result["measured"][""]["extra_parameters"] for name, result in cost.items()}
+    assert all(result["measured"][""]["ratio"] > 0 for result in cost.values())
+    assert [name for name in others if more[name] > 0] == others[3:]
     # The same command has nothing left to do, and gives the same answers.
-    code, again, told = joformer("compare", "--data", data, *small, "--out", tmp_path / "out")
-    assert (code, again.splitlines()[-12:]) == (0, sentences)
-    assert "38 of 38 cells" in told
+    if write is write_text:
+        code, again, told = joformer("compare", "--data", data, *small, "--out", tmp_path / "out")
+        assert (code, again.splitlines()[-15:]) == (0, sentences)
+        assert "38 of 38 cells" in told
 
 
-def test_what_a_step_takes(monkeypatch):
-    monkeypatch.setattr("joformer.experiments.cost.TURNS", 2)
-    found = measure(planned("overhead")[0].cells[-1])
-    assert 0.1 < found["ratio"] < 50
-    assert found["ms"] > 0
-    assert found["extra_parameters"] > 0
+def cell_of(name):
+    return f"cost/{name.replace(', ', '-')}/seed-0"
 
 
 def test_text_is_told_from_what_has_classes(tmp_path):

@@ -24,7 +24,7 @@ def chosen(plans: Sequence[Plan], only: Sequence[str], command: str) -> list[Pla
     """The plans with the cells that were asked for, each with the command that runs it alone."""
     from dataclasses import replace
 
-    from joformer.experiments.cells import with_command
+    from joformer.experiments.plans import with_command
 
     kept = []
     for plan in plans:

@@ -8,7 +8,9 @@ Each table is one file here. `engine` runs their cells, `report` shows what came
 from __future__ import annotations
 
 from joformer.experiments import cifar100, imagenet, length, mnist, overhead, speech, transport, wikipedia
-from joformer.experiments.cells import Cell, ImageSource, Plan, TextSource, run
+from joformer.experiments.cells import Cell, run
+from joformer.experiments.plans import Plan
+from joformer.experiments.sources import ImageSource, TextSource
 
 TABLES = {
     "mnist": mnist.plans,

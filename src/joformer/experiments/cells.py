@@ -16,95 +16,25 @@ import os
 import platform
 import re
 import statistics
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 import joformer
+from joformer.experiments.results import RESULT
+from joformer.experiments.sources import Say, Source, TextSource
 from joformer.files import make_folder, write_json
 from joformer.models.saving import MODELS, written
-from joformer.training import (
-    Images,
-    ImageTask,
-    LanguageTask,
-    Processes,
-    Recipe,
-    Streamed,
-    Task,
-    augmentation,
-    load_labelled,
-    load_text,
-    open_run,
-    train,
-)
-from joformer.training.augment.named import Augmentation
+from joformer.training import LanguageTask, Processes, Recipe, open_run, train
 from joformer.training.recipe import UNDECIDING
 from joformer.training.runs import CONFIG, SPEED, circumstances
 from joformer.training.runs import METRICS as MEASURED
-
-RESULT, TABLE = "result.json", "table.json"
-Scale = Literal["laptop", "paper"]
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class TextSource:
-    """Text, its tokens and the windows of a step.
-
-    >>> TextSource("stdlib", context=128).task().context
-    128
-    """
-
-    data: str
-    vocab: int = 256
-    context: int = 512
-    batch: int = 32
-    held_out: int = 200
-
-    def load(self, say: Say | None = None) -> Any:
-        return _text(self.data, self.vocab, say)
-
-    def task(self) -> Task:
-        return LanguageTask(self.load(), context=self.context, batch=self.batch, held_out=self.held_out)
-
-
-@dataclass(frozen=True)
-class ImageSource:
-    """Images, or the spectrograms of sounds, and what a step makes of them.
-
-    >>> ImageSource("digits", batch=32).task().size
-    32
-    """
-
-    data: str
-    batch: int = 128
-    augment: Augmentation = "none"
-    draw: Literal["epochs", "randint"] = "epochs"
-    cells: bool = False
-    stream: int | None = None
-    """The side to which images are brought while they are decoded by workers; None for all in memory."""
-    label: str | None = None
-    size: int | None = None
-
-    def load(self, say: Say | None = None) -> Any:
-        return _images(self.data, self.stream, self.augment != "none", self.label, self.size, say)
-
-    def task(self) -> Task:
-        images = self.load()
-        augment, mix = augmentation(self.augment, images)
-        return ImageTask(images, batch=self.batch, augment=augment, mix=mix, draw=self.draw, cells=self.cells)
-
-    def steps(self, epochs: int | float) -> int:
-        """How many steps go through the images so often."""
-        images = self.load()
-        return max(1, round(epochs * (len(images) if isinstance(images, Streamed) else len(images.train)) / self.batch))
 
 
 @dataclass(frozen=True)
@@ -113,6 +43,7 @@ class Cell:
 
     `lengths` are contexts at which a language model is measured in the end, each a column of the table.
 
+    >>> from joformer.experiments import ImageSource
     >>> from joformer.models import ClassifierConfig
     >>> Cell("mnist", "learned", "d = 8", 0, ClassifierConfig(dim=8), ImageSource("digits", cells=True), Recipe()).name
     'mnist/learned/d-8/seed-0'
@@ -123,7 +54,7 @@ class Cell:
     size: str
     seed: int
     config: Any
-    source: TextSource | ImageSource
+    source: Source
     recipe: Recipe
     lengths: tuple[int, ...] = ()
     against: Any = None
@@ -175,83 +106,7 @@ class Cell:
         )
 
 
-METRICS = {
-    # unit, whether more is better, whether seeds scatter so unevenly that a median says more than a mean
-    "accuracy": ("%", True, False),
-    "bits_per_byte": ("bits per byte", False, False),
-    "perplexity": ("perplexity", False, True),
-    "ratio": ("× the time", False, False),
-}
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A table about to be run: what the report needs to know of it, and its cells.
-
-    `baseline` is the model all others are paired with, `pairs` are further pairs (without value transport, with it),
-    `reference` is what a ratio is compared with. `paper` are the printed figures: model → size → value.
-    """
-
-    name: str
-    title: str
-    scale: Scale
-    source: TextSource | ImageSource
-    metric: str
-    models: tuple[str, ...]
-    cells: tuple[Cell, ...]
-    sizes: tuple[str, ...] = ("",)
-    baseline: str | None = None
-    reference: float | None = None
-    pairs: tuple[tuple[str, str], ...] = ()
-    paper: dict[str, dict[str, float]] = field(default_factory=dict)
-    paper_metric: str | None = None
-    paper_setting: str = ""
-    notes: tuple[str, ...] = ()
-
-    def about(self) -> dict[str, Any]:
-        """The table as table.json says it."""
-        unit, higher, skewed = METRICS[self.metric]
-        said = {
-            "name": self.name,
-            "title": self.title,
-            "scale": self.scale,
-            "data": Path(self.source.data).name,
-            "metric": self.metric,
-            "unit": unit,
-            "higher": higher,
-            "skewed": skewed,
-            "baseline": self.baseline,
-            "reference": self.reference,
-            "models": self.models,
-            "sizes": self.sizes,
-            "pairs": self.pairs,
-            "paper": self.paper,
-            "paper_metric": self.paper_metric or self.metric,
-            "paper_setting": self.paper_setting,
-            "notes": self.notes,
-            "cells": [cell.name for cell in self.cells],
-        }
-        return json.loads(json.dumps(said))
-
-    def begin(self, out: Path) -> None:
-        """Write table.json; refused where the folder holds another table of that name."""
-        place = out / self.name / TABLE
-        about = self.about()
-        if place.is_file():
-            before = _read(place)
-            for key in ("scale", "data", "metric"):
-                if before.get(key) != about[key]:
-                    raise ValueError(
-                        f"{place.parent} holds a table with {key} = {before.get(key)}, not {about[key]}: "
-                        "choose another --out"
-                    )
-            # More seeds, or other cells of it, are added to what is there.
-            for key in ("cells", "models", "sizes"):
-                about[key] = [*about[key], *(one for one in before.get(key, ()) if one not in about[key])]
-        make_folder(place.parent)
-        write_json(place, about)
-
-
+@lru_cache(maxsize=1024)  # seeds share a configuration, and the time left is judged by this again and again
 def parameters(config: Any) -> int:
     """How many numbers the model of this configuration learns; it is not built for that.
 
@@ -269,7 +124,7 @@ def finished(cell: Cell, out: Path) -> dict[str, Any] | None:
     place = out / cell.name / RESULT
     if not place.is_file():
         return None
-    result = _read(place)
+    result = read_json(place)
     if result.get("described") != cell.describe():
         raise ValueError(f"{place.parent} holds a cell of other settings: choose another --out, or remove it")
     return result
@@ -371,20 +226,6 @@ def _thin(lines: list[dict[str, Any]], most: int = 100) -> list[dict[str, Any]]:
     ]
 
 
-@lru_cache(maxsize=4)
-def _text(data: str, vocab: int, say: Say | None) -> Any:
-    return load_text(data, vocab=vocab, say=say)
-
-
-@lru_cache(maxsize=4)
-def _images(
-    data: str, stream: int | None, crops: bool, label: str | None, size: int | None, say: Say | None
-) -> Images | Streamed:
-    if stream is None:
-        return load_labelled(data, label=label, size=size, say=say)
-    return Streamed(data, size=stream, train_crop="resized" if crops else "centre", label=label, say=say)
-
-
 def _deciding(recipe: Recipe) -> dict[str, Any]:
     return {name: value for name, value in asdict(recipe).items() if name not in UNDECIDING}
 
@@ -403,7 +244,7 @@ def _now() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _read(place: Path) -> dict[str, Any]:
+def read_json(place: Path) -> dict[str, Any]:
     try:
         content = json.loads(place.read_text())
         if not isinstance(content, dict):
@@ -411,8 +252,3 @@ def _read(place: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ValueError(f"{place} cannot be read ({error}): remove it, or choose another --out") from None
     return content
-
-
-def with_command(cells: list[Cell], words: str) -> tuple[Cell, ...]:
-    """The cells, each with the command that runs it alone."""
-    return tuple(replace(cell, command=f"joformer {words} --only {cell.name}") for cell in cells)

@@ -15,14 +15,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from joformer import paper
-from joformer.experiments.cells import Cell, ImageSource, Plan, Scale
+from joformer.experiments.cells import Cell
 from joformer.experiments.places import find
+from joformer.experiments.plans import Plan
+from joformer.experiments.sources import ImageSource, Scale
 from joformer.models import VARIANTS, ViTConfig
 from joformer.training import Recipe
 
 SETUP_A = ("axial_dense", "axial_dense_v", "liere64", "liere64_v")
 SETUP_B = tuple(name for name in VARIANTS if name not in (*SETUP_A, "projected", "cumulative", "none"))
-EPOCHS = {"laptop": 4, "digits": 20, "paper": 300}
+EPOCHS = {"laptop": 4, "digits": 12, "paper": 300}
 
 
 def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Plan]:

@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from joformer.bench.measure import geometric_mean
-from joformer.experiments.cells import RESULT, TABLE, Cell, ImageSource, Plan, TextSource
+from joformer.experiments.cells import Cell
+from joformer.experiments.plans import Plan
+from joformer.experiments.results import RESULT, TABLE
+from joformer.experiments.sources import ImageSource, TextSource
 from joformer.experiments.variants import NAMES, variant
 from joformer.models import LMConfig, ViTConfig
 from joformer.models.vit import eighths

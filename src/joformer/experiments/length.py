@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from joformer import paper
-from joformer.experiments.cells import Cell, Plan, Scale, TextSource
+from joformer.experiments.cells import Cell
 from joformer.experiments.places import find
+from joformer.experiments.plans import Plan
+from joformer.experiments.sources import Scale, TextSource
 from joformer.models import LMConfig
 from joformer.training import Recipe
 
@@ -42,7 +44,7 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
     else:
         small = where == "stdlib"
         source = TextSource(where, context=256, batch=8, held_out=10 if small else 50)
-        total, rates, precision, pattern = steps or (120 if small else 600), (2e-3, 8e-4, 2e-4), "fp32", "WWWWWN"
+        total, rates, precision, pattern = steps or (100 if small else 600), (2e-3, 8e-4, 2e-4), "fp32", "WWWWWN"
         shape = {"dim": 64, "layers": 6, "heads": 4}
         lengths = (256, 512, 1024, 2048, 4096)
     vocab = source.load().tokenizer.vocab

@@ -16,8 +16,10 @@ from math import pi, prod
 from pathlib import Path
 
 from joformer import paper
-from joformer.experiments.cells import Cell, ImageSource, Plan, Scale
+from joformer.experiments.cells import Cell
 from joformer.experiments.places import find
+from joformer.experiments.plans import Plan
+from joformer.experiments.sources import ImageSource, Scale
 from joformer.models import ClassifierConfig
 from joformer.models.classifier import Reading
 from joformer.training import Recipe

@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from joformer.experiments.cells import Cell, ImageSource, Plan, Scale
+from joformer.experiments.cells import Cell
 from joformer.experiments.places import find
+from joformer.experiments.plans import Plan
+from joformer.experiments.sources import ImageSource, Scale
 from joformer.models import ViTConfig
 from joformer.training import Recipe
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from joformer.experiments.cells import Scale
+from joformer.experiments.sources import Scale
 
 
 def find(data: Path | None, names: tuple[str, ...], scale: Scale, *, hub: str | None, embedded: str, sole: bool) -> str:

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from joformer.experiments.cells import Cell, ImageSource, Plan, Scale
+from joformer.experiments.cells import Cell
 from joformer.experiments.places import find
+from joformer.experiments.plans import Plan
+from joformer.experiments.sources import ImageSource, Scale
 from joformer.models import ViTConfig
 from joformer.training import Recipe
 

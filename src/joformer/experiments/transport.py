@@ -4,7 +4,7 @@
     joformer reproduce transport --data DATA --seeds 5        DATA/enwik8 or DATA/wikitext-2: an hour
 
 Expect: most of what positions give comes from the scores; values alone are far better than no positions, and both
-together within the spread of scores alone. Parameters are equal within 0.1 %, steps and data exactly.
+together within the spread of scores alone. Parameters are equal within 0.2 %, steps and data exactly.
 
 Not in the paper, which compares scores with both. `joformer compare` runs the same grid on data of your own.
 """
@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from joformer.experiments.cells import Cell, Plan, Scale, TextSource
+from joformer.experiments.cells import Cell
 from joformer.experiments.places import find
+from joformer.experiments.plans import Plan
+from joformer.experiments.sources import Scale, TextSource
 from joformer.experiments.variants import NAMES, SIDES, variant
 from joformer.models import LMConfig
 from joformer.training import Recipe

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from joformer import paper
-from joformer.experiments.cells import Cell, Plan, Scale, TextSource
+from joformer.experiments.cells import Cell
 from joformer.experiments.places import find
+from joformer.experiments.plans import Plan
+from joformer.experiments.sources import Scale, TextSource
 from joformer.models import LMConfig
 from joformer.training import Recipe
 

@@ -1,0 +1,94 @@
+"""A table about to be run: what is compared with what, the paper's figures, and the cells."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from joformer.experiments.cells import Cell, read_json
+from joformer.experiments.results import TABLE
+from joformer.experiments.sources import Scale, Source
+from joformer.files import make_folder, write_json
+
+METRICS = {
+    # unit, whether more is better, whether seeds scatter so unevenly that a median says more than a mean
+    "accuracy": ("%", True, False),
+    "bits_per_byte": ("bits per byte", False, False),
+    "perplexity": ("perplexity", False, True),
+    "ratio": ("× the time", False, False),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A table about to be run: what the report needs to know of it, and its cells.
+
+    `baseline` is the model all others are paired with, `pairs` are further pairs (without value transport, with it),
+    `reference` is what a ratio is compared with. `paper` are the printed figures: model → size → value.
+    """
+
+    name: str
+    title: str
+    scale: Scale
+    source: Source
+    metric: str
+    models: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    sizes: tuple[str, ...] = ("",)
+    baseline: str | None = None
+    reference: float | None = None
+    pairs: tuple[tuple[str, str], ...] = ()
+    paper: dict[str, dict[str, float]] = field(default_factory=dict)
+    paper_metric: str | None = None
+    paper_setting: str = ""
+    notes: tuple[str, ...] = ()
+
+    def about(self) -> dict[str, Any]:
+        """The table as table.json says it."""
+        unit, higher, skewed = METRICS[self.metric]
+        said = {
+            "name": self.name,
+            "title": self.title,
+            "scale": self.scale,
+            "data": Path(self.source.data).name,
+            "metric": self.metric,
+            "unit": unit,
+            "higher": higher,
+            "skewed": skewed,
+            "baseline": self.baseline,
+            "reference": self.reference,
+            "models": self.models,
+            "sizes": self.sizes,
+            "pairs": self.pairs,
+            "paper": self.paper,
+            "paper_metric": self.paper_metric or self.metric,
+            "paper_setting": self.paper_setting,
+            "notes": self.notes,
+            "cells": [cell.name for cell in self.cells],
+        }
+        return json.loads(json.dumps(said))
+
+    def begin(self, out: Path) -> None:
+        """Write table.json; refused where the folder holds another table of that name."""
+        place = out / self.name / TABLE
+        about = self.about()
+        if place.is_file():
+            before = read_json(place)
+            for key in ("scale", "data", "metric"):
+                if before.get(key) != about[key]:
+                    raise ValueError(
+                        f"{place.parent} holds a table with {key} = {before.get(key)}, not {about[key]}: "
+                        "choose another --out"
+                    )
+            # More seeds, or other cells of it, are added to what is there.
+            for key in ("cells", "models", "sizes"):
+                about[key] = [*about[key], *(one for one in before.get(key, ()) if one not in about[key])]
+        make_folder(place.parent)
+        write_json(place, about)
+
+
+def with_command(cells: list[Cell], words: str) -> tuple[Cell, ...]:
+    """The cells, each with the command that runs it alone."""
+    return tuple(replace(cell, command=f"joformer {words} --only {cell.name}") for cell in cells)
