@@ -26,7 +26,7 @@ types: $(INSTALLED)
 # docstrings. Then everything else with every annotated shape checked. One process per core, one thread each.
 check: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m "compiled or refused" tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q --doctest-modules src
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --doctest-modules src
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m "not compiled and not refused" $(SHAPES) tests
 
 # The stamp is newer than what it was made from unless that changed: the second run needs no network.

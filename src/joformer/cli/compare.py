@@ -60,10 +60,11 @@ class Compare:
         if self.seeds < 1 or self.steps < 1:
             raise ValueError(f"--seeds and --steps are 1 or more, got {self.seeds} and {self.steps}")
         from joformer.experiments import ImageSource, TextSource
-        from joformer.experiments.compare import answers, is_text, plans
+        from joformer.experiments.compare import answers, is_name, is_text, plans
         from joformer.training import Recipe
 
-        data = str(Path(self.data).expanduser().resolve()) if Path(self.data).expanduser().exists() else self.data
+        # A path that leads there from everywhere: other processes, on other machines, have folders of their own.
+        data = self.data if is_name(self.data) else str(Path(self.data).expanduser().resolve())
         source: TextSource | ImageSource
         if is_text(data):
             source = TextSource(data, vocab=self.vocab, context=self.context, batch=self.batch or 16)

@@ -23,6 +23,7 @@ from joformer.experiments.variants import NAMES, variant
 from joformer.models import LMConfig, ViTConfig
 from joformer.models.vit import eighths
 from joformer.training import Recipe
+from joformer.training.data.records import CLIPS, IMAGES
 from joformer.training.data.sources import files_under, is_hub, require_path
 
 ROUNDS = 2
@@ -117,7 +118,17 @@ def answers(out: Path) -> list[str]:
     for result in results["compare"]:
         if result["model"] in times:
             result["measured"][""]["time_ratio"] = geometric_mean(times[result["model"]])
-    return sentences(json.loads((out / "compare" / TABLE).read_text()), results["compare"])
+    about = json.loads((out / "compare" / TABLE).read_text())
+    return sentences({**about, "pairs": []}, results["compare"])  # those are in the report
+
+
+def is_name(data: str) -> bool:
+    """Whether the data is given by name, here or on the hub; a folder of that name is then given as ./NAME.
+
+    >>> is_name("digits"), is_name("./digits")
+    (True, False)
+    """
+    return data in ("stdlib", "digits", "tones", "words") or is_hub(data)
 
 
 def is_text(data: str) -> bool:
@@ -126,13 +137,12 @@ def is_text(data: str) -> bool:
     >>> is_text("stdlib"), is_text("digits")
     (True, False)
     """
-    named = {"stdlib": True, "wikipedia": True, "openwebtext": True}
-    if data in named or data in ("digits", "tones", "words") or is_hub(data):
-        return named.get(data, False)
+    if is_name(data):
+        return data in ("stdlib", "wikipedia", "openwebtext")
     path = require_path(data)
     files = files_under(path) if path.is_dir() else [path]
     suffixes = {file.suffix.lower() for file in files}
-    if suffixes & {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".wav", ".wave"}:
+    if suffixes & {*IMAGES.suffixes, *CLIPS.suffixes}:
         return False
     tables = [file for file in files if file.suffix.lower() == ".parquet"]
     return _holds_text(tables[0]) if tables else True

@@ -107,7 +107,7 @@ class _Pool:
         # Not forked: torch's threads do not survive that.
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
-        process = context.Process(target=_work, args=(there, str(self.out), place, os.getpid()), daemon=True)
+        process = context.Process(target=_work, args=(there, str(self.out), place, os.getpid()))
         process.place = place  # type: ignore[attr-defined]
         process.start()
         there.close()

@@ -66,6 +66,7 @@ class Plan:
             "paper_metric": self.paper_metric or self.metric,
             "paper_setting": self.paper_setting,
             "notes": self.notes,
+            "steps": max((cell.recipe.total for cell in self.cells), default=0),
             "cells": [cell.name for cell in self.cells],
         }
         return json.loads(json.dumps(said))
@@ -76,8 +77,8 @@ class Plan:
         about = self.about()
         if place.is_file():
             before = read_json(place)
-            for key in ("scale", "data", "metric"):
-                if before.get(key) != about[key]:
+            for key in ("scale", "data", "metric", "steps"):
+                if before.get(key, about[key]) != about[key]:
                     raise ValueError(
                         f"{place.parent} holds a table with {key} = {before.get(key)}, not {about[key]}: "
                         "choose another --out"

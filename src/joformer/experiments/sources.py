@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -81,4 +82,7 @@ def _images(
 ) -> Images | Streamed:
     if stream is None:
         return load_labelled(data, label=label, size=size, say=say)
-    return Streamed(data, size=stream, train_crop="resized" if crops else "centre", label=label, say=say)
+    workers = min(4, os.cpu_count() or 1)
+    return Streamed(
+        data, size=stream, train_crop="resized" if crops else "centre", workers=workers, label=label, say=say
+    )
