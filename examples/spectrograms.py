@@ -21,13 +21,12 @@ Without positions the order of syllables is heard in how they glide and in the v
 import torch
 
 from common import BLUE, GREY, ORANGE, arguments, bars, fit, keep, line, sheet
-from joformer import NoFrames
 from joformer.models import JoFormerViT, ViTConfig, initialise
 from joformer.training import Images, ImageTask, load_audio
 
 BANDS, FRAMES, PATCH = 32, 64, (16, 4)
 MODELS = {
-    "no positions": "rope2d",
+    "no positions": "none",
     "scores (QK)": "rope2d",
     "scores and values (QKV)": "joformer_old",
 }
@@ -36,10 +35,7 @@ MODELS = {
 def model(name: str, seed: int, classes: int) -> JoFormerViT:
     """All start with the same weights."""
     config = ViTConfig.spectrogram(BANDS, FRAMES, classes, model=MODELS[name], patch=PATCH, dim=32, layers=2, heads=4)
-    made = initialise(JoFormerViT(config), seed)
-    if name == "no positions":
-        made.frames = NoFrames(2)
-    return made
+    return initialise(JoFormerViT(config), seed)
 
 
 def main() -> None:

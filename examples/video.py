@@ -22,7 +22,7 @@ time it is still 54 and 47 %.
 import torch
 
 from common import BLUE, GREY, ORANGE, arguments, bars, fit, keep, line, sheet
-from joformer import FixedFrames, NoFrames
+from joformer import FixedFrames
 from joformer.models import JoFormerViT, ViTConfig, initialise
 from joformer.training import Images, ImageTask, load_images
 from joformer.training.data import Labelled
@@ -64,14 +64,12 @@ def films(digits: Labelled, count: int, dice: torch.Generator) -> Labelled:
 def model(name: str, seed: int) -> JoFormerViT:
     """All four start with the same weights."""
     config = ViTConfig(
-        model="rope2d" if name == SCORES else "joformer_old",  # fixed angles; QK or QKV, on however many axes
+        model={NONE: "none", SCORES: "rope2d"}.get(name, "joformer_old"),  # fixed angles; QK or QKV, on any axes
         shape=(FIELD, FIELD, MOMENTS), patch=(4, 4, 1), channels=1, classes=8,
         dim=48, layers=1, heads=4, pool="mean",
     )  # fmt: skip
     made = initialise(JoFormerViT(config), seed)
-    if name == NONE:
-        made.frames = NoFrames(3)
-    elif name == TIMELESS:
+    if name == TIMELESS:
         made.frames = Timeless(config.dim // config.heads, axes=3, base=config.base)
     return made
 

@@ -33,6 +33,7 @@ from joformer.files import make_folder, write_json
 from joformer.models.saving import MODELS, written
 from joformer.training import LanguageTask, Processes, Recipe, open_run, train
 from joformer.training.recipe import UNDECIDING
+from joformer.training.stages import changed
 from joformer.training.runs import CONFIG, SPEED, circumstances
 from joformer.training.runs import METRICS as MEASURED
 
@@ -69,8 +70,11 @@ class Cell:
 
     @property
     def parameters(self) -> int:
-        """How many numbers the model learns."""
-        return parameters(self.config)
+        """How many numbers the model learns, those that a later stage adds included."""
+        config = self.config
+        for stage in self.recipe.sequence:
+            config = changed(config, stage.frames)
+        return parameters(config)
 
     @property
     def alone(self) -> bool:
