@@ -16,8 +16,9 @@ from mishaps import AT, LONG, STEPS, attempts, steps_of
 
 from joformer import cli
 from joformer.experiments import TABLES, run
-from joformer.experiments.cells import RESULT, TABLE, finished
+from joformer.experiments.cells import finished
 from joformer.experiments.engine import Done, run_local
+from joformer.experiments.results import RESULT, TABLE
 
 JOBS = 2
 
@@ -139,7 +140,10 @@ def test_every_mishap_of_a_worker(tmp_path, mark, alone):
 
     # Killed every time: given up after three, and named.
     assert by["killed", 0].result is None
-    assert by["killed", 0].error == "its process died 3 times, the last time by signal 9; memory may be short"
+    assert (
+        by["killed", 0].error
+        == "its process died 3 times, the last time by signal 9; memory may be short, workers.log may say more"
+    )
     assert len(attempts(out, "killed")) == 3
     assert steps_of(mark, "killed") == [*range(AT + 1), 4, 5, AT, 4, 5, AT]
     # What a cell raises is one line, and it is not tried again.

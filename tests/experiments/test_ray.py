@@ -15,8 +15,8 @@ import pytest
 from mishaps import AT, LONG, STEPS, attempts, steps_of
 
 from joformer.experiments import run
-from joformer.experiments.cells import RESULT
 from joformer.experiments.cluster import run_on_ray
+from joformer.experiments.results import RESULT
 
 SCRIPT = Path(__file__).with_name("mishaps.py")
 

@@ -16,11 +16,11 @@ import torch
 
 from joformer import cli, paper
 from joformer.experiments import TABLES, ImageSource, TextSource, run
-from joformer.experiments.cells import RESULT, TABLE
 from joformer.experiments.compare import is_text
 from joformer.experiments.compare import plans as compared
 from joformer.experiments.engine import Done
 from joformer.experiments.places import find
+from joformer.experiments.results import RESULT, TABLE
 from joformer.experiments.variants import NAMES, matched, variant
 from joformer.models import LMConfig, ViTConfig, initialise
 from joformer.models.saving import MODELS, written

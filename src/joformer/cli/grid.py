@@ -60,7 +60,7 @@ def run_plans(plans: Sequence[Plan], out: Path, *, jobs: int | None, engine: Eng
     clock = _Clock(left, out, jobs)
     events = (run_on_ray if engine == "ray" else run_local)(left, out, jobs=jobs)
     try:
-        with _asked_to_stop(asked), progress_bar() as progress:
+        with _asked_to_stop(asked), progress_bar(left=False) as progress:
             task = progress.add_task(f"{len(left)} cells", total=clock.total)
             for event in events:
                 if event is not None:

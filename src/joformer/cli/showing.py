@@ -23,11 +23,11 @@ def say(text: str, end: str = "\n") -> None:
         sys.stdout = io.StringIO()
 
 
-def progress_bar(shown: bool = True) -> Progress:
-    """A bar with the time left, on the error stream and only where that is a terminal."""
+def progress_bar(shown: bool = True, left: bool = True) -> Progress:
+    """A bar with the time left (unless its description says that), on the error stream and only if a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), *[TimeRemainingColumn()] * left)
     error = Console(stderr=True)
     return Progress(*columns, console=error, transient=True, disable=not (shown and error.is_terminal))

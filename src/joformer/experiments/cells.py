@@ -33,9 +33,9 @@ from joformer.files import make_folder, write_json
 from joformer.models.saving import MODELS, written
 from joformer.training import LanguageTask, Processes, Recipe, open_run, train
 from joformer.training.recipe import UNDECIDING
-from joformer.training.stages import changed
 from joformer.training.runs import CONFIG, SPEED, circumstances
 from joformer.training.runs import METRICS as MEASURED
+from joformer.training.stages import changed
 
 
 @dataclass(frozen=True)

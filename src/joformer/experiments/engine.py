@@ -11,6 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -24,6 +25,7 @@ from typing import Any
 from joformer.experiments.cells import Cell, run
 from joformer.training import Stopped
 
+LOG = "workers.log"
 TRIES = 3
 TICK = 0.5
 GRACE = 60.0
@@ -101,7 +103,11 @@ class _Pool:
             self.waiting.appendleft(cell)
             return None
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        return Done(cell, None, f"its process died {TRIES} times, the last time by {how}; memory may be short")
+        return Done(
+            cell,
+            None,
+            f"its process died {TRIES} times, the last time by {how}; memory may be short, {LOG} may say more",
+        )
 
     def _start(self, place: int) -> tuple[Any, Connection]:
         # Not forked: torch's threads do not survive that.
@@ -134,6 +140,7 @@ class _Pool:
 
 def _work(connection: Connection, out: str, place: int, parent: int) -> None:
     """What a process does: a cell at a time until the other end is closed."""
+    _write_to(Path(out) / LOG)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it through who started it, or while training
     os.environ["OMP_NUM_THREADS"] = "1"
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
@@ -173,6 +180,15 @@ def _follow(parent: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE)
     os._exit(1)
+
+
+def _write_to(log: Path) -> None:
+    """What this process would print goes there: the terminal is for who started it, and a crash may leave a reason."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with suppress(OSError), open(log, "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
 
 
 def _silent(line: str) -> None:
