@@ -380,7 +380,10 @@ def test_all_tables_at_once(offline, joformer, folder):
         (["compare", "--data", "missing"], "missing does not exist: give a file or a folder, or a name: stdlib"),
         (["compare", "--data", "{text}", "--seeds", "0"], "--seeds and --steps are 1 or more, got 0 and 300"),
         (["compare", "--data", "{text}", "--baseline", "rope"], "unknown baseline 'rope': choose from none; "),
-        (["compare", "--data", "{text}", "--only", "x"], "--only x is no cell of these tables: they are called like"),
+        (
+            ["compare", "--data", "{text}", "--only", "x"],
+            "--only x is no cell: they are called like compare/both-fixed/seed-0",
+        ),
         (["compare", "--data", "{text}", "--dim", "30"], "dim"),
         (["compare", "--data", "{text}", "--dim", "8", "--heads", "1", "--jobs", "0"], "--jobs must be 1 or more"),
     ],

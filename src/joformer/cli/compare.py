@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from joformer.cli.grid import Engine, chosen, run_plans, show
+from joformer.cli.grid import Engine, chosen, published, run_plans, show
 from joformer.cli.showing import say, tell
 
 
@@ -48,7 +48,7 @@ class Compare:
     only: tuple[str, ...] = ()
     """Run these cells alone, by name or pattern: 'compare/*-fixed/*'"""
     jobs: int | None = None
-    """Processes at work at once; as many as there are cores by default."""
+    """Processes at work at once; as many as there are GPUs, or cores, by default."""
     engine: Engine = "local"
     """local: processes here. ray: the cluster of RAY_ADDRESS, or a small one started here."""
     out: Path = Path("runs/compare")
@@ -78,17 +78,22 @@ class Compare:
         )  # fmt: skip
         shape = {"dim": self.dim, "layers": self.layers, "heads": self.heads}
         planned = plans(source, range(self.seeds), recipe, baseline=self.baseline, **shape)
-        failed = run_plans(chosen(planned, self.only, self._command()), self.out, jobs=self.jobs, engine=self.engine)
+        planned = chosen(planned, self.only, self._command())
+        if not planned:
+            raise ValueError(f"--only {' '.join(self.only)} is no cell: they are called like compare/both-fixed/seed-0")
+        failed = run_plans(planned, self.out, jobs=self.jobs, engine=self.engine)
         show(self.out, as_json=self.json)
         if not self.json:
             say("")
             for line in answers(self.out):
                 say(line)
+        if failed:
+            tell(f"{failed} cells failed; the same command tries them again")
         return 1 if failed else 0
 
     def _command(self) -> str:
         plain = Compare(data=self.data)
-        words = ["compare", "--data", self.data]
+        words = ["compare", "--data", published(Path(self.data))]
         for name in (
             "seeds",
             "steps",

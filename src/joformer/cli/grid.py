@@ -31,20 +31,22 @@ def chosen(plans: Sequence[Plan], only: Sequence[str], command: str) -> list[Pla
         cells = [c for c in plan.cells if not only or any(c.name == one or fnmatch(c.name, one) for one in only)]
         if cells:
             kept.append(replace(plan, cells=with_command(cells, command)))
-    if only and not kept:
-        known = plans[0].cells[0].name if plans and plans[0].cells else "mnist/learned/d-2/seed-0"
-        raise ValueError(f"--only {' '.join(only)} is no cell of these tables: they are called like {known}")
     return kept
+
+
+def published(data: Path) -> str:
+    """The data's folder as a command in a report has it: as it was typed, but nobody's whole path."""
+    return data.name if data.is_absolute() else str(data)
 
 
 def run_plans(plans: Sequence[Plan], out: Path, *, jobs: int | None, engine: Engine) -> int:
     """Run every cell that is not finished; how many could not be."""
     from joformer.experiments.cells import finished
     from joformer.experiments.cluster import run_on_ray
-    from joformer.experiments.engine import run_local, usable_cores
+    from joformer.experiments.engine import run_local, usable_devices
     from joformer.files import make_folder
 
-    jobs = usable_cores() if jobs is None else jobs
+    jobs = usable_devices() if jobs is None else jobs
     if jobs < 1:
         raise ValueError(f"--jobs must be 1 or more, got {jobs}")
     make_folder(out)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
 
-from joformer.cli.grid import Engine, chosen, run_plans, show
+from joformer.cli.grid import Engine, chosen, published, run_plans, show
 from joformer.cli.showing import say, tell
 
 
@@ -28,7 +29,7 @@ class Reproduce:
     """laptop: small models, short runs, the same code. paper: its models, data and recipes, for GPUs."""
     data: Path | None = None
     """A folder that holds mnist, cifar100, imagenet, enwik8, wikitext-2 or fsdd, or for one table its data itself;
-    what is not there is replaced by embedded data."""
+    what is not there is embedded data or, at the paper's scale, the hub's."""
     seeds: int = 3
     """How many seeds: 0, 1, …"""
     steps: int | None = None
@@ -36,7 +37,7 @@ class Reproduce:
     only: tuple[str, ...] = ()
     """Run these cells alone, by name or pattern: mnist/learned/*"""
     jobs: int | None = None
-    """Processes at work at once; as many as there are cores by default."""
+    """Processes at work at once; as many as there are GPUs, or cores, by default."""
     engine: Engine = "local"
     """local: processes here. ray: the cluster of RAY_ADDRESS, or a small one started here."""
     out: Path = Path("runs/reproduce")
@@ -55,15 +56,20 @@ class Reproduce:
             raise ValueError(f"there is no table {unknown[0]!r}: choose from {', '.join(TABLES)}")
         if self.seeds < 1 or (self.steps is not None and self.steps < 1):
             raise ValueError(f"--seeds and --steps are 1 or more, got {self.seeds} and {self.steps}")
-        plans = [
-            plan
-            for name in dict.fromkeys(names)
-            for plan in TABLES[name](self.scale, self.data, range(self.seeds), self.steps, len(names) == 1)
-        ]
+        # Data of tables of which nothing is wanted need not be there.
+        wanted = [name for name in dict.fromkeys(names) if not self.only or any(_of(name, one) for one in self.only)]
+        made = {
+            name: TABLES[name](self.scale, self.data, range(self.seeds), self.steps, len(names) == 1)
+            for name in wanted or names
+        }
+        plans = [plan for several in made.values() for plan in several]
         if self.data is not None and not any(Path(plan.source.data).is_absolute() for plan in plans):
             known = "mnist, cifar100, imagenet, enwik8, wikitext-2 or fsdd"
             raise ValueError(f"--data {self.data} has nothing for {', '.join(names)}: give a folder that holds {known}")
-        plans = chosen(plans, self.only, self._command(names))
+        plans = [plan for name, several in made.items() for plan in chosen(several, self.only, self._command(name))]
+        if not plans:
+            like = next(iter(made.values()))[0].cells[0].name
+            raise ValueError(f"--only {' '.join(self.only)} is no cell of these tables: they are called like {like}")
         if self.dry_run:
             for plan in plans:
                 for cell in plan.cells:
@@ -78,13 +84,19 @@ class Reproduce:
             tell(f"{failed} cells failed; the same command tries them again")
         return 1 if failed else 0
 
-    def _command(self, names: tuple[str, ...]) -> str:
-        """The words that give these cells, to which --only adds which."""
-        words = ["reproduce", *names, "--seeds", str(self.seeds)]
+    def _command(self, name: str) -> str:
+        """The words that give the table's cells, to which --only adds which."""
+        words = ["reproduce", name, "--seeds", str(self.seeds)]
         if self.scale != "laptop":
             words += ["--scale", self.scale]
         if self.data is not None:
-            words += ["--data", str(self.data)]
+            words += ["--data", published(self.data)]
         if self.steps is not None:
             words += ["--steps", str(self.steps)]
         return shlex.join(words)
+
+
+def _of(table: str, pattern: str) -> bool:
+    """Whether a pattern of cells may mean cells of this table, or of one that belongs to it."""
+    first = pattern.partition("/")[0]
+    return fnmatch(table, first) or first.startswith(f"{table}-")

@@ -10,7 +10,6 @@ Cells of the same seed see the same data in the same order and begin with the sa
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -95,7 +94,7 @@ class Cell:
 
     def describe(self) -> dict[str, Any]:
         """All that decides the result, as JSON."""
-        recipe, where = _deciding(self.recipe), _named(self.source.data)
+        recipe, where = _deciding(self.recipe), self.source.identity()
         return json.loads(
             json.dumps(
                 {
@@ -232,12 +231,6 @@ def _thin(lines: list[dict[str, Any]], most: int = 100) -> list[dict[str, Any]]:
 
 def _deciding(recipe: Recipe) -> dict[str, Any]:
     return {name: value for name, value in asdict(recipe).items() if name not in UNDECIDING}
-
-
-def _named(data: str) -> str:
-    """Which data it is, without saying where: results are published, and folders are nobody's business."""
-    path = Path(data)
-    return f"{path.name} ({hashlib.blake2b(data.encode(), digest_size=4).hexdigest()})" if path.is_absolute() else data
 
 
 def _slug(text: str) -> str:

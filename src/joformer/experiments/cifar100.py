@@ -4,7 +4,9 @@
     joformer reproduce cifar100 --data DATA                   DATA/cifar100, D = 32, six models, a short cosine: hours
     joformer reproduce cifar100 --scale paper --data DATA     D = 32 to 256, 300 epochs; and Setup A: GPUs
 
-Expect: at laptop scale, differences below the spread of seeds. The paper's gains are one to two points of one seed.
+Expect: on digits, after 10 epochs, models that rotate the values some 7 points ahead of those that do not, fixed or
+learned alike, and an additive embedding 20 behind; with three seeds and 16 comparisons hardly any of it survives the
+correction. The paper's gains are one to two points of one seed, after 300 epochs.
 
 Paper: "CIFAR-100 V Rotation and Scaling", Setup A and B.
 """
@@ -24,7 +26,7 @@ from joformer.training import Recipe
 
 SETUP_A = ("axial_dense", "axial_dense_v", "liere64", "liere64_v")
 SETUP_B = tuple(name for name in VARIANTS if name not in (*SETUP_A, "projected", "cumulative", "none"))
-EPOCHS = {"laptop": 4, "digits": 12, "paper": 300}
+EPOCHS = {"laptop": 4, "digits": 10, "paper": 300}
 
 
 def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Plan]:
@@ -69,7 +71,7 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
     return [
         Plan(
             name="cifar100",
-            title="CIFAR-100, Setup B",
+            title="The vision transformers of Setup B",
             scale=scale,
             source=source,
             metric="accuracy",
@@ -114,7 +116,7 @@ def _setup_a(where: str, seeds: Sequence[int], steps: int | None) -> list[Plan]:
     return [
         Plan(
             name="cifar100-liere",
-            title="CIFAR-100, Setup A: ViT-Tiny, curved frames",
+            title="ViT-Tiny of Setup A, curved frames",
             scale="paper",
             source=source,
             metric="accuracy",

@@ -74,7 +74,7 @@ def plans(
     return [
         Plan(
             name="compare",
-            title="Frames and transport on this data",
+            title="Frames and transport",
             scale="laptop",
             source=source,
             metric=metric,
@@ -109,6 +109,8 @@ def answers(out: Path) -> list[str]:
     """One sentence for each variant: better, worse or undecided, by how much, with what confidence, at what cost."""
     from joformer.experiments.report import sentences
 
+    if not (out / "compare" / TABLE).is_file():  # times alone were asked for
+        return []
     results: dict[str, list[dict[str, Any]]] = {}
     for name in ("compare", "cost"):
         results[name] = [json.loads(place.read_text()) for place in sorted((out / name).glob(f"**/{RESULT}"))]
@@ -119,7 +121,7 @@ def answers(out: Path) -> list[str]:
         if result["model"] in times:
             result["measured"][""]["time_ratio"] = geometric_mean(times[result["model"]])
     about = json.loads((out / "compare" / TABLE).read_text())
-    return sentences({**about, "pairs": []}, results["compare"])  # those are in the report
+    return sentences(about, results["compare"], pairs=False)  # those are in the report
 
 
 def is_name(data: str) -> bool:

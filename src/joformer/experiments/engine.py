@@ -53,12 +53,16 @@ def run_local(cells: Iterable[Cell], out: Path, *, jobs: int = 1) -> Generator[D
             yield from _Pool(some, out, min(count, len(some))).events()
 
 
-def usable_cores() -> int:
-    """How many cores this process may use.
+def usable_devices() -> int:
+    """How many cells may run at once: one a GPU where there are some, else one a core.
 
-    >>> usable_cores() >= 1
+    >>> usable_devices() >= 1
     True
     """
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.device_count()
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

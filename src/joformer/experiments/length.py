@@ -4,8 +4,8 @@
     joformer reproduce length --data DATA                     DATA/enwik8 or DATA/wikitext-2, 600 steps: half an hour
     joformer reproduce length --scale paper                   163M parameters, 200,000 steps for every row: GPUs
 
-Expect: windowed layers do not see the length; what grows is the loss of the layers without positions (CLAIMS.md row
-58). All rows have the same number of steps, which in the paper they have not.
+Expect: windowed layers do not see the length; what may grow is the loss of the layers without positions (CLAIMS.md row
+58), and after so few steps it does not. All rows have the same steps and learning rates; in the paper they have not.
 
 Paper: "Length Generalization".
 """
@@ -58,7 +58,9 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
         for seed in seeds
     ]  # fmt: skip
     printed = {
-        model: {str(length): value for length, value in zip(paper.LENGTHS, row[:4], strict=True) if length in lengths}
+        model: {
+            str(length * source.context // 512): value for length, value in zip(paper.LENGTHS, row[:4], strict=True)
+        }
         for model, row in paper.LENGTH.items()
     }
     return [
@@ -75,9 +77,12 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
             paper_setting="OpenWebText, 163M parameters, trained at 512 tokens, one seed; projected 200,000 steps, "
             "rope 150,000",
             notes=(
-                f"{total} steps for every row; three stages in the proportion 2 : 1 : 1, of which the last is the one "
-                "with projected angles in that row; cumulative in one stage.",
-                f"Perplexity of {'bytes' if vocab == 256 else 'tokens'}; {source.held_out} windows at each length.",
+                f"{total} steps for every row and the same learning rates, in three stages of 2 : 1 : 1; the row of "
+                "projected angles has fixed ones in the first two. Cumulative angles are there from the start.",
+                f"Perplexity of {'bytes' if vocab == 256 else 'tokens'}; {source.held_out} windows at each length, "
+                "other text at each: compare models at a length, not lengths of a model.",
+                "The paper's figures stand at the same multiple of the training length; it trains at 512.",
+                "Content-dependent rows have more parameters, as in the paper.",
             ),
             cells=tuple(cells),
         )
@@ -90,9 +95,8 @@ def _recipe(model: str, total: int, rates: tuple[float, float, float], precision
     stages = tuple(f"{count}:{rate:g}" for count, rate in zip(counts, rates, strict=True))
     if model == "projected":
         stages = (*stages[:2], f"{stages[2]}:projected")
-    several = {"stages": stages} if model != "cumulative" else {"steps": total, "lr": rates[0]}
     every = max(1, total // 4)
     return Recipe(
-        **several, end=0.1, warmup=min(total // 20, *counts), weight_decay=0.01, precision=precision,
+        stages=stages, end=0.1, warmup=min(total // 20, *counts), weight_decay=0.01, precision=precision,
         log_every=10, evaluate_every=every, save_every=min(every, 5000), keep=1,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""MNIST by one vector an image: learned frequencies, the DFT's, those of the print, and an MLP on the pixels.
+"""One vector an image: learned frequencies, the DFT's, those of the print, and an MLP on the pixels.
 
     joformer reproduce mnist                                  digits 8 × 8, 3 seeds: half a minute
     joformer reproduce mnist --data DATA --seeds 5            DATA/mnist, the paper's recipe: an hour on two cores
@@ -58,7 +58,7 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
     return [
         Plan(
             name="mnist",
-            title="MNIST by one vector an image",
+            title="One vector an image",
             scale=scale,
             source=source,
             metric="accuracy",
@@ -73,7 +73,7 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
             paper_setting="MNIST, 50 epochs, d = 2, 8, 32, 784, one seed",
             notes=(
                 "diagonal: the frequencies 2πk/d on both axes that the paper prints and calls the DFT; its figures are "
-                "beside that row. dft: the lowest frequencies of the true grid.",
+                "beside that row. dft: the lowest frequencies of the true grid, at d = 2 the sum of all pixels alone.",
                 "The paper does not say how learned angles start. learned: uniform in ±π √(d / cells), the box that as "
                 "many frequencies of the DFT fill; the other rows start elsewhere.",
                 *(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,11 +49,12 @@ class Plan:
     def about(self) -> dict[str, Any]:
         """The table as table.json says it."""
         unit, higher, skewed = METRICS[self.metric]
+        data = Path(self.source.data).name
         said = {
             "name": self.name,
-            "title": self.title,
+            "title": self.title if self.metric == "ratio" else f"{self.title}, on {data}",
             "scale": self.scale,
-            "data": Path(self.source.data).name,
+            "data": data,
             "metric": self.metric,
             "unit": unit,
             "higher": higher,
@@ -67,6 +69,7 @@ class Plan:
             "paper_setting": self.paper_setting,
             "notes": self.notes,
             "steps": max((cell.recipe.total for cell in self.cells), default=0),
+            "settings": {f"{cell.model}, {cell.size}": _settings(cell) for cell in self.cells},
             "cells": [cell.name for cell in self.cells],
         }
         return json.loads(json.dumps(said))
@@ -83,11 +86,22 @@ class Plan:
                         f"{place.parent} holds a table with {key} = {before.get(key)}, not {about[key]}: "
                         "choose another --out"
                     )
+            for which, digest in before.get("settings", {}).items():
+                if about["settings"].setdefault(which, digest) != digest:
+                    raise ValueError(
+                        f"{place.parent} holds {which.strip(', ')} with other settings or data: choose another --out"
+                    )
             # More seeds, or other cells of it, are added to what is there.
             for key in ("cells", "models", "sizes"):
                 about[key] = [*about[key], *(one for one in before.get(key, ()) if one not in about[key])]
         make_folder(place.parent)
         write_json(place, about)
+
+
+def _settings(cell: Cell) -> str:
+    """A checksum of all that decides the cell's result but its seed."""
+    told = json.dumps({**cell.describe(), "seed": None}, sort_keys=True)
+    return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
 
 
 def with_command(cells: list[Cell], words: str) -> tuple[Cell, ...]:

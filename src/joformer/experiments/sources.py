@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 from joformer.training import Images, ImageTask, LanguageTask, Streamed, Task, augmentation, load_labelled, load_text
@@ -15,8 +16,22 @@ Scale = Literal["laptop", "paper"]
 Say = Callable[[str], None]
 
 
+class _Known:
+    """Data that can say which it is."""
+
+    data: str
+
+    def load(self, say: Say | None = None) -> Any:
+        """The data itself, read once."""
+        raise NotImplementedError
+
+    def identity(self) -> str:
+        """Which data it is, by what it holds and not by where it lies: results are published, folders are not."""
+        return f"{Path(self.data).name} ({self.load().fingerprint[:12]})"
+
+
 @dataclass(frozen=True)
-class TextSource:
+class TextSource(_Known):
     """Text, its tokens and the windows of a step.
 
     >>> TextSource("stdlib", context=128).task().context
@@ -37,7 +52,7 @@ class TextSource:
 
 
 @dataclass(frozen=True)
-class ImageSource:
+class ImageSource(_Known):
     """Images, or the spectrograms of sounds, and what a step makes of them.
 
     >>> ImageSource("digits", batch=32).task().size

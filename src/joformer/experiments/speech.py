@@ -3,7 +3,9 @@
     joformer reproduce speech                                 synthetic words, 3 seeds: a minute
     joformer reproduce speech --data DATA                     DATA/fsdd, spoken digits: twenty minutes
 
-Expect: positions matter, which of them hardly does. Not in the paper, which sketches it ("Audio and Spectrograms").
+Expect: of spoken digits, after 300 steps, 76 % with scores and 88 % with values too (docs/results.md).
+
+Not in the paper, which sketches it ("Audio and Spectrograms").
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
     images = source.load()
     bands, frames = images.train.images.shape[2:]
     small = where == "words"
-    total = steps or (80 if small else 600 if scale == "laptop" else 6000)
+    total = steps or (120 if small else 600 if scale == "laptop" else 6000)
     recipe = Recipe(
-        steps=total, lr=1e-3, end=0.0, warmup=total // 12, betas=(0.9, 0.999), weight_decay=0.05, log_every=10,
-        evaluate_every=max(1, total // 4), save_every=100, keep=1,
+        steps=total, lr=4e-3 if small else 1e-3, end=0.0, warmup=total // 12, betas=(0.9, 0.999), weight_decay=0.05,
+        log_every=10, evaluate_every=max(1, total // 4), save_every=100, keep=1,
     )  # fmt: skip
     shape = {"dim": 32, "layers": 2} if small else {}
     cells = [
@@ -45,7 +47,7 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
     return [
         Plan(
             name="speech",
-            title="Sounds as spectrograms, two axes",
+            title="Spectrograms, two axes",
             scale=scale,
             source=source,
             metric="accuracy",

@@ -16,8 +16,10 @@ WIDTH = 100
 SHORTENED = frozenset({"model", "against", "verdict"})
 
 
-def sentences(about: Mapping[str, Any], cells: Iterable[Mapping[str, Any]]) -> list[str]:
+def sentences(about: Mapping[str, Any], cells: Iterable[Mapping[str, Any]], *, pairs: bool = True) -> list[str]:
     """One sentence for each comparison of a table, given as the contents of table.json and its result.json files.
+
+    Without `pairs` only those with the baseline; the correction counts all of them either way.
 
     >>> about = {"name": "t", "metric": "loss", "unit": "nats", "baseline": "none", "models": ["none", "both"]}
     >>> made = lambda model, seed, loss: {"cell": "", "model": model, "seed": seed, "measured": {"": {"loss": loss}}}
@@ -26,7 +28,8 @@ def sentences(about: Mapping[str, Any], cells: Iterable[Mapping[str, Any]]) -> l
     ['both: better than none by 0.090 nats [0.065, 0.115], p = 0.004, 3 seeds']
     """
     words = Wording(Analysis(as_table(about, cells)))
-    return [words.sentence(one) for one in words.about.comparisons]
+    base = words.table.baseline
+    return [words.sentence(one) for one in words.about.comparisons if pairs or one.other == base]
 
 
 def lines(gathered: Gathered) -> list[str]:

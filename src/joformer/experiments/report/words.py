@@ -159,7 +159,8 @@ class Wording:
         kinds = {
             "better": "better",
             "worse": "worse",
-            "before": "decided before correction but not after",
+            "better before": "better, but not after correction",
+            "worse before": "worse, but not after correction",
             "undecided": "undecided",
         }
         told = []
@@ -261,7 +262,8 @@ def wordings(gathered: Gathered) -> list[Wording]:
 
 
 def _kind(one: Comparison) -> str:
-    return one.difference.verdict if one.decided or one.difference.verdict == "undecided" else "before"
+    verdict = one.difference.verdict
+    return verdict if one.decided or verdict == "undecided" else f"{verdict} before"
 
 
 def _and(sizes: Sequence[str], all_of: int) -> str:
