@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from joformer import cli, paper
-from joformer.experiments import TABLES, ImageSource, TextSource, run
+from joformer.experiments import TABLES, ImageSource, TextSource, run, sources
 from joformer.experiments.compare import is_text
 from joformer.experiments.compare import plans as compared
 from joformer.experiments.engine import Done
@@ -46,12 +46,13 @@ class Split(SimpleNamespace):
 
 def images_like(source, say=None):
     shape, count, classes = IMAGES[Path(source.data).name]
-    return SimpleNamespace(train=Split(images=torch.empty(count, *shape, device="meta")), classes=range(classes))
+    train = Split(images=torch.empty(count, *shape, device="meta"))
+    return SimpleNamespace(train=train, classes=range(classes), fingerprint=f"that of {source.data}")
 
 
 def text_like(source, say=None):
     assert Path(source.data).name in TEXTS
-    return SimpleNamespace(tokenizer=SimpleNamespace(vocab=source.vocab))
+    return SimpleNamespace(tokenizer=SimpleNamespace(vocab=source.vocab), fingerprint=f"that of {source.data}")
 
 
 @pytest.fixture
@@ -171,8 +172,9 @@ def test_the_rows_of_the_length_table_are_trained_equally(offline, scale):
         "rope": [None] * 3,
         "fixed": [None] * 3,
         "projected": [None, None, "projected"],
-        "cumulative": [None],
+        "cumulative": [None] * 3,
     }
+    assert len({tuple((s.steps, s.lr) for s in cell.recipe.sequence) for cell in plan.cells}) == 1
     # With odd numbers too.
     assert {cell.recipe.total for cell in planned("length", scale, steps=11)[0].cells} == {11}
 
@@ -198,12 +200,35 @@ def test_the_printed_figures_are_the_papers(offline):
         )
     for model, row in paper.LENGTH.items():
         assert printed["length"][model] == dict(zip(("512", "1024", "2048", "4096"), row))
-    assert printed["overhead"]["joformer_axial"][""] == pytest.approx(1.3056, abs=1e-4)
+    assert printed["overhead"]["joformer_axial"][""] == round(94 / 72, 2)
     assert printed["transport"] == printed["speech"] == {}
     # At another scale only what is under the same heading is set beside ours.
     assert planned("wikipedia")[0].paper["roformer"] == {"n100, L2": 7.24}
     assert planned("cifar100")[0].paper["rope2d"] == {"D = 32": 50.91}
-    assert set(planned("length")[0].paper["rope"]) == {"512", "1024", "2048", "4096"}
+    # … and lengths by their multiple of the length of training.
+    assert planned("length")[0].paper["rope"] == {"256": 26.82, "512": 41.90, "1024": 90.10, "2048": 168.67}
+
+
+@pytest.mark.refused
+def test_other_data_or_settings_are_not_mixed_into_a_table(tmp_path):
+    """Not even where their cells are others: more seeds, say."""
+    text = tmp_path / "text.txt"
+
+    def begin(words, seed, **settings):
+        text.write_text(words * 400)
+        sources._text.cache_clear()
+        source = TextSource(str(text), context=16, batch=4)
+        for plan in compared(source, (seed,), Recipe(steps=2), **({"dim": 16, "heads": 2} | settings)):
+            plan.begin(tmp_path / "out")
+
+    begin("all work and no play ", 0)
+    begin("all work and no play ", 1)
+    with pytest.raises(ValueError, match=r"^\S+compare holds none with other settings or data: choose another --out$"):
+        begin("all work and no play ", 2, dim=32)
+    with pytest.raises(ValueError, match="other settings or data"):
+        begin("all play and no work ", 2)
+    about = json.loads((tmp_path / "out" / "compare" / TABLE).read_text())
+    assert {name.rpartition("-")[2] for name in about["cells"]} == {"0", "1"}
 
 
 # -- the grid ----------------------------------------------------------------------------------------------------------

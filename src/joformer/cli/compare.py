@@ -64,7 +64,8 @@ class Compare:
         from joformer.training import Recipe
 
         # A path that leads there from everywhere: other processes, on other machines, have folders of their own.
-        data = self.data if is_name(self.data) else str(Path(self.data).expanduser().resolve())
+        path = Path(self.data).expanduser()
+        data = str(path.resolve()) if path.exists() and not is_name(self.data) else self.data
         source: TextSource | ImageSource
         if is_text(data):
             source = TextSource(data, vocab=self.vocab, context=self.context, batch=self.batch or 16)
