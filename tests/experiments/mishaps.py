@@ -36,12 +36,9 @@ class Fated(TextSource):
     fate: str = "plain"
     mark: str = ""
 
-    def load(self, say=None):
+    def task(self):
         if self.fate == "refused":
             raise ValueError("there is no such data: look elsewhere")
-        return super().load(say)
-
-    def task(self):
         task = super().task()
         usual = task.batch
 

@@ -68,7 +68,6 @@ class Plan:
             "paper_metric": self.paper_metric or self.metric,
             "paper_setting": self.paper_setting,
             "notes": self.notes,
-            "steps": max((cell.recipe.total for cell in self.cells), default=0),
             "settings": {f"{cell.model}, {cell.size}": _settings(cell) for cell in self.cells},
             "cells": [cell.name for cell in self.cells],
         }
@@ -80,7 +79,7 @@ class Plan:
         about = self.about()
         if place.is_file():
             before = read_json(place)
-            for key in ("scale", "data", "metric", "steps"):
+            for key in ("scale", "data", "metric"):
                 if before.get(key, about[key]) != about[key]:
                     raise ValueError(
                         f"{place.parent} holds a table with {key} = {before.get(key)}, not {about[key]}: "
