@@ -21,7 +21,7 @@ PAIRS = {
 
 
 def test_every_model_of_the_table_has_both_versions():
-    assert set(VARIANTS) == {*PAIRS, *PAIRS.values(), "learned"}
+    assert set(VARIANTS) == {*PAIRS, *PAIRS.values(), "learned", "projected", "cumulative", "none"}
     for scores, both in PAIRS.items():
         assert VARIANTS[scores].transport == "scores"
         assert VARIANTS[both] == dataclasses.replace(VARIANTS[scores], transport="both")

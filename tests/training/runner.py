@@ -66,7 +66,9 @@ class Server:
     def wait(self, pid: int, seconds: float = 60.0) -> Ended | None:
         """How the process ended; None if it has not, after so many seconds."""
         code = self._ask(do="wait", pid=pid, seconds=seconds)
-        return None if code is None else Ended(int(code), self._logs[pid].read_text())  # type: ignore[call-overload]
+        log = self._logs[pid]
+        # Killed early enough, it never said a word.
+        return None if code is None else Ended(int(code), log.read_text() if log.is_file() else "")  # type: ignore[call-overload]
 
     def run(self, out: Path, **job: object) -> Ended:
         """Start the job and wait for its end."""

@@ -246,8 +246,8 @@ def test_the_options_are_these():
     assert {part.__name__: " ".join(field.name for field in dataclasses.fields(part)) for part in parts} == {
         "Run": "out seed drift json",
         "LM": "to data context batch model recipe",
-        "ViT": "to data label size stream workers batch epochs augment draw model patch dim layers heads hidden base "
-        "pool registers dropout drop_path recipe",
+        "ViT": "to data label size stream workers batch epochs augment draw model transport patch dim layers heads "
+        "hidden base pool registers dropout drop_path recipe",
         "Monoidal": "to data label size batch epochs dim hidden frequencies spread recipe",
         "Generate": "checkpoint prompt tokens temperature top_k seed json",
         "Evaluate": "checkpoint lengths data split windows json",
