@@ -166,9 +166,10 @@ def test_stopped_stopped_killed_and_finished(tmp_path, mark, start, alone):
     kept = {}
     for turn, number in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGKILL)):
         log = tmp_path / f"{turn}.log"
+        before = len(steps_of(mark, "lingers"))
         process = start(log, *words)
         # Cells of the first seed come first; both plain ones are finished in the first turn.
-        until(_amid, process, mark, out, 4 * (turn + 1))
+        until(_amid, process, mark, out, before + 4)
         assert process.is_alive(), log.read_text()
         workers = attempts(out, "lingers")
         assert len(workers) == turn + 1
