@@ -23,12 +23,11 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 # First what shape checks would disturb: compiled graphs, bad input that must reach our own errors, examples in
-# docstrings. Then everything else with every annotated shape checked. One thread each; in the last part a process more than
-# there are cores, as many of its tests wait for others.
+# docstrings. Then everything else with every annotated shape checked. One process per core, one thread each.
 check: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal -m "compiled or refused" tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --doctest-modules src
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 3 --dist worksteal -m "not compiled and not refused" $(SHAPES) tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal -m "not compiled and not refused" $(SHAPES) tests
 
 # The stamp is newer than what it was made from unless that changed: the second run needs no network.
 $(INSTALLED): pyproject.toml constraints.txt

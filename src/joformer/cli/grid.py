@@ -44,6 +44,7 @@ def run_plans(plans: Sequence[Plan], out: Path, *, jobs: int | None, engine: Eng
     from joformer.experiments.cells import finished
     from joformer.experiments.cluster import run_on_ray
     from joformer.experiments.engine import run_local, usable_devices
+    from joformer.experiments.results import RESULT
     from joformer.files import make_folder
 
     jobs = usable_devices() if jobs is None else jobs
@@ -78,7 +79,7 @@ def run_plans(plans: Sequence[Plan], out: Path, *, jobs: int | None, engine: Eng
     except KeyboardInterrupt:
         with suppress(Exception):
             events.close()
-        ready = len(done) + clock.count - failed
+        ready = sum((out / cell.name / RESULT).is_file() for cell in cells)  # also those nobody was told of yet
         tell(f"joformer: stopped with {ready} of {len(cells)} cells finished in {out}; the same command goes on")
         raise SystemExit(128 + (asked[0] if asked else signal.SIGINT)) from None
     if failed and failed == len(cells):
