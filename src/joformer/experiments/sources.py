@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,14 +17,14 @@ Scale = Literal["laptop", "paper"]
 Say = Callable[[str], None]
 
 
-class _Known:
+class _Known(ABC):
     """Data that can say which it is."""
 
     data: str
 
+    @abstractmethod
     def load(self, say: Say | None = None) -> Any:
         """The data itself, read once."""
-        raise NotImplementedError
 
     def identity(self) -> str:
         """Which data it is, by what it holds and not by where it lies: results are published, folders are not."""
