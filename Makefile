@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/pip install -q --disable-pip-version-check --no-compile -c constraints.txt
 SHAPES := --jaxtyping-packages=joformer,beartype.beartype
 
 .PHONY: run test lint types check clean
@@ -29,10 +30,13 @@ check: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --doctest-modules src
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal -m "not compiled and not refused" $(SHAPES) tests
 
+# timm brings torchvision, whose build does not load beside torch for the CPU and would break transformers: both lie in
+# a folder of their own, which only the tests of timm look into.
 # The stamp is newer than what it was made from unless that changed: the second run needs no network.
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(PIP) -e ".[dev]"
+	$(PIP) --no-deps --upgrade --target $(VENV)/timm timm torchvision
 	touch $@
 
 clean:

@@ -27,6 +27,7 @@ ORDER = [
     "training",
     "testing",
     "verify",
+    "integrations",
     "bench",
     "experiments",
     "cli",

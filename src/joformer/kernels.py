@@ -113,6 +113,13 @@ def turn(x: Tensor, unit: Tensor, layout: Layout, out: Tensor) -> None:
             if pairs is not None and to is not None:
                 torch.mul(pairs, unit, out=to)
                 return
+    elif layout == "half" and unit.dtype == x.dtype and out is not x and unit.shape[2] in (1, x.shape[2]):
+        planes = unit.shape[3]
+        if 2 * planes < x.shape[3]:
+            out[..., 2 * planes :] = x[..., 2 * planes :]
+            x, out = x[..., : 2 * planes], out[..., : 2 * planes]
+        _turn_halves(x, unit, out)
+        return
     _turn_anything(x, unit, layout, out)
 
 
@@ -235,8 +242,9 @@ class RotatePacked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        plan, n = ctx.plan, len(ctx.saved_tensors) // 2
-        angles, turned = ctx.saved_tensors[:n] or (None,) * len(grads), ctx.saved_tensors[n:]
+        plan, saved = ctx.plan, ctx.saved_tensors  # asked for once: checkpointing hands each tensor out a single time
+        n = len(saved) // 2
+        angles, turned = saved[:n] or (None,) * len(grads), saved[n:]
         to_angles = [
             _angle_gradient(g, y, a, turns[2], inverse=False) if turns and a.requires_grad else None
             for g, y, a, turns in zip(grads, turned, angles, plan.turns, strict=False)

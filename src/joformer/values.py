@@ -29,7 +29,7 @@ class FlatFrames:
     than 2·planes: what is beyond is left as it is (partial rotation); zero planes is the identity.
 
     `content` says that the angles depend on the tokens' content. `end`, where given, is the angle one step
-    after the last token (batch, 1, heads, planes): the state from which cumulative frames go on.
+    after the last token (batch, 1, heads, planes), or after each one: the state from which cumulative frames go on.
 
     >>> frames = FlatFrames.of(torch.zeros(1, 5, 1, 4))
     >>> frames.tokens, frames.heads, frames.planes
@@ -40,7 +40,7 @@ class FlatFrames:
     cos_sin: Float[Tensor, "batch tokens heads planes 2"]
     layout: Layout = "interleaved"
     content: bool = False
-    end: Float[Tensor, "batch 1 heads planes"] | None = None
+    end: Float[Tensor, "batch _ends heads planes"] | None = None
     _ready: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False)
 
     @classmethod

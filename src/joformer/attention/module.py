@@ -6,7 +6,7 @@ q, k, v = W x  →  rotated packed, in place  →  attention  →  A_i⁻¹ per 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,9 @@ from joformer.attention.functional import (
 )
 from joformer.rotation import is_plain, own_projection, rotate, rotate_packed_, unrotate_linear
 from joformer.values import FlatFrames, Frames
+
+Inner = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Attention in the common frame: q, k, v (batch, tokens, heads, head_dim) → (batch, queries, heads, value_dim)."""
 
 
 class JourneyAttention(nn.Module):
@@ -108,15 +111,21 @@ class JourneyAttention(nn.Module):
         mask: Tensor | None = None,
         segments: Int[Tensor, "*batch keys"] | None = None,
         cache: JourneyCache | None = None,
+        inner: Inner | None = None,
     ) -> Float[Tensor, "batch tokens dim"]:
         """x (batch, tokens, dim) with the frames of its tokens; other arguments as in `journey_attention`.
 
         With a cache, which belongs to this layer alone, x holds the new tokens only and frames are theirs; the keys of
         `mask` (new, all) and the `segments` are those of all tokens seen so far. The cache grows in place.
+
+        `inner` attends in place of the backend: it gets q, k and v where all frames are one, and must return a tensor
+        that nobody else will read. Masks, caches and dropout are then its own.
         """
         if x.dim() != 3 or x.shape[-1] != self.dim:
             raise ValueError(f"x must be (batch, tokens, dim={self.dim}), got {tuple(x.shape)}")
         self._check_call(x, context, key_frames, cache)
+        if inner is not None and (self.backend == "reference" or any(t is not None for t in (mask, segments, cache))):
+            raise ValueError("inner has masks and caches of its own: give it alone, and no reference backend")
         check_frames(self.weighting, self.kv_heads, frames, key_frames, value_frames, value_key_frames)
         if self.backend == "reference":
             q, k, v = self._project(x, context, [None, None, None])
@@ -129,7 +138,7 @@ class JourneyAttention(nn.Module):
             )  # fmt: skip
         key_frames, value_frames, value_key_frames = all_frames(frames, key_frames, value_frames, value_key_frames)
         scores, values = sides(self.transport)
-        alone = cache is None and context is None and frames is value_frames is value_key_frames
+        alone = cache is inner is context is None and frames is value_frames is value_key_frames
         if isinstance(frames, FlatFrames) and alone and self._halves_pay(frames):
             return self._forward_in_halves(x, frames, mask, segments)
         side = (frames if scores else None, key_frames if scores else None, value_key_frames if values else None)
@@ -142,7 +151,7 @@ class JourneyAttention(nn.Module):
                 cache.angles = frames.end.detach()
             mask = None if mask is None else mask[..., -k.shape[1] :] if mask.shape[-1] > 1 else mask
             segments = None if segments is None else segments[..., -k.shape[1] :]
-        out = attend(q, k, v, mask=mask, segments=segments, **self._options())
+        out = attend(q, k, v, mask=mask, segments=segments, **self._options()) if inner is None else inner(q, k, v)
         return unrotate_linear(out, value_frames, self.out) if values else self.out(out.flatten(2))
 
     def _project(

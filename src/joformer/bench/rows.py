@@ -17,7 +17,7 @@ from joformer.bench import transforms
 from joformer.bench.measure import Row, fastest, geometric_mean, peak_bytes
 from joformer.bench.models import SHAPES, PeerTransformer, Transformer, block_of, peers, training_step
 from joformer.bench.running import augmenting, looping
-from joformer.bench.training import generating, llama, starting
+from joformer.bench.training import generating, llama, starting, transporting
 from joformer.frames import FixedFrames, NoFrames
 from joformer.models.blocks import Block
 from joformer.rotation import rotate, rotate_packed_
@@ -236,6 +236,7 @@ FIGURES: dict[str, Callable[[int, Report], Iterator[Row]]] = {
     "recurrence": transforms.recurrence,
     "llama": llama,
     "generate": generating,
+    "transport": transporting,
     "loop": looping,
     "augmentation": augmenting,
     "import": importing,

@@ -1,4 +1,4 @@
-"""A whole language model beside Hugging Face's Llama, which has RoPE: a training step, decoding; and the command.
+"""A whole language model beside Hugging Face's Llama, which has RoPE; Llama with and without transport; the command.
 
     both     4 layers, 256 wide, 4 heads, 8,000 words, embedding tied; fp32, 5.2 million parameters
     ours     LayerNorm, GELU of width 1,024, scores and values transported by fixed frames
@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from joformer.bench.measure import Row, fastest
+from joformer.integrations import transport_values
 from joformer.models import JoFormerLM, LMConfig
 
 Report = Callable[[str], None]
@@ -107,6 +109,29 @@ def generating(repeats: int, say: Report) -> Iterator[Row]:
             bar,
             higher=True,
         )
+
+
+def transporting(repeats: int, say: Report) -> Iterator[Row]:
+    """Hugging Face's Llama with its values transported against itself without: a training step, a decoded token."""
+    say("value transport in Llama")
+    plain = llama_of(CONFIG, 680)
+    if plain is None:
+        return
+    carried = transport_values(copy.deepcopy(plain))
+    tokens = torch.randint(CONFIG.vocab, (4, 512), generator=torch.Generator().manual_seed(0))
+    prompt = tokens[:1, :32]
+    options = {"max_new_tokens": 64, "do_sample": False, "use_cache": True, "attention_mask": torch.ones_like(prompt)}
+
+    def loss(model: Any) -> Tensor:
+        return model(input_ids=tokens, labels=tokens, use_cache=False).loss
+
+    both = {"plain": plain, "carried": carried}
+    best = fastest({name: update(model, partial(loss, model)) for name, model in both.items()}, repeats)
+    yield Row("Hugging Face Llama, training step: values transported / not", best["carried"] / best["plain"], 1.04)
+    for model in both.values():
+        model.eval()
+    best = fastest({name: partial(model.generate, prompt, **options) for name, model in both.items()}, repeats)
+    yield Row("Hugging Face Llama, decoded token: values transported / not", best["carried"] / best["plain"], 1.05)
 
 
 def starting(repeats: int, say: Report) -> Iterator[Row]:

@@ -29,7 +29,8 @@ class CumulativeFrames(ContentFrames):
 
     Tokens are accumulated in their order; a token at the identity adds nothing. To go on where a sequence
     stopped, pass `state=` the `end` of the frames before (a `JourneyCache` keeps it as `cache.angles`). With
-    several axes say which `grid` the last tokens form, e.g. grid=(14, 14).
+    several axes say which `grid` the last tokens form, e.g. grid=(14, 14). With `every=True` the end is that after each
+    token, (batch, tokens, heads, planes), for who may have to go back.
 
     >>> from joformer import positions
     >>> module = CumulativeFrames(128, 32, heads=4)
@@ -50,6 +51,7 @@ class CumulativeFrames(ContentFrames):
         *,
         grid: tuple[int, ...] | None = None,
         state: Float[Tensor, "batch 1 heads planes"] | None = None,
+        every: bool = False,
     ) -> FlatFrames:
         located = self.located(positions, x)
         assert x is not None
@@ -59,7 +61,8 @@ class CumulativeFrames(ContentFrames):
         steps = steps.to(wide) * located[..., None, None, None]
         self._check_state(state, grid, x.shape[0])
         if self.axes == 1:
-            angles, end = _along_sequence(steps.squeeze(2), state)
+            angles, after = _along_sequence(steps.squeeze(2), state)
+            end = wrap(after if every else after[:, -1:])
         else:
             if state is not None:
                 raise ValueError("state continues a sequence: frames on several axes see their whole grid at once")
@@ -82,7 +85,7 @@ def _along_sequence(steps: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor
     after = steps.cumsum(1)
     if state is not None:
         after = after + state.to(after.dtype)
-    return after - steps, wrap(after[:, -1:])
+    return after - steps, after
 
 
 def _along_grid(steps: Tensor, grid: tuple[int, ...] | None, positions: Tensor) -> Tensor:

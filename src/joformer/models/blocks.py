@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from joformer.attention import JourneyAttention, JourneyCache
+from joformer.attention.module import Inner
 from joformer.values import Frames
 
 
@@ -59,9 +60,14 @@ class Block(nn.Module):
         self.dropout, self.drop_path = nn.Dropout(dropout), drop_path
 
     def forward(
-        self, x: Float[Tensor, "batch tokens dim"], frames: Frames, *, cache: JourneyCache | None = None
+        self,
+        x: Float[Tensor, "batch tokens dim"],
+        frames: Frames,
+        *,
+        cache: JourneyCache | None = None,
+        inner: Inner | None = None,
     ) -> Float[Tensor, "batch tokens dim"]:
-        x = x + self._kept(self.attention(self.norm1(x), frames, cache=cache))
+        x = x + self._kept(self.attention(self.norm1(x), frames, cache=cache, inner=inner))
         return x + self._kept(self.down(F.gelu(self.up(self.norm2(x)))))
 
     def _kept(self, added: Tensor) -> Tensor:

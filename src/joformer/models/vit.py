@@ -19,7 +19,7 @@ CLAIMS.md, "Readings". Paper: "CIFAR-100 V Rotation and Scaling", "ImageNet ViT-
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal, get_args
@@ -199,6 +199,22 @@ class JoFormerViT(nn.Module):
             nn.init.normal_(self.places, std=0.02)
 
     def forward(self, x: Float[Tensor, "batch channels ..."]) -> Float[Tensor, "batch classes"]:
+        tokens, frames = self.start(x)
+        for layer, block in enumerate(self.blocks):
+            tokens = block(tokens, frames(layer, tokens))
+        # The norm comes before the mean: every patch counts alike.
+        return self.head(self.pooled(self.norm(tokens)))
+
+    def start(
+        self, x: Float[Tensor, "batch channels ..."]
+    ) -> tuple[Float[Tensor, "batch tokens dim"], Callable[[int, Tensor], Frames]]:
+        """What the first block reads, and what gives a layer the frames of the tokens that come to it.
+
+        >>> model = JoFormerViT(ViTConfig(shape=(8, 8), patch=(4, 4), channels=1, dim=32, layers=2, heads=2))
+        >>> tokens, frames = model.start(torch.rand(3, 1, 8, 8))
+        >>> tokens.shape, frames(0, tokens).tokens
+        (torch.Size([3, 5, 32]), 5)
+        """
         config, patches = self.config, self._patches(x)
         grid = tuple(n // p for n, p in zip(x.shape[2:], config.patch, strict=True))
         tokens = self.embed(patches)
@@ -210,12 +226,19 @@ class JoFormerViT(nn.Module):
             tokens = tokens + self.places
         where = positions.grid(*grid, prefix=config.prefix, device=x.device)
         # By content they follow the stream layer by layer; others are made beforehand, once where layers share them.
-        ready = None if self._content else self._frames_of_layers(where)
-        for layer, block in enumerate(self.blocks):
-            tokens = block(tokens, self._by_content(layer, where, tokens, grid) if ready is None else ready[layer])
-        # The norm comes before the mean: every patch counts alike.
-        tokens = self.norm(tokens)
-        return self.head(tokens[:, 0] if config.pool == "cls" else tokens[:, config.prefix :].mean(1))
+        if self._content:
+            return tokens, lambda layer, tokens: self._by_content(layer, where, tokens, grid)
+        ready = self._frames_of_layers(where)
+        return tokens, lambda layer, tokens: ready[layer]
+
+    def pooled(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch dim"]:
+        """What the head reads: the class token, or the mean of all patches.
+
+        >>> model = JoFormerViT(ViTConfig(shape=(8, 8), patch=(4, 4), dim=32, heads=2, pool="mean"))
+        >>> model.pooled(torch.rand(3, 4, 32)).shape
+        torch.Size([3, 32])
+        """
+        return tokens[:, 0] if self.config.pool == "cls" else tokens[:, self.config.prefix :].mean(1)
 
     def _patches(self, x: Tensor) -> Tensor:
         config, axes = self.config, len(self.config.patch)

@@ -1,0 +1,48 @@
+"""Hugging Face and timm: value transport in their models, our models there.
+
+transport_values      turn it on in a loaded model, change its strength, undo it
+Anneal                walk the strength from 0 to 1 in training
+load                  a folder that a transported model was saved to
+JoFormerForCausalLM, JoFormerForImageClassification
+                      our models with transformers' interface, and their configurations
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from joformer.integrations.saving import load
+from joformer.integrations.transport import strength_of, transport_values
+
+if TYPE_CHECKING:
+    from joformer.integrations.annealing import Anneal
+    from joformer.integrations.models import (
+        JoFormerConfig,
+        JoFormerForCausalLM,
+        JoFormerForImageClassification,
+        JoFormerViTConfig,
+    )
+
+__all__ = [
+    "Anneal",
+    "JoFormerConfig",
+    "JoFormerForCausalLM",
+    "JoFormerForImageClassification",
+    "JoFormerViTConfig",
+    "load",
+    "strength_of",
+    "transport_values",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs transformers is imported when it is asked for."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "Anneal":
+        from joformer.integrations.annealing import Anneal
+
+        return Anneal
+    from joformer.integrations import models
+
+    return getattr(models, name)

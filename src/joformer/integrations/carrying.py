@@ -1,0 +1,379 @@
+"""How values travel in a model that is not ours: frames come from its own rotary angles, its projections act with them.
+
+    v'_j = R(s θ_j) v_j        before anything else sees the values: cache, repetition of heads, attention
+    o_i  = R(s θ_i)⁻¹ o'_i     before the output projection
+
+θ are the angles whose cosines the model's rotary embedding takes, whatever scaling they have; s is the strength.
+The embedding hands its tables to the layers as a pair (cos, sin); here the pair gets a third member, the journey, which
+travels the same way through every layer, checkpoint and device and is taken off again just before attention reads the
+pair. So nothing is kept between two calls, and nothing is computed once per layer that is the same for all.
+
+The parts of the model that take part get a class mixed from their own: they are still what they were, their weights
+have the same names, and taking the class off again leaves no trace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from threading import get_ident
+from types import MethodType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from joformer.kernels import Layout, traced, turn
+from joformer.rotation import rotate
+from joformer.values import FlatFrames
+
+
+class Strength:
+    """s, shared by every part of one model; a tensor too, which a compiled model follows without compiling again."""
+
+    def __init__(self, value: float) -> None:
+        self.set(value)
+
+    def set(self, value: float) -> None:
+        self.value, self.on, self.full, self.tensor = value, value != 0, value == 1, torch.tensor(value)
+
+
+class Angles(TorchFunctionMode):
+    """Sees of what cosines are taken while it is active.
+
+    >>> with Angles() as seen:
+    ...     _ = (2 * torch.ones(3)).cos()
+    >>> seen.angles
+    tensor([2., 2., 2.])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.angles: Tensor | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.cos or func is torch.cos:
+            self.angles = args[0]
+        return func(*args, **(kwargs or {}))
+
+
+Spread = Literal["half", "interleaved", "once"]
+"""How a table repeats the angle of each plane: as the layouts do, θ₁θ₂…θ₁θ₂… or θ₁θ₁θ₂θ₂…, or not at all."""
+
+
+def spread_of(angles: Tensor) -> Spread:
+    """How a table (…, width) of angles repeats them.
+
+    >>> spread_of(torch.tensor([1.0, 2.0, 1.0, 2.0])), spread_of(torch.tensor([1.0, 1.0, 2.0, 2.0]))
+    ('half', 'interleaved')
+    """
+    if angles.shape[-1] % 2:
+        return "once"
+    first, second = angles.chunk(2, -1)
+    if torch.equal(first, second):
+        return "half"
+    return "interleaved" if torch.equal(angles[..., 0::2], angles[..., 1::2]) else "once"
+
+
+def frames_of(angles: Tensor, spread: Spread, layout: Layout, strength: Tensor | float = 1.0) -> FlatFrames:
+    """Frames from a model's table of angles, (tokens, width) or (batch or 1, tokens, width)."""
+    if spread == "half":
+        angles = angles[..., : angles.shape[-1] // 2]
+    elif spread == "interleaved":
+        angles = angles[..., ::2]
+    wide = angles if angles.dtype == torch.float64 else angles.float()
+    while wide.dim() < 3:
+        wide = wide.unsqueeze(0)
+    return FlatFrames.of(wide.unsqueeze(2) * strength, layout=layout)
+
+
+@cache
+def quarter_turn(dim: int, layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]:
+    """I and J (dim, dim) on rows: x (I cos θ + J sin θ) is x with every plane turned by θ.
+
+    >>> (torch.tensor([1.0, 2.0, 3.0, 4.0]) @ quarter_turn(4, "half", torch.device("cpu"))[1]).tolist()
+    [-3.0, -4.0, 1.0, 2.0]
+    """
+    with torch.inference_mode(False):
+        identity = torch.eye(dim, device=device)
+        first, second = identity.chunk(2) if layout == "half" else (identity[0::2], identity[1::2])
+        return identity, first.T @ second - second.T @ first
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Where the values are in what a projection gives: entry d of head h is channel start + h·stride + d."""
+
+    heads: int
+    dim: int
+    start: int
+    stride: int
+
+
+class Journey:
+    """What the layers get: the frames of the tokens at hand."""
+
+    def __init__(self, frames: FlatFrames) -> None:
+        self.frames = frames
+
+    def to(self, device: torch.device | str, **_: Any) -> Journey:
+        """Where a model is spread over devices, its layers ask for this."""
+        return Journey(self.frames.to(device))
+
+    def act(self, x: Tensor, inverse: bool = False) -> Tensor:
+        """Rotate x (batch, tokens, heads, dim), or rotate it back; tokens in front without a position do not turn."""
+        frames = self.frames
+        if frames.tokens != x.shape[1]:
+            frames = padded(frames, x.shape[1])
+        if traced() or (x.requires_grad and torch.is_grad_enabled()) or frames.angles.requires_grad:
+            return rotate(x, frames, inverse)
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        turn(x, frames.unit_for(x, inverse), frames.layout, out)
+        return out
+
+    def there(self, y: Tensor, heads: Heads) -> Tensor:
+        """y (batch, tokens, width), what a projection gives, with its values rotated."""
+        if heads.stride == heads.dim:
+            stop = heads.start + heads.heads * heads.dim
+            whole = stop - heads.start == y.shape[2]
+            inside = y if whole else y[..., heads.start : stop]
+            turned = self.act(inside.unflatten(2, (heads.heads, heads.dim))).flatten(2)
+            return turned if whole else torch.cat((y[..., : heads.start], turned, y[..., stop:]), -1)
+        groups, stop = y.unflatten(2, (-1, heads.stride)), heads.start + heads.dim
+        turned = self.act(groups[..., heads.start : stop])
+        return torch.cat((groups[..., : heads.start], turned, groups[..., stop:]), -1).flatten(2)
+
+    def back(self, o: Tensor, dim: int) -> Tensor:
+        """o (batch, tokens, heads · dim) rotated back."""
+        return self.act(o.unflatten(2, (-1, dim)), inverse=True).flatten(2)
+
+
+class Step(Journey):
+    """The journey of a single token for each row: one small matrix, which costs a decoded token least."""
+
+    def __init__(self, cos: Tensor, sin: Tensor, layout: Layout) -> None:
+        identity, quarter = quarter_turn(cos.shape[-1], layout, cos.device)
+        matrix = torch.addcmul(identity * cos, quarter, sin)
+        self.forth, self.home = (matrix[0], matrix[0].T) if matrix.shape[0] == 1 else (matrix, matrix.mT)
+
+    def to(self, device: torch.device | str, **_: Any) -> Journey:
+        moved = Step.__new__(Step)
+        moved.forth, moved.home = self.forth.to(device), self.home.to(device)
+        return moved
+
+    def act(self, x: Tensor, inverse: bool = False) -> Tensor:
+        return self._product(x, self.home if inverse else self.forth, x.shape[3])
+
+    def there(self, y: Tensor, heads: Heads) -> Tensor:
+        if heads.heads * heads.dim == y.shape[2]:
+            return self._product(y, self.forth, heads.dim)
+        return super().there(y, heads)
+
+    def back(self, o: Tensor, dim: int) -> Tensor:
+        return self._product(o, self.home, dim)
+
+    def _product(self, x: Tensor, matrix: Tensor, dim: int) -> Tensor:
+        if matrix.dim() == 2:
+            return torch.mm(x.reshape(-1, dim), matrix).view(x.shape)
+        return torch.bmm(x.reshape(matrix.shape[0], -1, dim), matrix).view(x.shape)
+
+
+def padded(frames: FlatFrames, tokens: int) -> FlatFrames:
+    """Frames for `tokens` tokens where those in front (classes, registers) have no position: they do not turn."""
+    prefix = tokens - frames.tokens
+    ready = frames._ready.get((prefix,))
+    if ready is None:
+        angles = nn.functional.pad(frames.angles, (0, 0, 0, 0, prefix, 0))
+        ready = frames._ready[(prefix,)] = FlatFrames.of(angles, layout=frames.layout)
+    return ready
+
+
+class Part(nn.Module):
+    """A part of somebody's model that takes part in transport: the base of the classes that are mixed in."""
+
+    _of: Any = None
+    """What it has to know."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles name the classes it is mixed from, since its own is made as the program runs."""
+        return _mixed_again, type(self).__bases__, self.__dict__
+
+
+_mixed: dict[tuple[type, type], type[Part]] = {}
+
+
+def mixed(part: type[Part], cls: type[nn.Module]) -> type[Part]:
+    """The class of somebody's module that takes part: `part` first, then its own. Made once."""
+    both = _mixed.get((part, cls))
+    if both is None:
+        names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+        both = _mixed[part, cls] = type(cls.__name__, (part, cls), names)
+    return both
+
+
+def _mixed_again(part: type[Part], cls: type[nn.Module]) -> nn.Module:
+    both = mixed(part, cls)
+    return both.__new__(both)
+
+
+def join(part: type[Part], module: nn.Module, of: Any) -> None:
+    """Make `module` take part."""
+    if "forward" in module.__dict__ and not _dispatched(module):
+        raise ValueError(f"{type(module).__name__}.forward was replaced on this model: put it back first")
+    module.__dict__.update(_of=of, _journeys={})
+    module.__class__ = mixed(part, type(module))
+    if _dispatched(module):
+        module.__dict__["_old_forward"] = MethodType(type(module).forward, module)
+
+
+def leave(module: nn.Module) -> None:
+    """Make `module` what it was."""
+    if not isinstance(module, Part):
+        return
+    if type(module) not in _mixed.values():
+        raise ValueError(f"{type(module).__name__} took another class since (a parametrisation?): take it off first")
+    for name in ("_of", "_journey", "_journeys"):
+        module.__dict__.pop(name, None)
+    module.__class__ = type(module).__bases__[1]
+    if _dispatched(module):
+        module.__dict__["_old_forward"] = MethodType(type(module).forward, module)
+
+
+def _dispatched(module: nn.Module) -> bool:
+    """Whether accelerate spreads the model over devices: it keeps the module's own forward beside the one it put on."""
+    return isinstance(module.__dict__.get("_old_forward"), MethodType)
+
+
+@dataclass(frozen=True)
+class Table:
+    """How a rotary embedding writes its angles down."""
+
+    strength: Strength
+    spread: Spread
+    layout: Layout
+    plain: bool
+    """Whether its tables are as wide as a head, in the layout's order, and not scaled: the frame itself."""
+
+
+class Embedding(Part):
+    """A rotary embedding that hands (cos, sin, journey) to the layers."""
+
+    _of: Table
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        table = self._of
+        if not table.strength.on:
+            return super().forward(*args, **kwargs)
+        where = kwargs.get("position_ids", args[1] if len(args) > 1 else None)
+        if where is not None and where.shape[-1] == 1 and table.strength.full and table.plain and _plainly(args[0]):
+            # A single token at full strength: the tables at hand are all that is needed.
+            cos, sin = super().forward(*args, **kwargs)
+            return cos, sin, Step(cos, sin, table.layout)
+        seen = Angles()
+        with seen:  # not "as seen": the compiler loses what such a name has
+            cos, sin = super().forward(*args, **kwargs)
+        if seen.angles is None:
+            raise RuntimeError(f"{type(self).__name__} took no cosine of angles: its values cannot be transported")
+        return cos, sin, Journey(frames_of(seen.angles, table.spread, table.layout, table.strength.tensor))
+
+
+def _plainly(x: Tensor) -> bool:
+    """Whether a product of matrices is done in fp32 as it stands, and nobody differentiates or traces it."""
+    return (
+        x.dtype == torch.float32
+        and x.device.type == "cpu"
+        and not torch.is_grad_enabled()
+        and not traced()
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+@dataclass(frozen=True)
+class Around:
+    """What is around an attention: where its tables come in, which of its children make values and take its output."""
+
+    keyword: str
+    index: int
+    value: str = ""
+    output: str = ""
+    heads: Heads | None = None
+    """None where it has no positions: then the journey is only taken off."""
+
+
+class Attention(Part):
+    """An attention that takes the journey off the pair and gives it to the projections around it."""
+
+    _of: Around
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        around = self._of
+        pair = kwargs.get(around.keyword)
+        named = pair is not None or len(args) <= around.index
+        if not named:
+            pair = args[around.index]
+        journey = None
+        if pair is not None and len(pair) == 3:
+            journey = pair[2]
+            if named:
+                kwargs[around.keyword] = pair[:2]
+            else:
+                args = (*args[: around.index], pair[:2], *args[around.index + 1 :])
+        if around.heads is not None:
+            value: Any = self._modules[around.value]
+            output: Any = self._modules[around.output]
+            if torch.compiler.is_compiling():
+                value._journey = output._journey = journey
+            else:  # the same, past the checks of nn.Module that cost a decoded token a percent
+                if not (isinstance(value, Values) and isinstance(output, Output)):
+                    surround(self)
+                thread = get_ident()
+                value.__dict__["_journeys"][thread] = output.__dict__["_journeys"][thread] = journey
+        return super().forward(*args, **kwargs)
+
+
+def surround(attention: nn.Module) -> None:
+    """Let the two projections around an attention take part: an adapter may have come in the place of one."""
+    around = attention._of
+    if not isinstance(around, Around) or around.heads is None:
+        return
+    value, output = attention.get_submodule(around.value), attention.get_submodule(around.output)
+    if not isinstance(value, Values):
+        join(Values, value, around.heads)
+    if not isinstance(output, Output):
+        join(Output, output, around.heads.dim)
+
+
+class Values(Part):
+    """A projection that makes the values, and rotates them."""
+
+    _of: Heads
+    _journey: Journey | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        y = super().forward(*args, **kwargs)
+        journey = _taken(self)
+        if journey is None:
+            return y
+        return journey.there(y, self._of)
+
+
+class Output(Part):
+    """A projection of attention's output, which is rotated back first."""
+
+    _of: int
+    _journey: Journey | None = None
+
+    def forward(self, o: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        journey = _taken(self)
+        if journey is not None:
+            o = journey.back(o, self._of)
+        return super().forward(o, *args, **kwargs)
+
+
+def _taken(module: Any) -> Journey | None:
+    """The journey of this call, which is under way in this thread, and forgotten once it is taken."""
+    if not torch.compiler.is_compiling():
+        return module.__dict__["_journeys"].pop(get_ident(), None)
+    journey, module._journey = module._journey, None
+    return journey

@@ -1,0 +1,46 @@
+"""Our models in Hugging Face's transformers; importing this makes them known to its Auto classes.
+
+>>> import torch
+>>> from transformers import AutoModelForCausalLM
+>>> model = AutoModelForCausalLM.from_config(JoFormerConfig(vocab=50, dim=32, layers=2, heads=2))
+>>> type(model).__name__
+'JoFormerForCausalLM'
+"""
+
+from __future__ import annotations
+
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
+
+from joformer.integrations.card import model_card
+from joformer.integrations.configuration import JoFormerConfig, JoFormerViTConfig
+from joformer.integrations.language import JoFormerForCausalLM
+from joformer.integrations.vision import JoFormerForImageClassification
+
+__all__ = [
+    "JoFormerConfig",
+    "JoFormerForCausalLM",
+    "JoFormerForImageClassification",
+    "JoFormerViTConfig",
+    "model_card",
+    "register",
+]
+
+
+def register() -> None:
+    """Make our models known to `AutoConfig`, `AutoModelForCausalLM` and `AutoModelForImageClassification`.
+
+    Done once when this module is imported; again is no harm.
+
+    >>> register()
+    >>> AutoConfig.for_model("joformer_vit").to_joformer().model
+    'joformer_axial'
+    """
+    for config, auto, model in (
+        (JoFormerConfig, AutoModelForCausalLM, JoFormerForCausalLM),
+        (JoFormerViTConfig, AutoModelForImageClassification, JoFormerForImageClassification),
+    ):
+        AutoConfig.register(config.model_type, config, exist_ok=True)
+        auto.register(config, model, exist_ok=True)
+
+
+register()
