@@ -11,7 +11,7 @@ import torch
 from joformer import bench
 from joformer.bench.measure import Row, fastest, geometric_mean, peak_bytes
 from joformer.bench.models import SHAPES, PeerTransformer, Shape, Transformer, peers, training_step
-from joformer.bench.training import CONFIG, generating, llama, llama_of, starting, update
+from joformer.bench.training import CONFIG, generating, llama, llama_of, starting, transporting, update
 from joformer.models import JoFormerLM, LMConfig
 
 TINY = Shape("tiny", batch=1, tokens=5, dim=16, heads=2, axes=1)
@@ -112,6 +112,9 @@ def test_rows_beside_llama_measure_whole_steps_and_whole_texts(monkeypatch):
     rows = list(generating(1, said.append))
     assert [(row.bar, row.higher) for row in rows] == [(1.2, True), (None, True)]
     assert len(said) == 3
+    rows = list(transporting(1, said.append))
+    assert [row.bar for row in rows] == [1.04, 1.05, None]
+    assert all(row.value > 0 for row in rows)
     model, tokens = JoFormerLM(tiny), torch.randint(50, (2, 8))
     before = [p.detach().clone() for p in model.parameters()]
     update(model, lambda: model(tokens, targets=tokens))()

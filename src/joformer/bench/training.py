@@ -13,6 +13,7 @@ import copy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -117,21 +118,23 @@ def transporting(repeats: int, say: Report) -> Iterator[Row]:
     plain = llama_of(CONFIG, 680)
     if plain is None:
         return
-    carried = transport_values(copy.deepcopy(plain))
+    both = {"plain": plain, "carried": transport_values(copy.deepcopy(plain))}
     tokens = torch.randint(CONFIG.vocab, (4, 512), generator=torch.Generator().manual_seed(0))
-    prompt = tokens[:1, :32]
-    options = {"max_new_tokens": 64, "do_sample": False, "use_cache": True, "attention_mask": torch.ones_like(prompt)}
 
     def loss(model: Any) -> Tensor:
         return model(input_ids=tokens, labels=tokens, use_cache=False).loss
 
-    both = {"plain": plain, "carried": carried}
     best = fastest({name: update(model, partial(loss, model)) for name, model in both.items()}, repeats)
     yield Row("Hugging Face Llama, training step: values transported / not", best["carried"] / best["plain"], 1.04)
-    for model in both.values():
-        model.eval()
-    best = fastest({name: partial(model.generate, prompt, **options) for name, model in both.items()}, repeats)
-    yield Row("Hugging Face Llama, decoded token: values transported / not", best["carried"] / best["plain"], 1.05)
+    prompt = tokens[:1, :32]
+    options = {"max_new_tokens": 64, "do_sample": False, "use_cache": True, "attention_mask": torch.ones_like(prompt)}
+    for dim, bar in ((CONFIG.dim, 1.05), (3 * CONFIG.dim, None)):
+        wide = replace(CONFIG, dim=dim, heads=CONFIG.heads * dim // CONFIG.dim)
+        plain = llama_of(wide, 680 * dim // CONFIG.dim).eval()
+        both = {"plain": plain, "carried": transport_values(copy.deepcopy(plain))}
+        best = fastest({name: partial(model.generate, prompt, **options) for name, model in both.items()}, repeats)
+        ratio = best["carried"] / best["plain"]
+        yield Row(f"Hugging Face Llama, decoded token, {dim} wide: values transported / not", ratio, bar)
 
 
 def starting(repeats: int, say: Report) -> Iterator[Row]:

@@ -17,6 +17,7 @@ except ImportError:  # the core does without the command line's dependencies
 import joformer
 from joformer.cli.bench import Bench
 from joformer.cli.compare import Compare
+from joformer.cli.convert import Convert
 from joformer.cli.evaluate import Evaluate
 from joformer.cli.generate import Generate
 from joformer.cli.report import Report
@@ -38,6 +39,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "train": Train,
     "generate": Generate,
     "evaluate": Evaluate,
+    "convert": Convert,
 }
 
 

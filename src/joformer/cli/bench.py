@@ -22,7 +22,7 @@ class Bench:
 
     only: tuple[str, ...] = ()
     """Measure these alone: drift, memory, eager, compiled, rotation, window, decoding, scan, spectral,
-    monoidal, recurrence, llama, generate, loop, augmentation, import, start."""
+    monoidal, recurrence, llama, generate, transport, loop, augmentation, import, start."""
     repeats: int = 30
     """Runs of each variant; the best counts."""
     threads: int | None = None

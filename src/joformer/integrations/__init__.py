@@ -16,6 +16,7 @@ from joformer.integrations.transport import strength_of, transport_values
 
 if TYPE_CHECKING:
     from joformer.integrations.annealing import Anneal
+    from joformer.integrations.conversion import convert
     from joformer.integrations.models import (
         JoFormerConfig,
         JoFormerForCausalLM,
@@ -29,6 +30,7 @@ __all__ = [
     "JoFormerForCausalLM",
     "JoFormerForImageClassification",
     "JoFormerViTConfig",
+    "convert",
     "load",
     "strength_of",
     "transport_values",
@@ -43,6 +45,10 @@ def __getattr__(name: str) -> Any:
         from joformer.integrations.annealing import Anneal
 
         return Anneal
+    if name == "convert":
+        from joformer.integrations.conversion import convert
+
+        return convert
     from joformer.integrations import models
 
     return getattr(models, name)
