@@ -24,11 +24,12 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 # First what shape checks would disturb: compiled graphs, bad input that must reach our own errors, examples in
-# docstrings. Then everything else with every annotated shape checked. One process per core, one thread each.
+# docstrings. Then everything else with every annotated shape checked. One thread each; many tests wait for processes of
+# their own, so there is one process more than there are cores here.
 check: $(INSTALLED)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal -m "compiled or refused" tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 3 --dist worksteal -m "compiled or refused" tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --doctest-modules src
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal -m "not compiled and not refused" $(SHAPES) tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 3 --dist worksteal -m "not compiled and not refused" $(SHAPES) tests
 
 # timm brings torchvision, whose build does not load beside torch for the CPU and would break transformers: both lie in
 # a folder of their own, which only the tests of timm look into.

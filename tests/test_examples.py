@@ -1,6 +1,7 @@
 """The examples: each runs as its docstring says, draws a picture, and beats its baseline by the margin it claims."""
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "common")
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in ("common", "annealing"))
 LINE = re.compile(r"^(.+?) +([\d.]+) % +\(([\d.]+) to ([\d.]+), (\d+) seeds\)$", re.M)
 
 # Better, worse, and by how many percentage points on average; all claims of the docstrings.
@@ -56,7 +57,7 @@ def missed(name, found):
 def test_every_example_is_here():
     assert sorted(MARGINS) == NAMES
     readme = (EXAMPLES / "README.md").read_text()
-    assert all(f"{name}.py" in readme for name in NAMES)
+    assert all(f"{name}.py" in readme for name in [*NAMES, "annealing"])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -77,6 +78,21 @@ def test_it_runs_draws_and_beats_its_baseline(name, tmp_path):
     rows, columns = (n // 2 for n in pixels.shape[:2])
     for quarter in (pixels[:rows, :columns], pixels[:rows, columns:], pixels[rows:, :columns], pixels[rows:, columns:]):
         assert quarter.std() > 0.03
+
+
+def test_a_llama_is_trained_on_four_ways_and_a_seed_that_is_done_is_not_redone(tmp_path):
+    small = ["--width", "16", "--layers", "1", "--context", "32", "--pretrain", "6", "--steps", "16", "--seeds", "1"]
+    given = [*small, "--results", tmp_path / "curves.json", "--out", tmp_path / "picture.png"]
+    ran = run("annealing", *given, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    curves = json.loads((tmp_path / "curves.json").read_text())["curves"]["0"]
+    untouched, at_once, eighth, half = (list(curve.values()) for curve in curves.values())
+    # All begin with the same weights: at once differs from the start, an eighth once it has begun, half after it.
+    assert untouched[0] == eighth[0] == half[0] != at_once[0]
+    assert len({untouched[2], at_once[2], eighth[2], half[2]}) == 4
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
+    again = run("annealing", *given, cwd=tmp_path)
+    assert (again.stdout, again.stderr) == (ran.stdout, "")
 
 
 def _numbers(text):

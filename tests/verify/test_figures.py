@@ -3,6 +3,7 @@
 import re
 import sys
 import xml.etree.ElementTree as ET
+from functools import partial
 from itertools import combinations
 
 import pytest
@@ -18,9 +19,9 @@ from joformer.verify.figures.sheet import ROUNDING, STYLE
 
 SWAP, FLIP = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, -1.0]])
 FIGURES = {
-    "path_spread": lambda: figures.path_spread_figure(size=4),
+    "path_spread": partial(figures.path_spread_figure, size=4),
     "holonomy": figures.holonomy_figure,
-    "displacement_kernel": lambda: figures.displacement_kernel_figure(planes=8),
+    "displacement_kernel": partial(figures.displacement_kernel_figure, planes=8),
     "angle_fields": figures.angle_fields_figure,
     "order_awareness": figures.order_awareness_figure,
 }
@@ -227,7 +228,9 @@ def test_order_awareness_has_the_known_blind_spots(seed):
 
 
 class TestDraw:
-    def test_writes_both_formats_the_same_each_time(self, tmp_path):
+    def test_writes_both_formats_the_same_each_time(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(figures, "path_spread_figure", partial(figures.path_spread_figure, size=4))
+        monkeypatch.setattr(figures, "displacement_kernel_figure", FIGURES["displacement_kernel"])
         first, again = (figures.draw(tmp_path / name / "deep") for name in "ab")
         assert [path.suffix for path in first] == [".svg", ".png"] * 5
         assert sorted(p.name for p in (tmp_path / "a" / "deep").iterdir()) == sorted(p.name for p in first)

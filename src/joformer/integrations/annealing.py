@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
 from typing import Any
 
 from joformer.integrations.transport import transport_values
@@ -33,16 +35,22 @@ class Anneal(TrainerCallback):
     def __init__(self, steps: int, *, start: float = 0.0, end: float = 1.0, power: float = 1.0) -> None:
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise ValueError(f"steps must be a whole number of at least 1, got {steps!r}")
-        if not power > 0:
+        for name, value in {"start": start, "end": end, "power": power}.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number, got {value!r}")
+        if power <= 0:
             raise ValueError(f"power must be positive, 1 is a straight line, got {power!r}")
         self.steps, self.start, self.end, self.power = steps, start, end, power
 
     def __call__(self, step: int) -> float:
         """The strength at a step."""
-        return self.start + (self.end - self.start) * min(1.0, step / self.steps) ** self.power
+        return self.start + (self.end - self.start) * min(1.0, max(0.0, step / self.steps)) ** self.power
 
     def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         transport_values(model, self(state.global_step))
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        transport_values(model, self(state.global_step))
+        step = state.global_step
+        if args.load_best_model_at_end and state.best_model_checkpoint:  # its weights belong to its own strength
+            step = int(Path(state.best_model_checkpoint).name.rpartition("-")[2]) - 1
+        transport_values(model, self(step))

@@ -36,7 +36,8 @@ class Strength:
         self.set(value)
 
     def set(self, value: float) -> None:
-        self.value, self.on, self.full, self.tensor = value, value != 0, value == 1, torch.tensor(value)
+        self.value, self.on, self.full = value, value != 0, value == 1
+        self.tensor = torch.tensor(value, dtype=torch.float32, device="cpu")  # the compiler takes float64 for a constant
 
 
 class Angles(TorchFunctionMode):
@@ -109,6 +110,17 @@ class Heads:
     dim: int
     start: int
     stride: int
+
+    def mask(self, y: Tensor) -> Tensor:
+        """1 where a projection's output, of the width of y, is values, 0 elsewhere.
+
+        >>> Heads(heads=2, dim=1, start=2, stride=3).mask(torch.zeros(1, 1, 6)).tolist()
+        [0.0, 0.0, 1.0, 0.0, 0.0, 1.0]
+        """
+        mask = torch.zeros(y.shape[-1], device=y.device)
+        for head in range(self.heads):
+            mask[self.start + head * self.stride :][: self.dim] = 1
+        return mask
 
 
 class Journey:
@@ -227,12 +239,16 @@ def join(part: type[Part], module: nn.Module, of: Any) -> None:
         module.__dict__["_old_forward"] = MethodType(type(module).forward, module)
 
 
+def check_leave(module: nn.Module) -> None:
+    """A module that took another class on top of ours cannot be made what it was."""
+    if isinstance(module, Part) and type(module) not in _mixed.values():
+        raise ValueError(f"{type(module).__name__} took another class since (a parametrisation?): take it off first")
+
+
 def leave(module: nn.Module) -> None:
     """Make `module` what it was."""
     if not isinstance(module, Part):
         return
-    if type(module) not in _mixed.values():
-        raise ValueError(f"{type(module).__name__} took another class since (a parametrisation?): take it off first")
     for name in ("_of", "_journey", "_journeys"):
         module.__dict__.pop(name, None)
     module.__class__ = type(module).__bases__[1]
@@ -254,6 +270,8 @@ class Table:
     layout: Layout
     plain: bool
     """Whether its tables are as wide as a head, in the layout's order, and not scaled: the frame itself."""
+    scales: tuple[str, ...] = ()
+    """Its attributes that scale the tables."""
 
 
 class Embedding(Part):
@@ -266,7 +284,8 @@ class Embedding(Part):
         if not table.strength.on:
             return super().forward(*args, **kwargs)
         where = kwargs.get("position_ids", args[1] if len(args) > 1 else None)
-        if where is not None and where.shape[-1] == 1 and table.strength.full and table.plain and _plainly(args[0]):
+        one = where is not None and where.shape[-1] == 1 and table.strength.full and table.plain
+        if one and _plainly(args[0]) and all(getattr(self, name) == 1 for name in table.scales):
             # A single token at full strength: the tables at hand are all that is needed.
             cos, sin = super().forward(*args, **kwargs)
             return cos, sin, Step(cos, sin, table.layout)
@@ -293,6 +312,7 @@ def _plainly(x: Tensor) -> bool:
 class Around:
     """What is around an attention: where its tables come in, which of its children make values and take its output."""
 
+    strength: Strength
     keyword: str
     index: int
     value: str = ""
@@ -319,17 +339,30 @@ class Attention(Part):
                 kwargs[around.keyword] = pair[:2]
             else:
                 args = (*args[: around.index], pair[:2], *args[around.index + 1 :])
-        if around.heads is not None:
-            value: Any = self._modules[around.value]
-            output: Any = self._modules[around.output]
-            if torch.compiler.is_compiling():
-                value._journey = output._journey = journey
-            else:  # the same, past the checks of nn.Module that cost a decoded token a percent
-                if not (isinstance(value, Values) and isinstance(output, Output)):
-                    surround(self)
-                thread = get_ident()
-                value.__dict__["_journeys"][thread] = output.__dict__["_journeys"][thread] = journey
-        return super().forward(*args, **kwargs)
+        if around.heads is None or pair is None:
+            return super().forward(*args, **kwargs)
+        if journey is None and around.strength.on:
+            raise RuntimeError(
+                f"{type(self).__name__} got positions without a journey: a part of the model was replaced since; "
+                "call transport_values(model, off=True), then transport_values(model) again"
+            )
+        value: Any = self._modules[around.value]
+        output: Any = self._modules[around.output]
+        if torch.compiler.is_compiling():
+            if not (isinstance(value, Values) and isinstance(output, Output)):
+                raise RuntimeError("an adapter came or went since transport_values(model): call it again, then compile")
+            value._journey = output._journey = journey
+            return super().forward(*args, **kwargs)
+        if not (isinstance(value, Values) and isinstance(output, Output)):
+            surround(self)
+        thread, here, there = get_ident(), value.__dict__["_journeys"], output.__dict__["_journeys"]
+        here[thread] = there[thread] = journey  # past the checks of nn.Module, which cost a decoded token a percent
+        try:
+            return super().forward(*args, **kwargs)
+        except BaseException:
+            here.pop(thread, None)
+            there.pop(thread, None)
+            raise
 
 
 def surround(attention: nn.Module) -> None:
@@ -373,7 +406,13 @@ class Output(Part):
 
 def _taken(module: Any) -> Journey | None:
     """The journey of this call, which is under way in this thread, and forgotten once it is taken."""
-    if not torch.compiler.is_compiling():
-        return module.__dict__["_journeys"].pop(get_ident(), None)
-    journey, module._journey = module._journey, None
+    journey: Journey | None
+    if torch.compiler.is_compiling():
+        if module._journeys:  # attention runs uncompiled: so must this, and does when the compiler gives it up
+            raise RuntimeError("compile the model, or its layers, but not the projections of a layer by themselves")
+        journey, module._journey = module._journey, None
+        return journey
+    journey = module.__dict__["_journeys"].pop(get_ident(), None)
+    if journey is None and module._journey is not None:  # attention is compiled, this is not
+        journey, module._journey = module._journey, None
     return journey

@@ -87,7 +87,7 @@ def convert(
     0.5
     """
     tell = say or (lambda line: None)
-    source, place = Path(model_dir).expanduser(), Path(out).expanduser()
+    source, place = Path(model_dir).expanduser(), Path(out).expanduser().absolute()
     counts = {"anneal": (anneal, 1), "settle": (settle, 0), "context": (context, 2), "batch": (batch, 1)}
     _check(strength, off, counts | {"seed": (seed, 0), "save_every": (save_every, 1)}, {"lr": lr, "power": power})
     strength, lr, power = float(strength), float(lr), float(power)

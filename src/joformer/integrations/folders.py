@@ -50,14 +50,10 @@ def load_model(source: Path) -> Any:
     import transformers
 
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    how: dict[str, Any] = {"use_safetensors": True, "local_files_only": True, "dtype": "auto"}
+    how = {"use_safetensors": True, "local_files_only": True, "dtype": "auto", "output_loading_info": True}
     try:
-        if SETTING in config:
-            model = load(source, **how)
-            _save_any_generation(model)
-            return model
-        cls = getattr(transformers, config["architectures"][0])
-        model, found = cls.from_pretrained(str(source), output_loading_info=True, **how)
+        read = load if SETTING in config else getattr(transformers, config["architectures"][0]).from_pretrained
+        model, found = read(str(source), **how)
     except Exception as error:  # whatever a damaged folder makes of it
         from joformer.integrations.finetuning import one_line
 
@@ -91,7 +87,7 @@ def require_free(place: Path, source: Path) -> None:
     if place.is_file():
         raise ValueError(f"{place} is a file: give a directory")
     strange = [path.name for path in place.iterdir()] if place.is_dir() and not (place / RECORD).exists() else []
-    if any(name != CHECKPOINTS and not name.startswith(".") for name in strange):
+    if any(name != CHECKPOINTS for name in strange):
         raise ValueError(f"{place} is not empty and holds no conversion: give another folder")
 
 

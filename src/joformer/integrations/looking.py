@@ -73,7 +73,7 @@ def look(model: nn.Module, strength: Strength) -> tuple[dict[str, Table], dict[s
         raise refused(model, "its weights are on the meta device: load them first, and offload them only afterwards")
     tables = [t for name, module in rotary.items() for t in _tables(model, name, module)]
     layouts: set[Layout] = set()
-    around = {name: _attention(model, module, tables, layouts) for name, module in takers.items()}
+    around = {name: _attention(model, strength, module, tables, layouts) for name, module in takers.items()}
     if not layouts:
         raise refused(model, "no attention layer turns its keys by its rotary embedding")
     if len(layouts) > 1:
@@ -84,7 +84,8 @@ def look(model: nn.Module, strength: Strength) -> tuple[dict[str, Table], dict[s
     for name in rotary:
         its = [table for table in tables if table.name == name]
         plain = all({table.cos.shape[-1]} == dims and torch.equal(table.cos, table.angles.cos()) for table in its)
-        found[name] = Table(strength, its[0].spread, layout, plain and its[0].spread == layout)
+        scales = tuple(key for key in rotary[name].__dict__ if key.endswith("attention_scaling"))
+        found[name] = Table(strength, its[0].spread, layout, plain and its[0].spread == layout, scales)
     return found, around
 
 
@@ -118,7 +119,9 @@ def _tables(model: nn.Module, name: str, module: nn.Module) -> list[Tables]:
     return found
 
 
-def _attention(model: nn.Module, module: nn.Module, tables: list[Tables], layouts: set[Layout]) -> Around:
+def _attention(
+    model: nn.Module, strength: Strength, module: nn.Module, tables: list[Tables], layouts: set[Layout]
+) -> Around:
     """What one attention does; without heads where its keys do not turn, since it has no positions."""
     kind = type(module).__name__
     index = list(inspect.signature(module.forward).parameters).index(KEYWORD)
@@ -134,8 +137,12 @@ def _attention(model: nn.Module, module: nn.Module, tables: list[Tables], layout
             trouble = f"{kind} could not be called with its rotary tables ({type(error).__name__}: {error})"
             continue
         if torch.equal(still.key, turned.key):
-            return Around(KEYWORD, index)
+            return Around(strength, KEYWORD, index)
         value, heads = still.values(model, kind)
+        moved = _Watch(module)
+        moved.run(torch.ones_like(table.cos), torch.zeros_like(table.sin), (value, heads.mask(still.marks[value])))
+        if not (torch.equal(still.key, moved.key) and torch.equal(still.query, moved.query)):
+            raise refused(model, f"{kind} makes its keys or queries of the same numbers as its values")
         layout = _layout(still.key, turned.key, table)
         if layout is None:
             trouble = f"{kind} does not turn its keys by pairs of entries as R(θ) does"
@@ -143,7 +150,7 @@ def _attention(model: nn.Module, module: nn.Module, tables: list[Tables], layout
         if still.key.shape[-1] != heads.dim:
             raise refused(model, f"{kind} has values of {heads.dim} entries a head but keys of {still.key.shape[-1]}")
         layouts.add(layout)
-        return Around(KEYWORD, index, value, still.output(model, kind), heads)
+        return Around(strength, KEYWORD, index, value, still.output(model, kind), heads)
     raise refused(model, trouble)
 
 
@@ -200,12 +207,13 @@ class _Watch:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.key = self.value = torch.empty(0)
+        self.query = self.key = self.value = torch.empty(0)
         self.marks: dict[str, Tensor] = {}
         self.outputs: list[str] = []
         self.given = torch.empty(0)
 
-    def run(self, cos: Tensor, sin: Tensor) -> None:
+    def run(self, cos: Tensor, sin: Tensor, moved: tuple[str, Tensor] | None = None) -> None:
+        """Call it with these tables; some channels of one projection may give other numbers than they should."""
         module = self.module
         children = dict(module.named_children())
         width: Any = next((c.in_features for c in children.values() if hasattr(c, "in_features")), None)
@@ -223,6 +231,8 @@ class _Watch:
             start = 1 + sum(m.numel() for m in self.marks.values())
             marks = torch.arange(start, start + y.numel(), device=y.device, dtype=torch.float32).view(y.shape)
             self.marks[name] = marks
+            if moved is not None and name == moved[0]:
+                marks = marks + moved[1]
             return marks * MARK
 
         def before(name: str, args: Any) -> None:
@@ -240,10 +250,11 @@ class _Watch:
             raise _Unseen("does not go through transformers' attention functions")
 
     def _attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_rest: Any, **_more: Any) -> Any:
-        self.key, self.value = key.detach(), value.detach()
+        self.query, self.key, self.value = query.detach(), key.detach(), value.detach()
         batch, heads, tokens, _ = query.shape
         shape = (batch, tokens, heads, value.shape[-1])
-        given = torch.linspace(-1, 1, batch * heads * tokens * value.shape[-1], device=value.device).view(shape)
+        # Other numbers than the hidden states have, which a gate may read after this.
+        given = torch.linspace(2, 4, batch * heads * tokens * value.shape[-1], device=value.device).view(shape)
         self.given = given.to(self.dtype)
         return self.given.clone(), None
 
@@ -258,7 +269,7 @@ class _Watch:
             start = int(channels[0, 0, 0])
             stride = int(channels[0, 1, 0]) - start if heads > 1 else dim
             wanted = start + stride * torch.arange(heads)[:, None] + torch.arange(dim)
-            grouped = stride != dim and (marks.shape[-1] % stride or start + dim > stride)
+            grouped = stride > dim and (marks.shape[-1] % stride or start + dim > stride)
             if stride < dim or grouped or not torch.equal(channels[0].cpu(), wanted.to(channels.dtype)):
                 break
             return name, Heads(heads, dim, start, stride)

@@ -21,7 +21,7 @@ SENTENCE = "the values of this model are transported: pip install joformer, then
 
 def mark_saves(model: nn.Module) -> None:
     """From now on `model.save_pretrained` writes the setting."""
-    if hasattr(model, "save_pretrained"):
+    if hasattr(type(model), "save_pretrained"):
         model.__dict__["save_pretrained"] = partial(_save_marked, model)
 
 
@@ -32,8 +32,20 @@ def unmark_saves(model: nn.Module) -> None:
 def load(folder: str | Path, **kwargs: Any) -> Any:
     """The model that `save_pretrained` wrote to `folder`, with its values transported as they were.
 
-    Further arguments go to transformers' `from_pretrained`. A folder without the setting is refused: it needs only
-    transformers.
+    Further arguments go to transformers' `from_pretrained`; with `output_loading_info=True` the result is a pair, as it
+    is there. A folder without the setting is refused: it needs only transformers. Its tokenizer is loaded with
+    `AutoTokenizer.from_pretrained(folder, config=model.config)`.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from joformer.integrations import strength_of, transport_values
+    >>> model = LlamaForCausalLM(
+    ...     LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    ... )
+    >>> with TemporaryDirectory() as folder:
+    ...     transport_values(model, 0.5).save_pretrained(folder)
+    ...     strength_of(load(folder))
+    0.5
     """
     import transformers
 
@@ -55,8 +67,10 @@ def load(folder: str | Path, **kwargs: Any) -> Any:
     if cls is None:
         raise ValueError(f"{path} names no architecture that this transformers has: {names}")
     config = cls.config_class.from_dict(plain)
-    model = cls.from_pretrained(str(folder), config=config, **kwargs)
-    return transport_values(model, setting["strength"])
+    loaded = cls.from_pretrained(str(folder), **{"config": config, **kwargs})
+    model = loaded[0] if isinstance(loaded, tuple) else loaded
+    transport_values(model, setting["strength"])
+    return loaded
 
 
 def _save_marked(model: Any, *args: Any, **kwargs: Any) -> Any:

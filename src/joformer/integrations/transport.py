@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TypeVar
 
 from torch import nn
 
 from joformer.integrations import looking_timm
-from joformer.integrations.carrying import Attention, Embedding, Strength, join, leave, surround
+from joformer.integrations.carrying import Attention, Embedding, Strength, check_leave, join, leave, surround
 from joformer.integrations.looking import look
 from joformer.integrations.timm import Rope, RopeAttention
 
@@ -53,8 +54,10 @@ def transport_values(model: Model, strength: int | float = 1.0, *, off: bool = F
     >>> strength_of(model) is None
     True
     """
-    if isinstance(strength, bool) or not isinstance(strength, int | float) or not math.isfinite(strength):
+    if isinstance(strength, bool) or not isinstance(strength, Real) or not math.isfinite(strength):
         raise ValueError(f"strength must be a finite number, from 0 (none) to 1 (full transport), got {strength!r}")
+    if not isinstance(off, bool):
+        raise ValueError(f"off must be True or False, got {off!r}")
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch module, got {type(model).__name__}: load it first")
     kept = find(model)
@@ -65,6 +68,7 @@ def transport_values(model: Model, strength: int | float = 1.0, *, off: bool = F
         kept.strength.set(float(strength))
         for attention in kept.attentions:
             surround(attention)
+        _mark(model, kept)
     else:
         _install(model, float(strength))
     return model
@@ -82,8 +86,6 @@ def find(model: nn.Module) -> Transport | None:
 
 
 def _install(model: nn.Module, strength: float) -> None:
-    from joformer.integrations.saving import mark_saves
-
     kept = Transport(Strength(strength))
     of_timm = bool(looking_timm.attentions(model))
     tables, around = (looking_timm.look if of_timm else look)(model, kept.strength)
@@ -98,20 +100,27 @@ def _install(model: nn.Module, strength: float) -> None:
     except ValueError:
         _leave(kept)
         raise
-    # Not on the model alone: an adapter's wrapper may be thrown away, and the model inside it used or saved by itself.
+    _mark(model, kept)
+
+
+def _mark(model: nn.Module, kept: Transport) -> None:
+    """Not the model alone: an adapter's wrapper may be thrown away, and the model inside it used or saved by itself."""
+    from joformer.integrations.saving import mark_saves
+
+    if model.__dict__.get(_KEPT) is kept:
+        return
     for part in model.modules():
-        if part is model or hasattr(part, "save_pretrained"):
+        if (part is model or hasattr(type(part), "save_pretrained")) and _KEPT not in part.__dict__:
             kept.marked.append(part)
             part.__dict__[_KEPT] = kept
             mark_saves(part)
 
 
 def _leave(kept: Transport) -> None:
-    for module in kept.embeddings:
-        leave(module)
-    for attention in kept.attentions:
-        for part in attention.modules():
-            leave(part)
+    parts = [*kept.embeddings, *(part for attention in kept.attentions for part in attention.modules())]
+    for each in (check_leave, leave):  # all or none
+        for part in parts:
+            each(part)
 
 
 def _undo(kept: Transport) -> None:
