@@ -14,13 +14,15 @@ from joformer.training import Stage, learning_rate
 GREY, ORANGE, BLUE = "#9a9a9a", "#e39a2d", "#2f6fb0"
 
 
-def arguments(doc: str, script: str) -> argparse.Namespace:
-    """--seed and --out; a picture that could not be written is said before the work, not after it."""
+def arguments(doc: str, script: str, **more: int | float | str) -> argparse.Namespace:
+    """--seed, --out and what else is named; a picture that could not be written is said before the work, not after."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds every figure is of (default: 3)")
     out = Path(script).with_suffix(".png").name
     parser.add_argument("--out", type=Path, default=Path(out), help=f"where the picture goes (default: {out})")
+    for name, default in more.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default, help=f"(default: {default})")
     given = parser.parse_args()
     folder = given.out.parent
     wrong = None
