@@ -37,7 +37,7 @@ class Strength:
 
     def set(self, value: float) -> None:
         self.value, self.on, self.full = value, value != 0, value == 1
-        self.tensor = torch.tensor(value, dtype=torch.float32, device="cpu")  # the compiler takes float64 for a constant
+        self.tensor = torch.tensor(value, dtype=torch.float32, device="cpu")  # float64 is a constant to compilers
 
 
 class Angles(TorchFunctionMode):
