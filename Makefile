@@ -9,6 +9,10 @@ INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/pip install -q --disable-pip-version-check --no-compile -c constraints.txt
 SHAPES := --jaxtyping-packages=joformer,beartype.beartype
 
+# Many tests start processes of their own: without bytecode each would compile everything it imports. What is never
+# imported (most of what is installed) is never compiled, hence --no-compile.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test lint types check clean
 
 run: $(INSTALLED)
