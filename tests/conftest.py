@@ -13,12 +13,20 @@ settings.register_profile("joformer", deadline=None, derandomize=True, print_blo
 settings.load_profile("joformer")
 
 
-# They wait for processes of their own most of the time: begun first, the others fill the time beside them.
+# They wait for processes of their own most of the time: begun first, and by every worker, the others fill the time.
 WAITING = ("test_ray", "test_distributed", "test_engine", "test_killed", "test_timm", "test_commands", "test_convert")
 
 
-def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: WAITING.index(item.path.stem) if item.path.stem in WAITING else len(WAITING))
+def pytest_collection_modifyitems(config, items):
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    waiting = [item for item in items if item.path.stem in WAITING]
+    rest = [item for item in items if item.path.stem not in WAITING]
+    cut = [len(rest) * worker // workers for worker in range(workers + 1)]
+    items[:] = [
+        item
+        for worker in range(workers)  # xdist gives each the items of one stretch
+        for item in [*waiting[worker::workers], *rest[cut[worker] : cut[worker + 1]]]
+    ]
 
 
 @pytest.fixture(autouse=True)
