@@ -408,6 +408,27 @@ def test_every_refusal_is_one_line(joformer, made, tmp_path, monkeypatch):
 
 
 @pytest.mark.refused
+def test_a_transported_folder_without_some_weights_is_refused(made, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    convert(made / "plain", tmp_path / "out")
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    del weights[next(name for name in weights if "v_proj" in name)]
+    save_file(weights, tmp_path / "out" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match="lacks 1 of its weights"):
+        convert(tmp_path / "out", tmp_path / "plain", off=True)
+
+
+@pytest.mark.refused
+def test_a_folder_with_a_hidden_file_is_refused_before_anything_is_written(made, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".gitkeep").touch()
+    with pytest.raises(ValueError, match="is not empty and holds no conversion"):
+        convert(made / "plain", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.refused
 def test_a_full_disk(joformer, made, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
