@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from joformer.experiments.statistics import against, estimate, holm, paired
+from joformer.experiments.statistics import against, equivalence, estimate, holm, interaction, multiplier, paired
 
 value = st.floats(-1e3, 1e3, allow_subnormal=False).map(lambda x: round(x, 6))
 samples = st.lists(value, min_size=2, max_size=9)
@@ -203,3 +203,100 @@ def test_holm_keeps_false_alarms_rare():
 def test_refused_in_one_line(wrong):
     with pytest.raises(ValueError, match=r"^[^\n]+$"):
         wrong()
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(value, value), min_size=2, max_size=9), st.floats(0.01, 100.0))
+def test_equivalence_is_two_one_sided_paired_tests(pairs, delta):
+    ours, theirs = (dict(enumerate(side)) for side in zip(*pairs))
+    differences = np.array([x - y for x, y in pairs])
+    found = equivalence(ours, theirs, delta)
+    if not spread(differences):
+        return
+    above = stats.ttest_1samp(differences, -delta, alternative="greater").pvalue
+    below = stats.ttest_1samp(differences, delta, alternative="less").pvalue
+    assert found == pytest.approx(max(above, below), rel=1e-6, abs=1e-12)
+
+
+def test_equivalence_of_ratios_works_on_logarithms():
+    ours, theirs = {0: 10.0, 1: 20.0, 2: 31.0}, {0: 10.5, 1: 20.2, 2: 30.0}
+    logs = [{seed: math.log(x) for seed, x in side.items()} for side in (ours, theirs)]
+    assert equivalence(ours, theirs, 1.2, skewed=True) == pytest.approx(equivalence(*logs, math.log(1.2)))
+
+
+def test_equivalence_needs_spread_and_a_margin():
+    assert equivalence({0: 1.0}, {0: 1.0}, 0.1) is None
+    assert equivalence({0: 1.0, 1: 1.0}, {0: 1.0, 1: 1.0}, 0.1) is None
+    with pytest.raises(ValueError, match="delta must be above 0"):
+        equivalence({0: 1.0}, {0: 1.0}, 0.0)
+    with pytest.raises(ValueError, match="delta must be above 1"):
+        equivalence({0: 1.0}, {0: 1.0}, 0.9, skewed=True)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(value, value, value, value), min_size=2, max_size=9), st.booleans())
+def test_interaction_is_the_paired_test_of_the_difference_of_differences(cells, higher):
+    neither, first, second, both = (dict(enumerate(side)) for side in zip(*cells))
+    found = interaction(neither, first, second, both, higher=higher)
+    expected = [d - b - c + a for a, b, c, d in cells]
+    assert found.centre == pytest.approx(np.mean(expected), abs=1e-9)
+    if spread(expected):
+        assert found.p == pytest.approx(stats.ttest_1samp(expected, 0.0).pvalue, rel=1e-5, abs=1e-12)
+        swapped = interaction(neither, second, first, both, higher=higher)
+        assert swapped.centre == pytest.approx(found.centre, abs=1e-9)  # neither change comes first
+
+
+def test_interaction_needs_a_seed_that_all_four_have():
+    with pytest.raises(ValueError, match="no seed in common"):
+        interaction({0: 1.0}, {0: 1.0}, {1: 1.0}, {0: 1.0}, higher=True)
+    assert interaction({0: 1, 1: 1}, {0: 2, 1: 2}, {0: 3, 1: 3}, {0: 5, 1: 5, 2: 9}, higher=True).alone == (2,)
+
+
+@settings(max_examples=40)
+@given(st.floats(0.3, 3.0), st.floats(0.2, 1.5), st.integers(2, 5))
+def test_the_multiplier_of_a_power_law_is_the_same_all_along(factor, power, seeds):
+    """L(s) = a s^-p against L(s) = a (s / f)^-p: the second needs f times the steps at every loss."""
+    steps = range(100, 2001, 20)
+    ours = {seed: [(s, (2 + seed) * s**-power) for s in steps] for seed in range(seeds)}
+    theirs = {seed: [(s, (2 + seed) * (s / factor) ** -power) for s in steps] for seed in range(seeds)}
+    found = multiplier(ours, theirs)
+    assert found[-1][0] == 2000
+    assert [m.centre for _, m in found] == pytest.approx([factor] * len(found), rel=0.01)
+    back = multiplier(theirs, ours)
+    assert [m.centre for _, m in back] == pytest.approx([1 / m.centre for _, m in found])
+
+
+def test_a_head_start_falls_to_one_and_a_worse_run_below():
+    steps = range(10, 1001, 10)
+    theirs = {seed: [(s, 1 + 10 / s + seed) for s in steps] for seed in range(3)}
+    ahead = {seed: [(s, 1 + 10 / (s + 50) + seed) for s in steps] for seed in range(3)}  # fifty steps ahead, always
+    found = dict(multiplier(ahead, theirs))
+    assert found[1000].centre == pytest.approx(1000 / 950, rel=1e-3)
+    assert found[100].centre == pytest.approx(2.0, rel=0.02)
+    assert dict(multiplier(theirs, ahead))[1000].centre == pytest.approx(0.95, rel=1e-3)
+
+
+def test_the_multiplier_has_an_interval_over_seeds_and_is_decided_by_it():
+    steps = range(10, 101, 10)
+    theirs = {seed: [(s, 10 / s) for s in steps] for seed in range(3)}
+    ours = {seed: [(s, 10 / s / factor) for s in steps] for seed, factor in enumerate((1.4, 1.5, 1.6))}
+    last = multiplier(ours, theirs)[-1][1]
+    logs = np.log([1.4, 1.5, 1.6])
+    low, high = np.exp(stats.t.interval(0.95, 2, logs.mean(), stats.sem(logs)))
+    assert (last.low, last.high) == pytest.approx((low, high), rel=0.02)  # linear between evaluations
+    assert (last.verdict, last.null) == ("better", 1.0)
+
+
+def test_an_evaluation_worse_than_one_before_does_not_undo_it():
+    ours = {0: [(10, 5.0), (20, 3.0), (30, 4.0), (40, 2.0)]}
+    theirs = {0: [(10, 6.0), (20, 5.0), (30, 4.0), (40, 3.0)]}
+    found = dict(multiplier(ours, theirs))
+    assert found[40].centre == pytest.approx(40 / 20)
+    assert found[30].centre == pytest.approx(30 / 15)  # 4.0 lies half-way between step 10 and 20
+
+
+def test_the_multiplier_says_nothing_of_what_was_before_the_first_evaluation():
+    ours, theirs = {0: [(10, 1.0), (20, 0.5)]}, {0: [(10, 3.0), (20, 2.0)]}
+    assert multiplier(ours, theirs) == []
+    with pytest.raises(ValueError, match="none in common"):
+        multiplier(ours, {1: [(10, 1.0)]})
