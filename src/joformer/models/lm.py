@@ -23,7 +23,8 @@ from joformer.attention import JourneyAttention, JourneyCache
 from joformer.attention.functional import Transport
 from joformer.frames import CumulativeFrames, FixedFrames, LearnedFrames, NoFrames, ProjectedFrames
 from joformer.models.blocks import Block, require_counts
-from joformer.models.losses import linear_cross_entropy
+from joformer.models.losses import cross_entropy, linear_cross_entropy
+from joformer.rotation import is_plain
 from joformer.values import Frames
 
 FramesName = Literal["fixed", "learned", "projected", "cumulative"]
@@ -144,14 +145,17 @@ class JoFormerLM(nn.Module):
         """`where` are the positions, by default those after what `caches` (see `caches()`) hold, or 0, 1, …
 
         With `targets`, the token that should follow each (−100: does not count), the result is the mean loss, and
-        the logits never exist as a whole.
+        the logits never exist as a whole, unless the head is more than its weights (hooks, adapters).
 
         >>> model, tokens = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2)), torch.randint(50, (3, 8))
         >>> model(tokens[:, :-1], targets=tokens[:, 1:]).shape
         torch.Size([])
         """
         x = self._read(tokens, where, caches)
-        return self.head(x) if targets is None else linear_cross_entropy(x, self.head.weight, targets)
+        if targets is not None and is_plain(self.head) and self.head.bias is None:
+            return linear_cross_entropy(x, self.head.weight, targets)
+        logits = self.head(x)
+        return logits if targets is None else cross_entropy(logits, targets)
 
     def _read(
         self, tokens: Tensor, where: Tensor | None, caches: Sequence[JourneyCache] | None
