@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from joformer import positions
 from joformer.attention import JourneyAttention, JourneyCache
+from joformer.attention.cache import Unchanged
 from joformer.attention.functional import Transport
 from joformer.frames import CumulativeFrames, FixedFrames, LearnedFrames, NoFrames, ProjectedFrames
 from joformer.models.blocks import Block, require_counts
@@ -165,18 +167,19 @@ class JoFormerLM(nn.Module):
             raise ValueError(f"{len(caches)} caches for {len(self.blocks)} layers: make them with model.caches()")
         seen = caches[0].tokens if caches else 0
         where = positions.sequence(tokens.shape[1], offset=seen, device=tokens.device) if where is None else where
-        x = self.embed(tokens)
-        made: dict[int, Frames] = {}
-        for layer, (module, block) in enumerate(zip(self.frames, self.blocks, strict=True)):
-            cache = None if caches is None else caches[layer]
-            if isinstance(module, CumulativeFrames):
-                frames = module(where, x, state=None if cache is None else cache.angles)
-            elif module.content:
-                frames = module(where, x)
-            else:
-                frames = made[id(module)] = made.get(id(module)) or module(where, x)
-            x = block(x, frames, cache=cache)
-        return self.norm(x)
+        with nullcontext() if caches is None else Unchanged(*caches):  # all of them, whichever layer raises
+            x = self.embed(tokens)
+            made: dict[int, Frames] = {}
+            for layer, (module, block) in enumerate(zip(self.frames, self.blocks, strict=True)):
+                cache = None if caches is None else caches[layer]
+                if isinstance(module, CumulativeFrames):
+                    frames = module(where, x, state=None if cache is None else cache.angles)
+                elif module.content:
+                    frames = module(where, x)
+                else:
+                    frames = made[id(module)] = made.get(id(module)) or module(where, x)
+                x = block(x, frames, cache=cache)
+            return self.norm(x)
 
     def caches(self) -> list[JourneyCache]:
         """One empty cache for each layer, sliding where the layer has a window.
