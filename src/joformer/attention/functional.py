@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from joformer.attention.reference import reference_attention
 from joformer.attention.window import window_attention
 from joformer.rotation import rotate
-from joformer.values import CurvedFrames, FlatFrames, Frames
+from joformer.values import CurvedFrames, FlatFrames, Frames, check_precise
 
 Transport = Literal["none", "scores", "values", "both"]
 Weighting = Literal["softmax", "softplus"]
@@ -85,6 +85,8 @@ def journey_attention(
     }  # fmt: skip
     if backend == "reference":
         check_mask(mask, segments, (q.shape[0], q.shape[2], q.shape[1], k.shape[1]))
+        for its in (frames, key_frames, value_frames, value_key_frames):
+            check_precise(its)
         score_side = (frames, key_frames) if scores else None
         value_side = (value_frames, value_key_frames) if values else None
         return reference_attention(q, k, v, score_side, value_side, **options)
