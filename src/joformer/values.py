@@ -98,8 +98,10 @@ class FlatFrames:
         end = None if self.end is None else self.end + by
         return FlatFrames.of(self.angles + by, layout=self.layout, content=self.content, end=end)
 
-    def to(self, device: torch.device | str) -> FlatFrames:
-        """The same frames on another device; precision is never changed."""
+    def to(self, device: torch.device | str | int | None) -> FlatFrames:
+        """The same frames on another device, or themselves where that is theirs or None; precision is never changed."""
+        if device is None or torch.device(device) == self.angles.device:
+            return self
         angles = self.angles
         if torch.device(device).type == "mps" and angles.dtype == torch.float64:
             angles = angles.remainder(2 * torch.pi).float()
@@ -197,8 +199,10 @@ class CurvedFrames:
         """Every frame moved by the same operator, S·A_t: the frames change, no journey does (gauge)."""
         return replace(self, matrices=by @ self.matrices)
 
-    def to(self, device: torch.device | str) -> CurvedFrames:
-        """The same frames on another device; precision is never changed."""
+    def to(self, device: torch.device | str | int | None) -> CurvedFrames:
+        """The same frames on another device, or themselves where that is theirs or None; precision is never changed."""
+        if device is None or torch.device(device) == self.matrices.device:
+            return self
         matrices = self.matrices
         if torch.device(device).type == "mps" and matrices.dtype == torch.float64:
             matrices = matrices.float()

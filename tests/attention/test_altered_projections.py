@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.modules import module as every_module
 from torch.nn.utils import parametrizations, parametrize
 
-from joformer import FixedFrames, JourneyAttention, JourneyCache, LearnedFrames, positions
+from joformer import DenseFrames, FixedFrames, JourneyAttention, JourneyCache, LearnedFrames, positions
 from joformer.models import JoFormerLM, LMConfig
 from joformer.rotation import is_plain
 from joformer.testing import assert_close
@@ -249,3 +249,27 @@ def test_the_loss_of_a_language_model_is_that_of_its_logits(name, change, dtype)
     assert_close(fused, plain, tolerance=1e-6 if dtype == torch.float32 else 1e-13)
     for a, b in zip(*(torch.autograd.grad(loss, wanted) for loss in (fused, plain)), strict=True):
         assert_close(a, b, tolerance=1e-5 if dtype == torch.float32 else 1e-12)
+
+
+@pytest.mark.parametrize("how", ["hooks", "offload"])
+def test_accelerate_moves_weights_and_frames(how):
+    """It replaces forwards, brings weights only for their call, and asks frames `.to(None)` where it has no device."""
+    from accelerate import cpu_offload
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    model, tokens = JoFormerLM(LMConfig(vocab=11, dim=DIM, layers=2, heads=HEADS)), torch.randint(11, (2, 5))
+    want = model(tokens).detach()
+    if how == "offload":
+        cpu_offload(model, execution_device=torch.device("cpu"))
+    else:
+        for block in model.blocks:
+            add_hook_to_module(block, AlignDevicesHook())
+    assert_close(model(tokens), want)
+    with torch.no_grad():
+        assert_close(model(tokens), want)
+
+
+def test_frames_stay_where_they_are():
+    for frames in (FixedFrames(HEAD)(positions.sequence(3)), DenseFrames(HEAD, axes=1)(positions.sequence(3))):
+        assert frames.to(None) is frames.to("cpu") is frames.to(torch.device("cpu")) is frames
+        assert frames.to("meta").tokens == 3
