@@ -22,6 +22,7 @@ from joformer import (
     rotate,
 )
 from joformer.algebra import Generators, Torus, absolute, path_transport
+from joformer.frequencies import Linear
 from joformer.testing import assert_close
 
 
@@ -380,3 +381,27 @@ def test_frames_cast_to_half_precision_raise(module, backend):
     ):
         with pytest.raises(ValueError, match="cast_forward_inputs=False"):
             call()
+
+
+def test_a_scaling_set_later_is_used():
+    module, where = FixedFrames(8), positions.sequence(5)
+    before = module(where).angles
+    module.scaling = Linear(4.0)
+    assert torch.equal(module(where).angles, FixedFrames(8, scaling=Linear(4.0))(where).angles)
+    module.scaling = None
+    assert torch.equal(module(where).angles, before)
+    module.base = 100.0
+    assert torch.equal(module(where).angles, FixedFrames(8, base=100.0)(where).angles)
+
+
+def test_a_scaling_that_changes_itself_is_used():
+    class Growing:
+        factor = 1.0
+
+        def apply(self, frequencies, base):
+            return frequencies / self.factor
+
+    module, where = FixedFrames(8, scaling=Growing()), positions.sequence(5)
+    assert torch.equal(module(where).angles, FixedFrames(8)(where).angles)
+    module.scaling.factor = 2.0
+    assert torch.equal(module(where).angles, FixedFrames(8, scaling=Linear(2.0))(where).angles)
