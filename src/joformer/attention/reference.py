@@ -95,10 +95,10 @@ def _operators(
 
 def _angles(frames: Frames, heads: int, planes: int, dtype: torch.dtype) -> Tensor:
     assert isinstance(frames, FlatFrames)
-    # Reduced before they are rounded: an angle of a million radians has no digits left in float32.
-    angles = (
-        frames.angles.remainder(2 * torch.pi).to(dtype).repeat_interleave(heads // frames.heads, dim=2).transpose(1, 2)
-    )
+    # Reduced before they are rounded, and in float64: a million radians, or 2π, have few digits in float32.
+    wide = frames.angles if frames.angles.device.type == "mps" else frames.angles.double()
+    angles = torch.atan2(wide.sin(), wide.cos()).to(dtype)
+    angles = angles.repeat_interleave(heads // frames.heads, dim=2).transpose(1, 2)
     return torch.cat((angles, angles.new_zeros(*angles.shape[:-1], planes - frames.planes)), -1)
 
 
