@@ -11,15 +11,14 @@ ROOT = Path(joformer.__file__).parent
 
 # From the top of the house to the bottom; a module may import from those before it, and from its own.
 ORDER = [
+    "_precision",
     "algebra",
     "paper",
     "files",
     "positions",
     "frequencies",
-    "kernels",
-    "values",
-    "rotation",
     "frames",
+    "rotation",
     "attention",
     "spectral",
     "monoidal",

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 
 from joformer import CurvedFrames, FixedFrames, FlatFrames, convert_layout, positions, rotate
-from joformer.kernels import cos_sin, cut_heads, turn_real
+from joformer.frames._types import cos_sin
 from joformer.rotation import rotate_packed_
+from joformer.rotation._eager import cut_heads, rotate_real
 from joformer.testing import (
     assert_close,
     assert_is_rotation,
@@ -53,7 +54,7 @@ def test_real_arithmetic_is_the_same_rotation_with_the_same_gradients(case, inve
     results = []
     for how in (
         lambda x, a: rotate(x, FlatFrames.of(a, layout=layout), inverse),
-        lambda x, a: turn_real(x, cos_sin(a, x.dtype, layout), layout, inverse),
+        lambda x, a: rotate_real(x, cos_sin(a, x.dtype, layout), layout, inverse),
     ):
         xs, a = x.clone().requires_grad_(), angles.clone().requires_grad_()
         out = how(xs, a)

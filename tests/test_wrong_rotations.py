@@ -5,7 +5,8 @@ import sys
 import pytest
 import torch
 
-from joformer import FixedFrames, FlatFrames, journey_attention, kernels, positions, rotate
+from joformer import FixedFrames, FlatFrames, journey_attention, positions, rotate
+from joformer.rotation import _eager as kernels
 from joformer.testing import (
     assert_is_rotation,
     assert_matches_reference,
@@ -88,17 +89,18 @@ def test_wrong_rotations_are_caught(wrong):
 
 def flipped_kernels():
     """Every sign of the arithmetic itself, flipped one at a time, forward or backward."""
-    turn, real, gradient, undone = kernels.turn, kernels.turn_real, kernels._angle_gradient, kernels.undone
+    rotate_into, inverse_unit = kernels.rotate_into, kernels.inverse_unit
+    real, gradient = kernels.rotate_real, kernels._angle_gradient
 
     def other_way(x, unit, layout, out):
-        turn(x, undone(unit), layout, out)
+        rotate_into(x, inverse_unit(unit), layout, out)
 
     return {
-        "turn": ("turn", other_way),
+        "forward": ("rotate_into", other_way),
         "angle gradient": ("_angle_gradient", lambda *a, **k: -gradient(*a, **k)),
-        "inverse": ("undone", lambda unit: unit),
-        "inverse of cos": ("undone", lambda unit: -undone(unit)),
-        "real": ("turn_real", lambda x, unit, layout, inverse: real(x, unit, layout, not inverse)),
+        "inverse": ("inverse_unit", lambda unit: unit),
+        "inverse of cos": ("inverse_unit", lambda unit: -inverse_unit(unit)),
+        "real": ("rotate_real", lambda x, unit, layout, inverse: real(x, unit, layout, not inverse)),
     }
 
 
@@ -108,7 +110,7 @@ def test_a_flipped_sign_in_the_hot_path_is_caught_by_the_reference(which, layout
     name, wrong = flipped_kernels()[which]
     monkeypatch.setattr(kernels, name, wrong)
     # The modules that imported the kernel.
-    for module in ("joformer.rotation", "joformer.values"):
+    for module in ("joformer.rotation._rotate", "joformer.rotation._prepared"):
         monkeypatch.setattr(sys.modules[module], name, wrong, raising=False)
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 5, 2, 8, dtype=torch.float64)

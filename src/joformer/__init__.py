@@ -12,16 +12,17 @@ if TYPE_CHECKING:
     from joformer.attention import JourneyAttention, JourneyCache, journey_attention
     from joformer.frames import (
         CumulativeFrames,
+        CurvedFrames,
         DenseFrames,
         DenseTreeFrames,
         FixedFrames,
+        FlatFrames,
         LearnedFrames,
         NoFrames,
         ProjectedFrames,
         TreeFrames,
     )
     from joformer.rotation import convert_layout, rotate
-    from joformer.values import CurvedFrames, FlatFrames
 
 __version__ = "0.1.0"
 
@@ -51,7 +52,6 @@ __all__ = [
 _HOME = {
     "joformer.attention": ("JourneyAttention", "JourneyCache", "journey_attention"),
     "joformer.rotation": ("convert_layout", "rotate"),
-    "joformer.values": ("CurvedFrames", "FlatFrames"),
 }
 
 

@@ -16,6 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
+from joformer._precision import exact_device
+
 Device = torch.device | str | None
 NOWHERE = float("nan")
 WHOLE = (int, torch.SymInt)
@@ -29,7 +31,7 @@ def sequence(n: int, offset: int | float | Tensor = 0, *, device: Device = None)
     """
     if not isinstance(n, WHOLE) or n < 0:
         raise ValueError(f"n must be the number of tokens, 0 or more, got {n}")
-    steps = torch.arange(n, dtype=torch.float64, device=_exact(device))
+    steps = torch.arange(n, dtype=torch.float64, device=exact_device(device))
     if isinstance(offset, Tensor):
         if offset.dim() > 1:
             raise ValueError(f"offset must be a number or one number per batch row (batch,), got {tuple(offset.shape)}")
@@ -52,7 +54,7 @@ def grid(*shape: int, prefix: int = 0, device: Device = None) -> Float[Tensor, "
         raise ValueError(
             f"a grid needs at least one axis and at least one cell on each, got {shape}; e.g. grid(14, 14)"
         )
-    axes = [torch.arange(n, dtype=torch.float64, device=_exact(device)) for n in shape]
+    axes = [torch.arange(n, dtype=torch.float64, device=exact_device(device)) for n in shape]
     cells = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
     return with_prefix(cells, prefix)
 
@@ -103,7 +105,7 @@ def padded(mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens 1"
     """
     if mask.dtype != torch.bool or mask.dim() != 2:
         raise ValueError(f"mask must be boolean (batch, tokens), True for real tokens, got {mask.dtype} {mask.shape}")
-    count = mask.to(device=_exact(mask.device)).cumsum(-1).to(torch.float64) - 1
+    count = mask.to(device=exact_device(mask.device)).cumsum(-1).to(torch.float64) - 1
     return torch.where(mask.to(count.device), count, NOWHERE).unsqueeze(-1)
 
 
@@ -144,7 +146,7 @@ def tree(
         paths.append(path[::-1])
     depth = max(1, *map(len, paths))
     rows = [path + [NOWHERE] * (depth - len(path)) for path in paths]
-    return torch.tensor(rows, dtype=torch.float64, device=_exact(device))
+    return torch.tensor(rows, dtype=torch.float64, device=exact_device(device))
 
 
 def joint(*parts: Tensor) -> Float[Tensor, "*batch tokens axes"]:
@@ -201,11 +203,6 @@ def _whole(numbers: Sequence[int] | Tensor, name: str) -> list[int]:
     if any(int(n) != n for n in listed):
         raise ValueError(f"{name} must be whole numbers, got {listed}")
     return [int(n) for n in listed]
-
-
-def _exact(device: Device) -> Device:
-    """The device itself where it has float64, the CPU otherwise."""
-    return "cpu" if device is not None and torch.device(device).type == "mps" else device
 
 
 def _check_lengths(lengths: Sequence[int]) -> None:

@@ -17,11 +17,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from joformer._precision import widest
 from joformer.algebra import Orthogonal, Torus
 from joformer.attention import journey_attention
-from joformer.frames import FramesModule
+from joformer.frames import Frames, FramesModule, is_flat
 from joformer.rotation import rotate as library_rotate
-from joformer.values import FlatFrames, Frames
 
 Rotate = Callable[..., Tensor]
 
@@ -105,7 +105,7 @@ def assert_shift_invariant(
     """
     generator = torch.Generator().manual_seed(0)
     here, there = module(positions, x), module(positions + by, x)
-    width = max(2, 2 * here.planes) if isinstance(here, FlatFrames) else here.width
+    width = max(2, here.width)
     batch = 1 if x is None else x.shape[0]
     q, k, v = torch.randn(3, batch, here.tokens, here.heads, width, generator=generator, dtype=dtype).unbind()
 
@@ -146,10 +146,10 @@ def assert_matches_reference(
 def _matrices(frames: Frames, x: Tensor) -> Tensor:
     """(batch, tokens, heads, head_dim, head_dim), by the algebra; the identity beyond what the frames act on."""
     heads, width = x.shape[2:]
-    if isinstance(frames, FlatFrames) and frames.planes == 0:
+    if frames.is_identity:
         return torch.eye(width, dtype=x.dtype, device=x.device).expand(*x.shape, -1)
-    if isinstance(frames, FlatFrames):
-        wide = frames.angles if frames.angles.device.type == "mps" else frames.angles.double()
+    if is_flat(frames):
+        wide = frames.angles.to(widest(frames.angles.device, frames.angles.dtype))
         angles = torch.atan2(wide.sin(), wide.cos()).to(x.dtype).repeat_interleave(heads // frames.heads, dim=2)
         blocks = Torus(frames.planes).matrix(angles).unsqueeze(3)
         entries = torch.arange(2 * frames.planes).view(-1, 2)

@@ -105,11 +105,11 @@ def test_a_rotation_never_undone_turns_rows_red(monkeypatch):
 
 
 def test_a_sign_flipped_in_the_kernel_turns_rows_red(monkeypatch):
-    kernels = sys.modules["joformer.kernels"]
-    turn, undone = kernels.turn, kernels.undone
-    for module in ("joformer.kernels", "joformer.rotation", "joformer.values"):
-        flipped = lambda x, unit, layout, out: turn(x, undone(unit), layout, out)  # noqa: E731
-        monkeypatch.setattr(sys.modules[module], "turn", flipped, raising=False)
+    kernels = sys.modules["joformer.rotation._eager"]
+    rotate_into, inverse_unit = kernels.rotate_into, kernels.inverse_unit
+    for module in ("joformer.rotation._eager", "joformer.rotation._rotate"):
+        flipped = lambda x, unit, layout, out: rotate_into(x, inverse_unit(unit), layout, out)  # noqa: E731
+        monkeypatch.setattr(sys.modules[module], "rotate_into", flipped, raising=False)
     assert {13, 14} <= red()
 
 

@@ -9,6 +9,8 @@ from operator import index
 import torch
 from torch import Tensor
 
+from joformer._precision import exact_device
+
 
 def tolerance(dtype: torch.dtype) -> float:
     """The distance below which two operators count as equal: √ε of the dtype.
@@ -25,7 +27,7 @@ def in_float64(a: Tensor) -> Tensor:
     >>> in_float64(torch.ones(1)).dtype
     torch.float64
     """
-    return a.to("cpu", torch.float64) if a.device.type == "mps" else a.to(torch.float64)
+    return a.to(exact_device(a.device), torch.float64)
 
 
 def require_tensor(a: object, name: str, shape: str) -> None:

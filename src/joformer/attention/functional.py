@@ -22,8 +22,9 @@ from torch.nn import functional as F
 from joformer.attention.masks import check_dimensions, in_dtype
 from joformer.attention.reference import reference_attention
 from joformer.attention.window import window_attention
+from joformer.frames import Frames
+from joformer.frames._types import check_is_frames, check_precise
 from joformer.rotation import rotate
-from joformer.values import CurvedFrames, FlatFrames, Frames, check_precise
 
 Transport = Literal["none", "scores", "values", "both"]
 Weighting = Literal["softmax", "softplus"]
@@ -171,8 +172,7 @@ def _check_pair(at_queries: Frames, at_keys: Frames) -> None:
     """Both ends of a journey must turn the same planes; no frames at all (zero planes) go with any."""
     if at_queries is at_keys:
         return
-    ends = [f for f in (at_queries, at_keys) if not isinstance(f, FlatFrames) or f.planes]
-    kinds = {(f.layout, f.planes) if isinstance(f, FlatFrames) else ("curved", *f.matrices.shape[3:]) for f in ends}
+    kinds = {f.kind for f in (at_queries, at_keys) if not f.is_identity}
     if len(kinds) > 1:
         raise ValueError(
             f"frames of queries and keys must be of one kind, layout and number of planes, got {kinds}: "
@@ -195,11 +195,8 @@ def check_options(window: int | None, dropout: float, weighting: str, backend: s
 def check_frames(weighting: str, kv_heads: int, *frames: Frames | None) -> None:
     """One-line errors for what is no frames value, has too many heads, or makes the weights unstable."""
     for its in frames[:1] + tuple(f for f in frames[1:] if f is not None):
-        if not isinstance(its, (FlatFrames, CurvedFrames)):
-            raise ValueError(
-                f"frames must be what a frames module returns, got {type(its).__name__}: "
-                "call the module first, frames = module(positions, x)"
-            )
+        check_is_frames(its)
+        assert its is not None
         if kv_heads % its.heads:
             raise ValueError(
                 f"frames have {its.heads} heads but there are {kv_heads} key/value heads: angles are per key/value "

@@ -28,8 +28,8 @@ from joformer.attention.functional import (
     journey_attention,
     sides,
 )
+from joformer.frames import FlatFrames, Frames, is_flat
 from joformer.rotation import is_plain, own_projection, rotate, rotate_packed_, unrotate_linear
-from joformer.values import FlatFrames, Frames
 
 Inner = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Attention in the common frame: q, k, v (batch, tokens, heads, head_dim) → (batch, queries, heads, value_dim)."""
@@ -140,7 +140,7 @@ class JourneyAttention(nn.Module):
         key_frames, value_frames, value_key_frames = all_frames(frames, key_frames, value_frames, value_key_frames)
         scores, values = sides(self.transport)
         alone = cache is inner is context is None and frames is value_frames is value_key_frames
-        if isinstance(frames, FlatFrames) and alone and self._halves_pay(frames):
+        if is_flat(frames) and alone and self._halves_pay(frames):
             return self._forward_in_halves(x, frames, mask, segments)
         side = (frames if scores else None, key_frames if scores else None, value_key_frames if values else None)
         q, k, v = self._project(x, context, side)
@@ -151,7 +151,7 @@ class JourneyAttention(nn.Module):
             cache.belongs_to(self)
             check_mask(mask, segments, (q.shape[0], q.shape[2], q.shape[1], cache.tokens + k.shape[1]))
             k, v = cache.update(k, v)
-            if isinstance(frames, FlatFrames) and frames.end is not None:
+            if frames.end is not None:
                 cache.angles = frames.end
             mask = None if mask is None else mask[..., -k.shape[1] :] if mask.shape[-1] > 1 else mask
             segments = None if segments is None else segments[..., -k.shape[1] :]

@@ -11,8 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from joformer._precision import widest
 from joformer.algebra import Orthogonal, Torus, scores_path, value_path
-from joformer.values import CurvedFrames, FlatFrames, Frames
+from joformer.frames import FlatFrames, Frames, is_flat
 
 
 def reference_attention(
@@ -79,7 +80,7 @@ def reference_attention(
 def _order(frames: Frames, width: int) -> Tensor:
     """Where each entry of the interleaved layout is found in a head."""
     order = list(range(width))
-    if isinstance(frames, FlatFrames) and frames.layout == "half":
+    if is_flat(frames) and frames.layout == "half":
         for plane in range(frames.planes):
             order[2 * plane], order[2 * plane + 1] = plane, frames.planes + plane
     return torch.tensor(order)
@@ -89,17 +90,15 @@ def _operators(
     query_frames: Frames, key_frames: Frames, heads: int, width: int, dtype: torch.dtype
 ) -> tuple[Torus | Orthogonal, Tensor, Tensor]:
     """The group, and absolute operators of queries and keys, (batch, heads, tokens, element)."""
-    flat = isinstance(query_frames, FlatFrames) and isinstance(key_frames, FlatFrames)
-    if flat and width % 2 == 0:
+    if is_flat(query_frames) and is_flat(key_frames) and width % 2 == 0:
         planes = width // 2
         return Torus(planes), _angles(query_frames, heads, planes, dtype), _angles(key_frames, heads, planes, dtype)
     return Orthogonal(width), _matrices(query_frames, heads, width, dtype), _matrices(key_frames, heads, width, dtype)
 
 
-def _angles(frames: Frames, heads: int, planes: int, dtype: torch.dtype) -> Tensor:
-    assert isinstance(frames, FlatFrames)
+def _angles(frames: FlatFrames, heads: int, planes: int, dtype: torch.dtype) -> Tensor:
     # Reduced before they are rounded, and in float64: a million radians, or 2π, have few digits in float32.
-    wide = frames.angles if frames.angles.device.type == "mps" else frames.angles.double()
+    wide = frames.angles.to(widest(frames.angles.device, frames.angles.dtype))
     angles = torch.atan2(wide.sin(), wide.cos()).to(dtype)
     angles = angles.repeat_interleave(heads // frames.heads, dim=2).transpose(1, 2)
     return torch.cat((angles, angles.new_zeros(*angles.shape[:-1], planes - frames.planes)), -1)
@@ -107,10 +106,10 @@ def _angles(frames: Frames, heads: int, planes: int, dtype: torch.dtype) -> Tens
 
 def _matrices(frames: Frames, heads: int, width: int, dtype: torch.dtype) -> Tensor:
     """Every operator as a width × width matrix, the identity beyond what the frames act on."""
-    if isinstance(frames, FlatFrames) and frames.planes == 0:
-        return torch.eye(width, dtype=dtype, device=frames.angles.device).expand(1, heads, frames.tokens, -1, -1)
-    if isinstance(frames, CurvedFrames):
+    if not is_flat(frames):
         blocks = frames.matrices.to(dtype).repeat_interleave(heads // frames.heads, dim=2).transpose(1, 2)
+    elif frames.is_identity:
+        return torch.eye(width, dtype=dtype, device=frames.angles.device).expand(1, heads, frames.tokens, -1, -1)
     else:
         blocks = Torus(frames.planes).matrix(_angles(frames, heads, frames.planes, dtype)).unsqueeze(3)
     whole = torch.eye(width, dtype=dtype, device=blocks.device).repeat(*blocks.shape[:3], 1, 1)

@@ -18,10 +18,9 @@ from joformer.bench.measure import Row, fastest, geometric_mean, peak_bytes
 from joformer.bench.models import SHAPES, PeerTransformer, Transformer, block_of, peers, training_step
 from joformer.bench.running import augmenting, looping
 from joformer.bench.training import generating, llama, starting, transporting
-from joformer.frames import FixedFrames, NoFrames
+from joformer.frames import FixedFrames, FlatFrames, NoFrames
 from joformer.models.blocks import Block
 from joformer.rotation import rotate, rotate_packed_
-from joformer.values import FlatFrames
 
 Report = Callable[[str], None]
 

@@ -8,71 +8,59 @@ changes scores by no more than float32 rounding. Paper: "Architecture Variants";
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import isfinite
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from joformer.kernels import Layout, check_layout, traced
+from joformer._precision import KeepsPrecision, exact_device, has_float64, is_traced
+from joformer.frames._types import Frames, Layout, check_layout
 from joformer.positions import check_precision
-from joformer.values import Frames
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Split = Literal["axial", "combined", "diagonal"]
 
 
-class KeepsPrecision(nn.Module):
-    """A module that `.to(bfloat16)` moves but does not round: frequencies in bfloat16 are other frequencies.
-
-    >>> class Angles(KeepsPrecision):
-    ...     def __init__(self):
-    ...         super().__init__()
-    ...         self.angles = nn.Parameter(torch.zeros(3))
-    >>> Angles().to(torch.bfloat16).angles.dtype, Angles().double().angles.dtype
-    (torch.float32, torch.float64)
-    """
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        def keep_precision(t: Tensor) -> Tensor:
-            out = fn(t)
-            lowered = out.is_floating_point() and torch.finfo(out.dtype).bits < 32
-            return t.to(device=out.device) if lowered else out
-
-        return super()._apply(keep_precision, recurse)
-
-
-def precise() -> torch.dtype:
-    """The default dtype, or float32 where that is shorter: what angles are made in.
-
-    >>> precise()
-    torch.float32
-    """
-    return torch.promote_types(torch.get_default_dtype(), torch.float32)
-
-
 class FramesModule(KeepsPrecision):
-    """Base of all frames modules. A subclass sets the attributes below and defines `forward(positions, x)`.
+    """Base of all frames modules. A subclass sets the attributes below and defines `forward`.
 
-    `positions` are (tokens, axes) or (batch, tokens, axes); `x` is (batch, tokens, dim), needed only where
-    `content` is True; the result is a frames value broadcastable to (batch, tokens, heads, planes), on x's
-    device where x is given, on the positions' otherwise.
+    Every module is called the same way, ``frames = module(positions, x, layer=…, grid=…, state=…)``, and ignores what
+    it does not need:
+
+    Args of the call:
+        positions: ``(tokens, axes)`` or ``(batch, tokens, axes)``.
+        x: The tokens' content, ``(batch, tokens, dim)``; needed only where `content` is True.
+        layer: Which layer asks; read by modules that hold one set of angles per layer.
+        grid: The shape that the last tokens form; read by cumulative frames on several axes.
+        state: Where a sequence stopped, the `end` of the frames before; read where `stateful` is True.
+
+    The result is a frames value broadcastable to ``(batch, tokens, heads, planes)``, on x's device where x is given, on
+    the positions' otherwise.
     """
 
     content: ClassVar[bool] = False
     """Whether frames depend on the tokens' content."""
+    stateful: ClassVar[bool] = False
+    """Whether a sequence that is continued must be given the `state` in which it stopped."""
     shift_invariant: ClassVar[bool] = True
     """Whether moving all positions by the same displacement leaves every journey as it was."""
 
     head_dim: int
     heads: int
     axes: int
+    layers: int = 1
+    """How many sets of angles there are, chosen by `layer`; one set serves all layers."""
 
-    def forward(self, positions: Tensor, x: Tensor | None = None) -> Frames:
+    def forward(
+        self,
+        positions: Tensor,
+        x: Tensor | None = None,
+        *,
+        layer: int = 0,
+        grid: tuple[int, ...] | None = None,
+        state: Tensor | None = None,
+    ) -> Frames:
         raise NotImplementedError(f"{type(self).__name__} must define forward(positions, x)")
 
 
@@ -120,11 +108,11 @@ def coordinates(positions: Tensor, axes: int, x: Tensor | None = None) -> Float[
             f"for positions {tuple(positions.shape)}"
         )
     check_precision(positions, "positions are")
-    if positions.device.type == "mps":
-        positions = positions.cpu()
-    known = positions.to(torch.float64).nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+    known = positions.to(exact_device(positions.device), torch.float64).nan_to_num(
+        nan=0.0, posinf=torch.inf, neginf=-torch.inf
+    )
     # A sum, finite only if all are, is the cheapest look at them: 3 µs.
-    if not traced() and type(known) is Tensor and known.device.type == "cpu" and not isfinite(known.sum().item()):
+    if not is_traced() and type(known) is Tensor and known.device.type == "cpu" and not isfinite(known.sum().item()):
         raise ValueError("positions are infinite: give finite coordinates, or NaN on every axis to a token without any")
     return known if known.dim() == 3 else known.unsqueeze(0)
 
@@ -151,7 +139,7 @@ def place(angles: Tensor, x: Tensor | None) -> Tensor:
     """Angles on x's device."""
     if x is None or angles.device == x.device:
         return angles
-    return wrap(angles).float().to(x.device) if x.device.type == "mps" else angles.to(x.device)
+    return angles.to(x.device) if has_float64(x.device) else wrap(angles).float().to(x.device)
 
 
 def check_layout_and_heads(layout: Layout, heads: int) -> None:

@@ -17,11 +17,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from joformer._precision import widest
+from joformer.frames._types import FlatFrames
 from joformer.frames.base import wrap
 from joformer.frames.projected import ContentFrames, Projector
 from joformer.positions import grid as make_grid
 from joformer.positions import located
-from joformer.values import FlatFrames
 
 
 class CumulativeFrames(ContentFrames):
@@ -41,6 +42,8 @@ class CumulativeFrames(ContentFrames):
     torch.Size([2, 6, 4, 16])
     """
 
+    stateful = True
+
     def make_projector(self) -> Projector:
         return Projector(self.dim, self.axes * self.heads * self.planes, zero=True)
 
@@ -49,6 +52,7 @@ class CumulativeFrames(ContentFrames):
         positions: Tensor,
         x: Tensor | None = None,
         *,
+        layer: int = 0,
         grid: tuple[int, ...] | None = None,
         state: Float[Tensor, "batch 1 heads planes"] | None = None,
         every: bool = False,
@@ -57,9 +61,9 @@ class CumulativeFrames(ContentFrames):
         assert x is not None
         steps = self.projector(x).unflatten(-1, (self.axes, self.heads, self.planes))
         # Sums of thousands of angles lose float32 digits; devices without float64 keep what they have.
-        wide = steps.dtype if x.device.type == "mps" else torch.float64
+        wide = widest(x.device, steps.dtype)
         steps = steps.to(wide) * located[..., None, None, None]
-        self._check_state(state, grid, x.shape[0])
+        self._check_state(state, x.shape[0])
         if self.axes == 1:
             angles, after = _along_sequence(steps.squeeze(2), state)
             end = wrap(after if every else after[:, -1:])
@@ -73,12 +77,10 @@ class CumulativeFrames(ContentFrames):
         angles = wrap(angles * located[..., None, None]).to(self.projector.w1.weight.dtype)
         return FlatFrames.of(angles, layout=self.layout, content=True, end=end)
 
-    def _check_state(self, state: Tensor | None, grid: tuple[int, ...] | None, batch: int) -> None:
+    def _check_state(self, state: Tensor | None, batch: int) -> None:
         shape = (batch, 1, self.heads, self.planes)
         if state is not None and tuple(state.shape) not in (shape, (1, *shape[1:])):
             raise ValueError(f"state must be the `end` of earlier frames, {shape}, got {tuple(state.shape)}")
-        if grid is not None and self.axes == 1:
-            raise ValueError("grid is for frames on several axes: a sequence is accumulated in its own order")
 
 
 def _along_sequence(steps: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:

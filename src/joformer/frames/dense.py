@@ -11,9 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from joformer._precision import widest, without_autocast
+from joformer.frames._types import CurvedFrames
 from joformer.frames.base import FramesModule, check_layout_and_heads, coordinates
-from joformer.kernels import without_autocast
-from joformer.values import CurvedFrames
 
 
 class DenseFrames(FramesModule):
@@ -52,11 +52,19 @@ class DenseFrames(FramesModule):
         # Eigenvalues of M − Mᵀ then lie within about ± 1.4 radians a step, as RoPE's fastest planes do.
         nn.init.normal_(self.generators, std=0.5 / self.generators.shape[-1] ** 0.5)
 
-    def forward(self, positions: Tensor, x: Tensor | None = None) -> CurvedFrames:
+    def forward(
+        self,
+        positions: Tensor,
+        x: Tensor | None = None,
+        *,
+        layer: int = 0,
+        grid: tuple[int, ...] | None = None,
+        state: Tensor | None = None,
+    ) -> CurvedFrames:
         known = coordinates(positions, self.axes, x)
         device = self.generators.device if x is None else x.device
         # In float32 the exponential of a thousand steps is no longer orthogonal.
-        wide = self.generators.dtype if device.type == "mps" else torch.float64
+        wide = widest(device, self.generators.dtype)
         known = known.to(device=device, dtype=wide)
         skew = (self.generators - self.generators.mT).to(wide)
         with without_autocast(known.device):

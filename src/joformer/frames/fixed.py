@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from joformer.frames._types import FlatFrames, Layout
 from joformer.frames.base import (
     FramesModule,
     Split,
@@ -19,8 +20,6 @@ from joformer.frames.base import (
     planes_of,
 )
 from joformer.frequencies import NTK, Linear, Scaling, YaRN, per_axis
-from joformer.kernels import Layout
-from joformer.values import FlatFrames
 
 
 class FixedFrames(FramesModule):
@@ -91,7 +90,15 @@ class FixedFrames(FramesModule):
         known = coordinates(positions, self.axes, x)
         return place(linear_angles(known, self._steps(known.device), self.split), x)
 
-    def forward(self, positions: Tensor, x: Tensor | None = None) -> FlatFrames:
+    def forward(
+        self,
+        positions: Tensor,
+        x: Tensor | None = None,
+        *,
+        layer: int = 0,
+        grid: tuple[int, ...] | None = None,
+        state: Tensor | None = None,
+    ) -> FlatFrames:
         return FlatFrames.of(self.angles(positions, x), layout=self.layout)
 
     def extra_repr(self) -> str:
@@ -111,6 +118,14 @@ class NoFrames(FramesModule):
         self.head_dim, self.heads = 0, 1
         self.axes = 1 if axes is None else axes
 
-    def forward(self, positions: Tensor, x: Tensor | None = None) -> FlatFrames:
+    def forward(
+        self,
+        positions: Tensor,
+        x: Tensor | None = None,
+        *,
+        layer: int = 0,
+        grid: tuple[int, ...] | None = None,
+        state: Tensor | None = None,
+    ) -> FlatFrames:
         device = positions.device if x is None else x.device
         return FlatFrames.of(torch.zeros(1, positions.shape[-2], 1, 0, dtype=torch.float32, device=device))

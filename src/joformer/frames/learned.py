@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from joformer.frames._types import FlatFrames, Layout
 from joformer.frames.base import (
     FramesModule,
     Split,
@@ -16,8 +17,6 @@ from joformer.frames.base import (
     planes_of,
 )
 from joformer.frequencies import per_axis
-from joformer.kernels import Layout
-from joformer.values import FlatFrames
 
 
 class LearnedFrames(FramesModule):
@@ -72,7 +71,15 @@ class LearnedFrames(FramesModule):
         steps = self.frequencies[:, layer].movedim(0, 1).to(device=known.device, dtype=known.dtype)
         return place(linear_angles(known, steps, self.split), x)
 
-    def forward(self, positions: Tensor, x: Tensor | None = None, *, layer: int = 0) -> FlatFrames:
+    def forward(
+        self,
+        positions: Tensor,
+        x: Tensor | None = None,
+        *,
+        layer: int = 0,
+        grid: tuple[int, ...] | None = None,
+        state: Tensor | None = None,
+    ) -> FlatFrames:
         return FlatFrames.of(self.angles(positions, x, layer=layer), layout=self.layout)
 
     def extra_repr(self) -> str:

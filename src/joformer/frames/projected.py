@@ -13,12 +13,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from joformer._precision import without_autocast
+from joformer.frames._types import FlatFrames, Layout
 from joformer.frames.base import FramesModule, Split, check_layout_and_heads, coordinates, planes_of, wrap
 from joformer.frames.fixed import FixedFrames
 from joformer.frames.learned import LearnedFrames
-from joformer.kernels import Layout, without_autocast
 from joformer.positions import located as positions_located
-from joformer.values import FlatFrames
 
 Base = Literal["none", "fixed", "learned"]
 
@@ -114,7 +114,15 @@ class ProjectedFrames(ContentFrames):
     torch.Size([2, 16, 4, 16])
     """
 
-    def forward(self, positions: Tensor, x: Tensor | None = None) -> FlatFrames:
+    def forward(
+        self,
+        positions: Tensor,
+        x: Tensor | None = None,
+        *,
+        layer: int = 0,
+        grid: tuple[int, ...] | None = None,
+        state: Tensor | None = None,
+    ) -> FlatFrames:
         located = self.located(positions, x)
         assert x is not None
         angles = self.projector(x).unflatten(-1, (self.heads, self.planes)) * located[..., None, None]

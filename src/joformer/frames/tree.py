@@ -19,10 +19,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from joformer._precision import widest, without_autocast
+from joformer.frames._types import CurvedFrames, FlatFrames, Layout
 from joformer.frames.base import FramesModule, check_layout_and_heads, coordinates, place, planes_of, wrap
 from joformer.frequencies import per_axis
-from joformer.kernels import Layout, without_autocast
-from joformer.values import CurvedFrames, FlatFrames
 
 
 class OnTrees(FramesModule):
@@ -147,7 +147,15 @@ class TreeFrames(OnTrees):
             start = per_axis(self.planes, count, "combined", self.base, device=self.generators.device)
         self.generators.copy_(start.view(-1, 1, self.branches, self.planes).expand_as(self.generators))
 
-    def forward(self, positions: Tensor, x: Tensor | None = None) -> FlatFrames:
+    def forward(
+        self,
+        positions: Tensor,
+        x: Tensor | None = None,
+        *,
+        layer: int = 0,
+        grid: tuple[int, ...] | None = None,
+        state: Tensor | None = None,
+    ) -> FlatFrames:
         paths = self.paths(positions, x)
         generators = self.generators.to(device=paths.device, dtype=torch.float64)
         taken = (paths.unsqueeze(-1) == torch.arange(self.branches, device=paths.device)).to(generators.dtype)
@@ -183,11 +191,19 @@ class DenseTreeFrames(OnTrees):
         # Eigenvalues of M − Mᵀ then lie within about ± 1.4 radians a branch, as with `DenseFrames`.
         nn.init.normal_(self.generators, std=0.5 / self.head_dim**0.5)
 
-    def forward(self, positions: Tensor, x: Tensor | None = None) -> CurvedFrames:
+    def forward(
+        self,
+        positions: Tensor,
+        x: Tensor | None = None,
+        *,
+        layer: int = 0,
+        grid: tuple[int, ...] | None = None,
+        state: Tensor | None = None,
+    ) -> CurvedFrames:
         device = self.generators.device if x is None else x.device
         paths = self.paths(positions, x).to(device)
         # In float32 the product of a hundred branches is no longer orthogonal.
-        wide = self.generators.dtype if device.type == "mps" else torch.float64
+        wide = widest(device, self.generators.dtype)
         with without_autocast(device):
             steps = torch.matrix_exp((self.generators - self.generators.mT).to(device, wide)).movedim(2, 1)
             stay = torch.eye(self.head_dim, dtype=wide, device=device).expand(steps.shape[0], 1, *steps.shape[2:])

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from joformer.kernels import Layout, traced, turn
+from joformer._precision import is_traced
+from joformer.frames import FlatFrames, Layout
 from joformer.rotation import rotate
-from joformer.values import FlatFrames
 
 
 class Strength:
@@ -138,7 +138,7 @@ class Journey:
         frames = self.frames
         if frames.tokens != x.shape[1]:
             frames = padded(frames, x.shape[1])
-        if traced() or (x.requires_grad and torch.is_grad_enabled()) or frames.angles.requires_grad:
+        if is_traced() or (x.requires_grad and torch.is_grad_enabled()) or frames.angles.requires_grad:
             return rotate(x, frames, inverse)
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         turn(x, frames.unit_for(x, inverse), frames.layout, out)
@@ -303,7 +303,7 @@ def _plainly(x: Tensor) -> bool:
         x.dtype == torch.float32
         and x.device.type == "cpu"
         and not torch.is_grad_enabled()
-        and not traced()
+        and not is_traced()
         and not torch.is_autocast_enabled("cpu")
     )
 

@@ -19,12 +19,11 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from joformer.frames import CumulativeFrames
+from joformer.frames import CumulativeFrames, Frames
 from joformer.integrations.configuration import JoFormerConfig
 from joformer.integrations.pretrained import JoFormerPreTrainedModel
 from joformer.models import JoFormerLM
 from joformer.positions import NOWHERE
-from joformer.values import Frames
 
 FULL, WINDOW, REAL = "full_attention", "sliding_attention", "real_tokens"
 

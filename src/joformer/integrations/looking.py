@@ -21,8 +21,8 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from joformer.frames import Layout
 from joformer.integrations.carrying import Angles, Around, Heads, Spread, Strength, Table, frames_of, spread_of
-from joformer.kernels import Layout
 from joformer.rotation import rotate
 
 KEYWORD = "position_embeddings"

@@ -16,12 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from joformer.frames import FlatFrames, Layout
 from joformer.integrations.carrying import Strength, spread_of
 from joformer.integrations.looking import evaluating, refused
 from joformer.integrations.timm import KEYWORD, Parts, Reading, Table, made_again, pack, unpack
-from joformer.kernels import Layout
 from joformer.rotation import rotate
-from joformer.values import FlatFrames
 
 
 def attentions(model: nn.Module) -> dict[str, nn.Module]:

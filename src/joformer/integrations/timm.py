@@ -25,9 +25,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from joformer.frames import FlatFrames, Layout
 from joformer.integrations.carrying import Journey, Part, Strength
-from joformer.kernels import Layout
-from joformer.values import FlatFrames
 
 KEYWORD = "rope"
 _SINES = (torch.sin, torch.Tensor.sin)

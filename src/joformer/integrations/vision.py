@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers.modeling_outputs import ImageClassifierOutput
 from transformers.utils import can_return_tuple
 
+from joformer.frames import Frames
 from joformer.integrations.configuration import JoFormerViTConfig
 from joformer.integrations.pretrained import JoFormerPreTrainedModel
 from joformer.models import JoFormerViT
-from joformer.values import Frames
 
 
 class JoFormerForImageClassification(JoFormerPreTrainedModel):

@@ -1,9 +1,12 @@
-"""The pre-norm transformer block that every model here stacks.
+"""The pre-norm transformer block that every model here stacks, and the one loop over the layers.
 
 x ← x + Attention(LN(x), frames)        x ← x + W_down GELU(W_up LN(x))
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -12,7 +15,7 @@ from torch.nn import functional as F
 
 from joformer.attention import JourneyAttention, JourneyCache
 from joformer.attention.module import Inner
-from joformer.values import Frames
+from joformer.frames import Frames, FramesModule
 
 
 def require_counts(config: object, *names: str) -> None:
@@ -78,3 +81,98 @@ class Block(nn.Module):
             return added
         kept = torch.rand(added.shape[0], 1, 1, device=added.device) >= self.drop_path
         return added * kept / (1 - self.drop_path)
+
+
+class LayerFrames:
+    """The frames of each layer in one forward pass: ``frames = layer_frames(layer, x)``.
+
+    What does not depend on content is made beforehand, once for all layers that share it; what does is made from the
+    tokens that come to the layer.
+
+    Args:
+        modules: One frames module per layer; a module may stand for several layers.
+        positions: ``(tokens, axes)`` or ``(batch, tokens, axes)``.
+        x: The tokens of the first layer, ``(batch, tokens, dim)``.
+        grid: The shape that the last tokens form.
+        caches: One cache per layer, whose `angles` continue cumulative frames.
+
+    Example:
+        >>> from joformer import FixedFrames, positions
+        >>> frames = LayerFrames([FixedFrames(8)] * 2, positions.sequence(5), torch.rand(1, 5, 16))
+        >>> frames(0, torch.rand(1, 5, 16)) is frames(1, torch.rand(1, 5, 16))
+        False
+        >>> shared = FixedFrames(8)
+        >>> frames = LayerFrames([shared, shared], positions.sequence(5), torch.rand(1, 5, 16))
+        >>> frames(0, torch.rand(1, 5, 16)) is frames(1, torch.rand(1, 5, 16))
+        True
+    """
+
+    def __init__(
+        self,
+        modules: Iterable[nn.Module],
+        positions: Tensor,
+        x: Tensor,
+        *,
+        grid: tuple[int, ...] | None = None,
+        caches: Sequence[JourneyCache] | None = None,
+    ) -> None:
+        self.modules: list[Any] = list(modules)
+        self.positions, self.grid, self.caches = positions, grid, caches
+        self._made: dict[tuple[FramesModule, int], Frames] = {}
+        for layer, module in enumerate(self.modules):
+            if not module.content and (key := self._key(layer)) not in self._made:
+                self._made[key] = module(positions, x, layer=key[1], grid=grid)
+
+    def __call__(self, layer: int, x: Tensor) -> Frames:
+        made = self._made.get(self._key(layer))
+        return self.by_content(layer, x) if made is None else made
+
+    def by_content(self, layer: int, x: Float[Tensor, "batch tokens dim"]) -> Frames:
+        """The frames of a layer whose module reads the tokens."""
+        state = None if self.caches is None else self.caches[layer].angles
+        return self.modules[layer](self.positions, x, layer=layer, grid=self.grid, state=state)
+
+    def _key(self, layer: int) -> tuple[FramesModule, int]:
+        module = self.modules[layer]
+        return module, layer if module.layers > 1 else 0
+
+
+def run_blocks(
+    blocks: Iterable[nn.Module],
+    frames: LayerFrames,
+    x: Float[Tensor, "batch tokens dim"],
+    *,
+    caches: Sequence[JourneyCache] | None = None,
+) -> Iterator[Float[Tensor, "batch tokens dim"]]:
+    """What leaves each block: ``x ← block_l(x, frames_l)``, layer after layer.
+
+    Args:
+        blocks: The blocks, called as ``block(x, frames, cache=cache)``.
+        frames: The frames of each layer.
+        x: What the first block reads, ``(batch, tokens, dim)``.
+        caches: One cache per layer.
+
+    Yields:
+        The tokens after each block.
+
+    Example:
+        >>> from joformer import FixedFrames, positions
+        >>> blocks, x = [Block(JourneyAttention(32, 4), hidden=64) for _ in range(3)], torch.rand(2, 5, 32)
+        >>> frames = LayerFrames([FixedFrames(8)] * 3, positions.sequence(5), x)
+        >>> [state.shape for state in run_blocks(blocks, frames, x)][-1]
+        torch.Size([2, 5, 32])
+    """
+    for layer, block in enumerate(blocks):
+        x = block(x, frames(layer, x), cache=None if caches is None else caches[layer])
+        yield x
+
+
+def last(states: Iterable[Tensor]) -> Tensor:
+    """What leaves the last block.
+
+    >>> last(iter([torch.zeros(1), torch.ones(1)]))
+    tensor([1.])
+    """
+    for state in states:
+        final = state
+    return final

@@ -24,10 +24,9 @@ from joformer.attention import JourneyAttention, JourneyCache
 from joformer.attention.cache import Unchanged
 from joformer.attention.functional import Transport
 from joformer.frames import CumulativeFrames, FixedFrames, LearnedFrames, NoFrames, ProjectedFrames
-from joformer.models.blocks import Block, require_counts
+from joformer.models.blocks import Block, LayerFrames, last, require_counts, run_blocks
 from joformer.models.losses import cross_entropy, linear_cross_entropy
 from joformer.rotation import is_plain
-from joformer.values import Frames
 
 FramesName = Literal["fixed", "learned", "projected", "cumulative"]
 
@@ -169,17 +168,8 @@ class JoFormerLM(nn.Module):
         where = positions.sequence(tokens.shape[1], offset=seen, device=tokens.device) if where is None else where
         with nullcontext() if caches is None else Unchanged(*caches):  # all of them, whichever layer raises
             x = self.embed(tokens)
-            made: dict[int, Frames] = {}
-            for layer, (module, block) in enumerate(zip(self.frames, self.blocks, strict=True)):
-                cache = None if caches is None else caches[layer]
-                if isinstance(module, CumulativeFrames):
-                    frames = module(where, x, state=None if cache is None else cache.angles)
-                elif module.content:
-                    frames = module(where, x)
-                else:
-                    frames = made[id(module)] = made.get(id(module)) or module(where, x)
-                x = block(x, frames, cache=cache)
-            return self.norm(x)
+            frames = LayerFrames(self.frames, where, x, caches=caches)
+            return self.norm(last(run_blocks(self.blocks, frames, x, caches=caches)))
 
     def caches(self) -> list[JourneyCache]:
         """One empty cache for each layer, sliding where the layer has a window.

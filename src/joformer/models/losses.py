@@ -17,7 +17,7 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor
 from torch.nn import functional as F
 
-from joformer.kernels import traced, without_autocast
+from joformer._precision import is_traced, without_autocast
 
 IGNORED = -100
 """The target of a token that does not count, as everywhere in torch."""
@@ -137,7 +137,7 @@ def _checked(hidden: Tensor, weight: Tensor, targets: Tensor) -> Int[Tensor, "_a
         )
     flat = targets.flatten().to(torch.int64)
     # Elsewhere reading them would wait for the device or break a graph; there `gather` refuses them, less politely.
-    if type(flat) is Tensor and flat.device.type == "cpu" and len(flat) and not traced():
+    if type(flat) is Tensor and flat.device.type == "cpu" and len(flat) and not is_traced():
         least, most = torch.where(flat == IGNORED, 0, flat).aminmax()
         if least < 0 or most >= len(weight):
             raise ValueError(

@@ -20,9 +20,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from joformer._precision import KeepsPrecision, default_dtype
 from joformer.algebra import Generators, Torus
 from joformer.algebra.checks import require_tensor
-from joformer.frames.base import KeepsPrecision, precise
 
 
 class RotatE(KeepsPrecision):
@@ -43,8 +43,8 @@ class RotatE(KeepsPrecision):
         if dim < 2 or dim % 2:
             raise ValueError(f"dim must be even, since planes are pairs of entries; got {dim}")
         self.group, self.margin = Torus(dim // 2), float(margin)
-        self.entities = nn.Parameter(torch.empty(entities, dim, dtype=precise()))
-        self.angles = nn.Parameter(torch.empty(relations, dim // 2, dtype=precise()))
+        self.entities = nn.Parameter(torch.empty(entities, dim, dtype=default_dtype()))
+        self.angles = nn.Parameter(torch.empty(relations, dim // 2, dtype=default_dtype()))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

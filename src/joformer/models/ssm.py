@@ -18,13 +18,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from joformer._precision import KeepsPrecision, widest, without_autocast
 from joformer.algebra.checks import require_tensor
-from joformer.frames.base import KeepsPrecision, wrap
+from joformer.frames import FlatFrames
+from joformer.frames.base import wrap
 from joformer.frames.projected import Projector
 from joformer.frequencies import geometric
-from joformer.kernels import without_autocast
 from joformer.rotation import own_projection, rotate, rotate_packed_, unrotate_linear
-from joformer.values import FlatFrames
 
 CHUNK = 32  # tokens summed by one matrix; measured fastest of 16 to 128, forward and backward
 SLOWEST, FASTEST = 2.0**-10, 2.0**-3  # rates of decay a token at the start: memories of a thousand tokens to eight
@@ -121,7 +121,7 @@ class JourneySSM(nn.Module):
         self._check_state(state, x.shape[0])
         angles, rates = self.transition(x)
         # Sums of thousands of angles lose float32 digits; devices without float64 keep what they have.
-        wide = angles.dtype if x.device.type == "mps" else torch.float64
+        wide = widest(x.device, angles.dtype)
         turned = -prefix_sums(angles.to(wide).expand(-1, x.shape[1], -1, -1))
         frames = FlatFrames.of(wrap(turned).to(angles.dtype), content=self.transition.projector is not None)
         (v,) = rotate_packed_(own_projection(self.values, x), [(self.heads, self.head_dim)], [frames])

@@ -19,7 +19,7 @@ CLAIMS.md, "Readings". Paper: "CIFAR-100 V Rotation and Scaling", "ImageNet ViT-
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal, get_args
@@ -32,8 +32,7 @@ from joformer import positions
 from joformer.attention import JourneyAttention
 from joformer.attention.functional import Transport
 from joformer.frames import CumulativeFrames, DenseFrames, FixedFrames, LearnedFrames, NoFrames, ProjectedFrames
-from joformer.models.blocks import Block, require_counts
-from joformer.values import Frames
+from joformer.models.blocks import Block, LayerFrames, last, require_counts, run_blocks
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,6 @@ class JoFormerViT(nn.Module):
         additive = variant.frames == "additive"
         self.places = nn.Parameter(torch.zeros(config.prefix + prod(config.grid), dim)) if additive else None
         self.frames = _frames(config, variant, head_dim)
-        self._content = variant.frames in CONTENT and variant.transport != "none"
         self.blocks = nn.ModuleList(
             Block(
                 JourneyAttention(dim, config.heads, transport=variant.transport, dropout=config.dropout, bias=True),
@@ -200,14 +198,11 @@ class JoFormerViT(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch channels ..."]) -> Float[Tensor, "batch classes"]:
         tokens, frames = self.start(x)
-        for layer, block in enumerate(self.blocks):
-            tokens = block(tokens, frames(layer, tokens))
+        tokens = last(run_blocks(self.blocks, frames, tokens))
         # The norm comes before the mean: every patch counts alike.
         return self.head(self.pooled(self.norm(tokens)))
 
-    def start(
-        self, x: Float[Tensor, "batch channels ..."]
-    ) -> tuple[Float[Tensor, "batch tokens dim"], Callable[[int, Tensor], Frames]]:
+    def start(self, x: Float[Tensor, "batch channels ..."]) -> tuple[Float[Tensor, "batch tokens dim"], LayerFrames]:
         """What the first block reads, and what gives a layer the frames of the tokens that come to it.
 
         >>> model = JoFormerViT(ViTConfig(shape=(8, 8), patch=(4, 4), channels=1, dim=32, layers=2, heads=2))
@@ -225,11 +220,8 @@ class JoFormerViT(nn.Module):
                 raise ValueError(f"an additive position embedding is bound to its grid {config.grid}, got {grid}")
             tokens = tokens + self.places
         where = positions.grid(*grid, prefix=config.prefix, device=x.device)
-        # By content they follow the stream layer by layer; others are made beforehand, once where layers share them.
-        if self._content:
-            return tokens, lambda layer, tokens: self._by_content(layer, where, tokens, grid)
-        ready = self._frames_of_layers(where)
-        return tokens, lambda layer, tokens: ready[layer]
+        per_layer = self.frames if isinstance(self.frames, nn.ModuleList) else [self.frames] * config.layers
+        return tokens, LayerFrames(per_layer, where, tokens, grid=grid)
 
     def pooled(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch dim"]:
         """What the head reads: the class token, or the mean of all patches.
@@ -253,21 +245,6 @@ class JoFormerViT(nn.Module):
         for axis in range(axes):
             x = x.unfold(2 + axis, config.patch[axis], config.patch[axis])
         return x.movedim(1, 1 + axes).flatten(1, axes).flatten(2)
-
-    def _by_content(self, layer: int, where: Tensor, tokens: Tensor, grid: tuple[int, ...]) -> Frames:
-        assert isinstance(self.frames, nn.ModuleList)
-        module = self.frames[layer]
-        if isinstance(module, CumulativeFrames) and len(grid) > 1:
-            return module(where, tokens, grid=grid)
-        return module(where, tokens)
-
-    def _frames_of_layers(self, where: Tensor) -> list[Frames]:
-        layers = self.config.layers
-        if isinstance(self.frames, nn.ModuleList):
-            return [module(where) for module in self.frames]
-        if isinstance(self.frames, LearnedFrames) and self.frames.layers > 1:
-            return [self.frames(where, layer=layer) for layer in range(layers)]
-        return [self.frames(where)] * layers
 
 
 def _frames(config: ViTConfig, variant: Variant, head_dim: int) -> nn.Module:

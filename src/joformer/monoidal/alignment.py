@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 
+from joformer._precision import exact_device, without_autocast
 from joformer.algebra import Element, Generators, Torus
 from joformer.algebra.checks import in_float64, require_finite, tolerance, whole_numbers
-from joformer.kernels import without_autocast
 from joformer.monoidal.composition import as_complex, phases
 from joformer.monoidal.periods import period, torus_angles
 
@@ -212,7 +212,7 @@ def _refine(
     product: Complex[Tensor, "... planes"], angles: Float[Tensor, "axes planes"], start: Int[Tensor, "*starts axes"]
 ) -> tuple[Float[Tensor, "*starts axes"], Float[Tensor, "*starts"]]:
     """Newton's ascent of the score from whole shifts, never more than a step away from them, never downhill."""
-    device = torch.device("cpu") if product.device.type == "mps" else product.device
+    device = exact_device(product.device)
     c, begin = product.to(device, torch.complex128), start.to(device, torch.float64)
     turns = angles.to(device, torch.float64) / (2 * math.pi)
     theta = (turns - turns.round()) * 2 * math.pi

@@ -20,10 +20,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from joformer._precision import KeepsPrecision, default_dtype, exact_device, without_autocast
 from joformer.algebra import Element, Generators
 from joformer.algebra.checks import in_float64, require_tensor, whole_numbers
-from joformer.frames.base import KeepsPrecision, precise
-from joformer.kernels import without_autocast
 from joformer.monoidal.composition import as_complex, as_real, compose_real, compose_vectors
 
 Frequencies = Literal["learned", "dft", "diagonal"]
@@ -82,7 +81,7 @@ class MonoidalEmbedding(KeepsPrecision):
             raise ValueError(f"spread {spread} with frequencies {frequencies!r}: 0 or more, for learned ones only")
         self.spread = math.pi * min(1.0, dim / math.prod(self.shape)) ** (1 / self.axes) if spread is None else spread
         if frequencies == "learned":
-            self.frequencies = nn.Parameter(torch.empty(self.axes, dim // 2, dtype=precise()))
+            self.frequencies = nn.Parameter(torch.empty(self.axes, dim // 2, dtype=default_dtype()))
         else:
             self._check_fits()
             # Whole numbers, so that the exact angles survive a change of the module's dtype.
@@ -103,7 +102,7 @@ class MonoidalEmbedding(KeepsPrecision):
         """θ (axes, planes), radians a step: the parameter itself where learned, float64 where fixed."""
         if self.kind == "learned":
             return self.frequencies
-        modes = self.modes.cpu() if self.modes.device.type == "mps" else self.modes
+        modes = self.modes.to(exact_device(self.modes.device))
         lengths = self.shape if self.kind == "dft" else (self.dim,) * self.axes
         return modes.double() * 2 * math.pi / torch.tensor(lengths, dtype=torch.float64, device=modes.device)[:, None]
 
@@ -220,7 +219,7 @@ class MonoidalEmbedding(KeepsPrecision):
                 raise ValueError(f"content is {given}: it must be real numbers, ({self.dim},)")
             self.register_buffer("content", content.detach().clone())
         elif content == "learned" and self.cells == "real":
-            self.content = nn.Parameter(torch.empty(self.dim, dtype=precise()))
+            self.content = nn.Parameter(torch.empty(self.dim, dtype=default_dtype()))
         elif content == "constant":
             self.content = None
         else:

@@ -18,9 +18,8 @@ import torch
 from jaxtyping import Inexact
 from torch import Tensor, nn
 
+from joformer._precision import KeepsPrecision, exact_device, without_autocast
 from joformer.algebra.checks import whole_numbers
-from joformer.frames.base import KeepsPrecision
-from joformer.kernels import without_autocast
 from joformer.spectral.checks import given_dtype, power_of_two, real_input, require_norm
 from joformer.spectral.spectrum import KINDS, Spectrum, spectrum
 from joformer.spectral.walsh import sequency_rows
@@ -86,7 +85,7 @@ class LearnableTransform(KeepsPrecision):
     def _trained(self) -> list[tuple[Spectrum, Tensor]]:
         """The regular spectrum of each axis and the angles that stand in place of its own."""
         # float64 does not exist on mps: there the angles are formed on the CPU, and only the basis goes back.
-        device = torch.device("cpu") if self.offsets[0].device.type == "mps" else self.offsets[0].device
+        device = torch.device(exact_device(self.offsets[0].device) or "cpu")
         pairs = zip(self._regular(device), self.offsets, strict=True)
         return [(one, one.angles + delta.to(device).double()) for one, delta in pairs]
 

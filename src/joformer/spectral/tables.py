@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from joformer.kernels import traced
+from joformer._precision import is_traced
 
 MOST_TABLES = 64
 LONGEST = 1 << 16  # beyond it the transform itself costs enough that making its table does not matter
@@ -24,7 +24,7 @@ def remember(make: Callable[..., tuple[Tensor, ...]], x: Tensor, n: int, *key: H
     >>> remember(lambda n, dtype: (torch.arange(n, dtype=dtype),), torch.ones(1), 3)
     (tensor([0., 1., 2.]),)
     """
-    if traced() or type(x) is not Tensor:
+    if is_traced() or type(x) is not Tensor:
         return _made(make, x, n, *key)
     entry = (make, n, *key, x.dtype, x.device)
     table = _tables.get(entry)

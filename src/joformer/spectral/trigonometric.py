@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from joformer.kernels import without_autocast
+from joformer._precision import without_autocast
 from joformer.spectral.checks import given_dtype, inverse_norm, real_input, require_norm, transform_axes
 from joformer.spectral.fast import TRANSPOSED, by_fft
 from joformer.spectral.spectrum import require_length, spectrum

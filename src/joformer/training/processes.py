@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from joformer.frames.base import KeepsPrecision
+from joformer._precision import KeepsPrecision
 
 T = TypeVar("T")
 

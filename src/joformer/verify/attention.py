@@ -21,10 +21,18 @@ from joformer.algebra import (
     value_path,
 )
 from joformer.attention import JourneyAttention, journey_attention
-from joformer.frames import DenseFrames, FixedFrames, FramesModule, LearnedFrames, ProjectedFrames, TreeFrames
+from joformer.frames import (
+    DenseFrames,
+    FixedFrames,
+    FlatFrames,
+    Frames,
+    FramesModule,
+    LearnedFrames,
+    ProjectedFrames,
+    TreeFrames,
+)
 from joformer.models import JourneySSM, RotatE
 from joformer.rotation import rotate
-from joformer.values import FlatFrames, Frames
 from joformer.verify.claims import Draw, Measured, Section, gap, worst
 
 claim = Section("attention")

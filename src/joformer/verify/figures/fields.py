@@ -13,10 +13,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from joformer.frames import CumulativeFrames, FixedFrames, LearnedFrames, ProjectedFrames
+from joformer.frames import CumulativeFrames, FixedFrames, LearnedFrames, ProjectedFrames, is_flat
 from joformer.frames.base import FramesModule, wrap
 from joformer.positions import grid
-from joformer.values import FlatFrames
 from joformer.verify.figures.sheet import Figure, sheet
 
 HEAD_DIM = 8
@@ -122,9 +121,8 @@ def _field(name: str, module: FramesModule, x: Tensor, shape: tuple[int, int], p
     """The angles of one plane of the first head as float64 (rows, columns)."""
     if module.axes != 2:
         raise ValueError(f"the frames {name!r} have {module.axes} axes: an image has two, give axes=2")
-    extra = {"grid": shape} if isinstance(module, CumulativeFrames) else {}
-    value = module(grid(*shape), x, **extra)
-    if not isinstance(value, FlatFrames):
+    value = module(grid(*shape), x, grid=shape)
+    if not is_flat(value):
         raise ValueError(f"the frames {name!r} are curved: only flat ones have angles, e.g. FixedFrames")
     if not 0 <= plane < value.planes:
         raise ValueError(

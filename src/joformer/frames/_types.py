@@ -3,21 +3,44 @@
     FlatFrames     A_t = diag(R(θ_t1), …, R(θ_tP))          one angle per plane; all frames commute
     CurvedFrames   A_t a block-diagonal orthogonal matrix   in general they do not
 
-A value is made by a frames module, serves q, k, v and o of every layer that shares it, and is then forgotten.
+A value is made by a frames module, serves q, k, v and o of every layer that shares it, and lives for one forward pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 import torch.utils._pytree as pytree
 from jaxtyping import Float
 from torch import Tensor
 
-from joformer.kernels import Layout, Plan, Turn, check_layout, cos_sin, for_kernel, undone
+from joformer._precision import Device, has_float64
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+Layout = Literal["interleaved", "half"]
+"""Which entries of a head form a plane, see `joformer.rotation`."""
+
+
+def check_layout(layout: str) -> None:
+    """Raises ValueError for what is no layout."""
+    if layout not in ("interleaved", "half"):
+        raise ValueError(f"layout must be 'interleaved' or 'half', got {layout!r}")
+
+
+def cos_sin(angles: Tensor, dtype: torch.dtype, layout: Layout) -> Float[Tensor, "... planes 2"]:
+    """(…, planes) angles as (…, planes, 2), evaluated in the angles' own precision before rounding.
+
+    The memory order is the one that the layout's kernel reads contiguously; the logical shape is the same.
+    """
+    wide = angles if angles.dtype == torch.float64 else angles.to(dtype)
+    both = wide.cos(), wide.sin()
+    unit = torch.stack(both, -1) if layout == "interleaved" else torch.stack(both).movedim(0, -1)
+    return unit.to(dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +64,8 @@ class FlatFrames:
     layout: Layout = "interleaved"
     content: bool = False
     end: Float[Tensor, "batch _ends heads planes"] | None = None
-    _ready: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False)
+    _prepared: Any = field(default=None, repr=False)
+    """What `joformer.rotation` prepares once per value; nobody else reads it."""
 
     @classmethod
     def of(
@@ -75,6 +99,21 @@ class FlatFrames:
     def planes(self) -> int:
         return self.angles.shape[3]
 
+    @property
+    def width(self) -> int:
+        """How many entries of a head the frames act on."""
+        return 2 * self.angles.shape[3]
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether rotating with these frames returns its argument: no planes."""
+        return self.angles.shape[3] == 0
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What both ends of a journey must have in common."""
+        return self.layout, self.planes
+
     def select(self, tokens: slice | Sequence[int] | Tensor) -> FlatFrames:
         """The frames of some tokens: a slice, indices (kept,), or indices per batch row (batch, kept).
 
@@ -82,7 +121,7 @@ class FlatFrames:
         1
         """
         angles, cos_sin = (_select(t, tokens) for t in (self.angles, self.cos_sin))
-        return replace(self, angles=angles, cos_sin=cos_sin, end=None, _ready={})
+        return replace(self, angles=angles, cos_sin=cos_sin, end=None, _prepared=None)
 
     def shift(self, by: Float[Tensor, "*#shape planes"]) -> FlatFrames:
         """Every frame moved by the same angles, θ_t + by: the frames change, no journey does (gauge).
@@ -98,70 +137,15 @@ class FlatFrames:
         end = None if self.end is None else self.end + by
         return FlatFrames.of(self.angles + by, layout=self.layout, content=self.content, end=end)
 
-    def to(self, device: torch.device | str | int | None) -> FlatFrames:
+    def to(self, device: Device) -> FlatFrames:
         """The same frames on another device, or themselves where that is theirs or None; precision is never changed."""
         if device is None or torch.device(device) == self.angles.device:
             return self
         angles = self.angles
-        if torch.device(device).type == "mps" and angles.dtype == torch.float64:
+        if not has_float64(device) and angles.dtype == torch.float64:
             angles = angles.remainder(2 * torch.pi).float()
         end = None if self.end is None else self.end.to(device)
-        return replace(self, angles=angles.to(device), cos_sin=self.cos_sin.to(device), end=end, _ready={})
-
-    def unit(self, dtype: torch.dtype, heads: int, inverse: bool) -> Tensor:
-        """(cos, ± sin) as the kernel takes it for a tensor of `dtype` and `heads`: made once per frames value."""
-        wide = torch.float64 if dtype == torch.float64 else torch.float32
-        key = (wide, heads, inverse)
-        unit = self._ready.get(key)
-        if unit is None:
-            with torch.no_grad():
-                if inverse:
-                    unit = undone(self.unit(dtype, heads, inverse=False))
-                else:
-                    unit = self.cos_sin if wide == torch.float32 else cos_sin(self.angles, wide, self.layout)
-                    unit = for_kernel(unit.detach(), self.layout, heads)
-            self._ready[key] = unit
-        return unit
-
-    def unit_for(self, x: Tensor, inverse: bool) -> Tensor:
-        """The unit that rotates x, which is checked to fit; decoding asks for the same one layer after layer."""
-        key = (x.shape, x.dtype, x.device, inverse)
-        unit = self._ready.get(key)
-        if unit is None:
-            check_fits(x, self)
-            unit = self._ready[key] = self.unit(x.dtype, x.shape[2], inverse)
-        return unit
-
-    def turns(self, dtype: torch.dtype, heads: int, inverse: bool) -> Turn:
-        """What rotates a tensor of `dtype` and `heads`, and what rotates its gradient."""
-        return self.unit(dtype, heads, inverse), self.unit(dtype, heads, not inverse), self.layout
-
-    def plan(self, packed: Tensor, widths: tuple[tuple[int, int], ...], moved: tuple[bool, ...]) -> Plan:
-        """How a packed projection is rotated in place: made once per frames value, then shared by all layers."""
-        shape, dtype, device = packed.shape, packed.dtype, packed.device
-        forward_only = not torch.is_grad_enabled()
-        key = (shape, dtype, device, widths, moved, forward_only)
-        plan = self._ready.get(key)
-        if plan is None:
-            joined: list[tuple[int, int, int]] = []
-            start = 0
-            for (heads, dim), move in zip(widths, moved, strict=True):
-                stop = start + heads * dim
-                if move:
-                    check_shapes(shape[0], shape[1], heads, dim, device, self)
-                    # Neighbours go in one call where all heads share their angles.
-                    if joined and joined[-1][1:] == (start, dim) and self.heads == 1:
-                        joined[-1] = (joined[-1][0], stop, dim)
-                    else:
-                        joined.append((start, stop, dim))
-                start = stop
-            turns = [
-                None if forward_only or not move else self.turns(dtype, heads, inverse=False)
-                for (heads, _), move in zip(widths, moved, strict=True)
-            ]
-            runs = [(a, b, dim, self.unit(dtype, (b - a) // dim, inverse=False), self.layout) for a, b, dim in joined]
-            plan = self._ready[key] = Plan(widths, tuple(runs), tuple(turns))
-        return plan
+        return replace(self, angles=angles.to(device), cos_sin=self.cos_sin.to(device), end=end, _prepared=None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,6 +161,14 @@ class CurvedFrames:
 
     matrices: Float[Tensor, "batch tokens heads blocks block block"]
     content: bool = False
+
+    is_identity: ClassVar[bool] = False
+    end: ClassVar[None] = None
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What both ends of a journey must have in common."""
+        return ("curved", *self.matrices.shape[3:])
 
     @property
     def tokens(self) -> int:
@@ -199,17 +191,35 @@ class CurvedFrames:
         """Every frame moved by the same operator, S·A_t: the frames change, no journey does (gauge)."""
         return replace(self, matrices=by @ self.matrices)
 
-    def to(self, device: torch.device | str | int | None) -> CurvedFrames:
+    def to(self, device: Device) -> CurvedFrames:
         """The same frames on another device, or themselves where that is theirs or None; precision is never changed."""
         if device is None or torch.device(device) == self.matrices.device:
             return self
         matrices = self.matrices
-        if torch.device(device).type == "mps" and matrices.dtype == torch.float64:
+        if not has_float64(device) and matrices.dtype == torch.float64:
             matrices = matrices.float()
         return replace(self, matrices=matrices.to(device))
 
 
 Frames = FlatFrames | CurvedFrames
+
+
+def is_flat(frames: Frames) -> TypeIs[FlatFrames]:
+    """Whether frames are angles, which commute, rather than matrices.
+
+    >>> is_flat(FlatFrames.of(torch.zeros(1, 5, 1, 4)))
+    True
+    """
+    return isinstance(frames, FlatFrames)
+
+
+def check_is_frames(frames: object) -> None:
+    """Raises ValueError for what no frames module has returned."""
+    if not isinstance(frames, (FlatFrames, CurvedFrames)):
+        raise ValueError(
+            f"frames must be what a frames module returns, got {type(frames).__name__}: "
+            "call the module first, frames = module(positions, x)"
+        )
 
 
 def check_fits(x: Tensor, frames: Frames) -> None:
@@ -224,15 +234,10 @@ def check_fits(x: Tensor, frames: Frames) -> None:
 
 def check_shapes(batch: int, tokens: int, heads: int, head_dim: int, device: torch.device, frames: Frames) -> None:
     """One-line errors where frames do not fit a tensor (batch, tokens, heads, head_dim)."""
-    flat = isinstance(frames, FlatFrames)
-    if not flat and not isinstance(frames, CurvedFrames):
-        raise ValueError(
-            f"frames must be what a frames module returns, got {type(frames).__name__}: "
-            "call the module first, frames = module(positions, x)"
-        )
+    check_is_frames(frames)
     check_precise(frames)
-    its = frames.angles if isinstance(frames, FlatFrames) else frames.matrices
-    rows, its_tokens, its_heads, last = its.shape[:4]
+    its = _tensor(frames)
+    rows, its_tokens, its_heads = its.shape[:3]
     if tokens != its_tokens:
         if heads == its_tokens:
             raise ValueError(
@@ -246,10 +251,9 @@ def check_shapes(batch: int, tokens: int, heads: int, head_dim: int, device: tor
         )
     if rows not in (1, batch):
         raise ValueError(f"x has batch {batch} but the frames have batch {rows}: it must be 1 or {batch}")
-    width = 2 * last if flat else last * its.shape[4]
-    if width > head_dim:
+    if frames.width > head_dim:
         raise ValueError(
-            f"frames act on {width} entries of a head but head_dim is {head_dim}: "
+            f"frames act on {frames.width} entries of a head but head_dim is {head_dim}: "
             f"build the frames with head_dim={head_dim} or fewer planes"
         )
     if its.device != device:
@@ -258,12 +262,16 @@ def check_shapes(batch: int, tokens: int, heads: int, head_dim: int, device: tor
 
 def check_precise(frames: Frames) -> None:
     """Raises where frames have been rounded to half precision, as whatever casts a module's inputs may do."""
-    dtype = frames.angles.dtype if isinstance(frames, FlatFrames) else frames.matrices.dtype
+    dtype = _tensor(frames).dtype
     if dtype.itemsize < 4:
         raise ValueError(
             f"frames are {dtype}, which makes other rotations of them: keep float32 or float64, and under FSDP "
             "MixedPrecisionPolicy(cast_forward_inputs=False)"
         )
+
+
+def _tensor(frames: Frames) -> Tensor:
+    return frames.angles if isinstance(frames, FlatFrames) else frames.matrices
 
 
 def _select(t: Tensor, tokens: slice | Sequence[int] | Tensor) -> Tensor:

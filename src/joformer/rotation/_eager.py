@@ -1,8 +1,8 @@
-"""Rotating planes of tensors: the arithmetic under `rotate`, which knows angles but not frames.
+"""Rotating planes of tensors in eager PyTorch: the arithmetic under `rotate`, which knows angles but not frames.
 
     y = R(θ) x plane by plane:   y₁ = x₁ cos θ − x₂ sin θ,   y₂ = x₁ sin θ + x₂ cos θ
 
-In eager mode one complex product per tensor, in place where the tensor is ours; under the compiler and under
+In eager mode one complex product per tensor, in place where the tensor may be overwritten; under the compiler and under
 `torch.func` the same in real arithmetic, which they see through. Everywhere `unit` is (cos θ, ± sin θ) with
 shape (batch or 1, tokens, heads or 1, planes, 2), or the same as complex numbers where pairs are neighbours; x is
 (batch, tokens, heads, head_dim).
@@ -11,53 +11,24 @@ shape (batch or 1, tokens, heads or 1, planes, 2), or the same as complex number
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Layout = Literal["interleaved", "half"]
-Turn = tuple[Tensor, Tensor, Layout]
+from joformer._precision import arithmetic_dtype
+from joformer.frames import Layout
+
+UnitPair = tuple[Tensor, Tensor, Layout]
 """What rotates a tensor: the unit of the rotation, the unit of its inverse, the plane layout."""
 
 
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
-def traced() -> bool:
-    """Whether a compiler or a `torch.func` transform is watching: then only plain operations will do."""
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """A context in which autocast rounds nothing, on devices that know it.
-
-    >>> with torch.autocast("cpu", torch.bfloat16), without_autocast(torch.device("cpu")):
-    ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
-    torch.float32
-    """
-    known = torch.amp.is_autocast_available(device.type)
-    return torch.autocast(device.type, enabled=False) if known else nullcontext()
-
-
-def check_layout(layout: str) -> None:
-    if layout not in ("interleaved", "half"):
-        raise ValueError(f"layout must be 'interleaved' or 'half', got {layout!r}")
-
-
-def cos_sin(angles: Tensor, dtype: torch.dtype, layout: Layout) -> Tensor:
-    """(…, planes) angles as (…, planes, 2), evaluated in the angles' own precision before rounding."""
-    wide = angles if angles.dtype == torch.float64 else angles.to(dtype)
-    both = wide.cos(), wide.sin()
-    # Same logical shape either way; the memory order is the one the layout's kernel reads contiguously.
-    unit = torch.stack(both, -1) if layout == "interleaved" else torch.stack(both).movedim(0, -1)
-    return unit.to(dtype)
-
-
-def undone(unit: Tensor) -> Tensor:
+def inverse_unit(unit: Tensor) -> Tensor:
     """The unit of the inverse rotation, in the kernel's form as `for_kernel` gives it."""
     if unit.is_complex():
         return unit.conj_physical()
@@ -65,7 +36,7 @@ def undone(unit: Tensor) -> Tensor:
 
 
 def for_kernel(unit: Tensor, layout: Layout, heads: int) -> Tensor:
-    """The unit as `turn` takes it: complex where pairs are neighbours, spread over the heads that share it.
+    """The unit as `rotate_into` takes it: complex where pairs are neighbours, spread over the heads that share it.
 
     Spreading costs a little memory once and lets the product of narrow heads run over longer stretches (measured: a
     fifth faster at 16 planes, a tenth slower at 32). It is left out where the unit differs from row to row, which
@@ -86,7 +57,7 @@ def cut_heads(packed: Tensor, widths: Sequence[tuple[int, int]]) -> Sequence[Ten
     return [cut.unflatten(-1, pair) for cut, pair in zip(cuts, widths, strict=True)]
 
 
-def turn_real(x: Tensor, unit: Tensor, layout: Layout, inverse: bool) -> Tensor:
+def rotate_real(x: Tensor, unit: Tensor, layout: Layout, inverse: bool) -> Tensor:
     """The rotation in plain real arithmetic, which the compiler fuses and autograd differentiates."""
     heads, planes, dtype = unit.shape[2], unit.shape[3], x.dtype
     cos, sin = unit.unbind(-1)
@@ -98,11 +69,11 @@ def turn_real(x: Tensor, unit: Tensor, layout: Layout, inverse: bool) -> Tensor:
     pieces = [first, second] if layout == "half" else [torch.stack((first, second), -1).flatten(-2)]
     if 2 * planes < x.shape[-1]:
         pieces.append(x[..., 2 * planes :])
-    turned = pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
-    return turned.flatten(2, 3) if heads != 1 else turned
+    rotated = pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
+    return rotated.flatten(2, 3) if heads != 1 else rotated
 
 
-def turn(x: Tensor, unit: Tensor, layout: Layout, out: Tensor) -> None:
+def rotate_into(x: Tensor, unit: Tensor, layout: Layout, out: Tensor) -> None:
     """Write the rotated x into out, which may be x itself."""
     if unit.dtype is _COMPLEX.get(x.dtype):
         _, _, heads, planes = unit.shape
@@ -118,28 +89,27 @@ def turn(x: Tensor, unit: Tensor, layout: Layout, out: Tensor) -> None:
         if 2 * planes < x.shape[3]:
             out[..., 2 * planes :] = x[..., 2 * planes :]
             x, out = x[..., : 2 * planes], out[..., : 2 * planes]
-        _turn_halves(x, unit, out)
+        _rotate_halves(x, unit, out)
         return
-    _turn_anything(x, unit, layout, out)
+    _rotate_any(x, unit, layout, out)
 
 
-def _turn_anything(x: Tensor, unit: Tensor, layout: Layout, out: Tensor) -> None:
+def _rotate_any(x: Tensor, unit: Tensor, layout: Layout, out: Tensor) -> None:
     """The same for partial heads, grouped heads, other precisions, the half layout and any memory order."""
     heads, planes = unit.shape[2:4]
     if out is not x and 2 * planes < x.shape[3]:
         out[..., 2 * planes :] = x[..., 2 * planes :]
     x, out = _grouped(x[..., : 2 * planes], heads), _grouped(out[..., : 2 * planes], heads)
     unit = unit.unsqueeze(3)
-    wide_dtype = torch.float64 if unit.dtype in (torch.float64, torch.complex128) else torch.float32
-    wide = torch.empty(x.shape, dtype=wide_dtype, device=x.device).copy_(x)
+    wide = torch.empty(x.shape, dtype=arithmetic_dtype(unit.dtype.to_real()), device=x.device).copy_(x)
     if layout == "interleaved":
         torch.view_as_complex(wide.unflatten(-1, (-1, 2))).mul_(unit)
         out.copy_(wide)
     else:
-        _turn_halves(wide, unit, out)
+        _rotate_halves(wide, unit, out)
 
 
-def _turn_halves(x: Tensor, unit: Tensor, out: Tensor) -> None:
+def _rotate_halves(x: Tensor, unit: Tensor, out: Tensor) -> None:
     cos, sin = unit.unbind(-1)
     a, b = x.chunk(2, -1)
     out_a, out_b = out.chunk(2, -1)
@@ -173,10 +143,10 @@ def _grouped(x: Tensor, frames_heads: int) -> Tensor:
     return x.unflatten(2, (frames_heads, -1))
 
 
-def _angle_gradient(grad: Tensor, turned: Tensor, angles: Tensor, layout: Layout, inverse: bool) -> Tensor:
+def _angle_gradient(grad: Tensor, rotated: Tensor, angles: Tensor, layout: Layout, inverse: bool) -> Tensor:
     """∂L/∂θ = ± Σ g·J y, summed over whatever shares the angle."""
     heads, planes = angles.shape[2:]
-    (g1, g2), (y1, y2) = (_halves(t, planes, layout) for t in (grad, turned))
+    (g1, g2), (y1, y2) = (_halves(t, planes, layout) for t in (grad, rotated))
     each = torch.addcmul(g2.to(angles.dtype) * y1, g1.to(angles.dtype), y2, value=-1)
     total = _grouped(each, heads).sum(3).sum_to_size(angles.shape)
     return -total if inverse else total
@@ -186,24 +156,24 @@ class Rotate(torch.autograd.Function):
     """Eager rotation. Differentiable twice, since its backward is written with itself."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, angles: Tensor | None, turns: Turn, inverse: bool) -> Tensor:
-        unit, _, layout = turns
+    def forward(ctx: Any, x: Tensor, angles: Tensor | None, units: UnitPair, inverse: bool) -> Tensor:
+        unit, _, layout = units
         dense = x.is_contiguous() or x.transpose(1, 2).is_contiguous()
         out = torch.empty_like(x) if dense else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        turn(x, unit, layout, out)
-        ctx.turns, ctx.inverse = turns, inverse
+        rotate_into(x, unit, layout, out)
+        ctx.units, ctx.inverse = units, inverse
         ctx.save_for_backward(angles, out if angles is not None and angles.requires_grad else None)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        angles, turned = ctx.saved_tensors
-        unit, back, layout = ctx.turns
+        angles, rotated = ctx.saved_tensors
+        unit, back, layout = ctx.units
         to_x = to_angles = None
         if ctx.needs_input_grad[0]:
             to_x = Rotate.apply(grad, angles, (back, unit, layout), not ctx.inverse)
-        if turned is not None:
-            to_angles = _angle_gradient(grad, turned, angles, layout, ctx.inverse)
+        if rotated is not None:
+            to_angles = _angle_gradient(grad, rotated, angles, layout, ctx.inverse)
         return to_x, to_angles, None, None
 
 
@@ -215,17 +185,17 @@ class Plan:
     """(heads, head_dim) of each part."""
     runs: tuple[tuple[int, int, int, Tensor, Layout], ...]
     """Stretches that one call rotates: start, stop, head_dim, unit, layout."""
-    turns: tuple[Turn | None, ...]
+    units: tuple[UnitPair | None, ...]
     """What rotates each part."""
 
 
-def turn_packed(packed: Tensor, plan: Plan) -> Sequence[Tensor]:
+def rotate_packed_into_parts(packed: Tensor, plan: Plan) -> Sequence[Tensor]:
     """Rotate (batch, tokens, width) in place and cut it into its parts."""
     batch, tokens, width = packed.shape
     for start, stop, dim, unit, layout in plan.runs:
         stretch = packed if stop - start == width else packed[..., start:stop]
         x = stretch.view(batch, tokens, (stop - start) // dim, dim)
-        turn(x, unit, layout, x)
+        rotate_into(x, unit, layout, x)
     return cut_heads(packed, plan.widths)
 
 
@@ -235,7 +205,7 @@ class RotatePacked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, packed: Tensor, plan: Plan, *angles: Tensor | None) -> tuple[Tensor, ...]:
         """`angles` of each part where any needs a gradient, none otherwise."""
-        parts = turn_packed(packed.detach(), plan)
+        parts = rotate_packed_into_parts(packed.detach(), plan)
         ctx.plan = plan
         ctx.save_for_backward(*angles, *(parts if angles else ()))
         return tuple(parts)
@@ -244,23 +214,23 @@ class RotatePacked(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         plan, saved = ctx.plan, ctx.saved_tensors  # asked for once: checkpointing hands each tensor out a single time
         n = len(saved) // 2
-        angles, turned = saved[:n] or (None,) * len(grads), saved[n:]
+        angles, rotated = saved[:n] or (None,) * len(grads), saved[n:]
         to_angles = [
-            _angle_gradient(g, y, a, turns[2], inverse=False) if turns and a.requires_grad else None
-            for g, y, a, turns in zip(grads, turned, angles, plan.turns, strict=False)
+            _angle_gradient(g, y, a, units[2], inverse=False) if units and a.requires_grad else None
+            for g, y, a, units in zip(grads, rotated, angles, plan.units, strict=False)
         ]
         if torch.is_grad_enabled():  # create_graph: every step must itself be differentiable
             parts = [
-                Rotate.apply(g, a, (turns[1], turns[0], turns[2]), True) if turns else g
-                for g, a, turns in zip(grads, angles, plan.turns, strict=True)
+                Rotate.apply(g, a, (units[1], units[0], units[2]), True) if units else g
+                for g, a, units in zip(grads, angles, plan.units, strict=True)
             ]
             return torch.cat([part.flatten(2) for part in parts], -1), None, *to_angles
         packed = grads[0].new_empty(*grads[0].shape[:2], sum(heads * dim for heads, dim in plan.widths))
-        for out, g, turns in zip(cut_heads(packed, plan.widths), grads, plan.turns, strict=True):
-            if turns is None:
+        for out, g, units in zip(cut_heads(packed, plan.widths), grads, plan.units, strict=True):
+            if units is None:
                 out.copy_(g)
             else:
-                turn(g, turns[1], turns[2], out)
+                rotate_into(g, units[1], units[2], out)
         return packed, None, *to_angles
 
 
@@ -272,17 +242,19 @@ class UnrotateLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, o: Tensor, angles: Tensor | None, turns: Turn, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.turns = turns
+    def forward(
+        ctx: Any, o: Tensor, angles: Tensor | None, units: UnitPair, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        ctx.units = units
         ctx.save_for_backward(o, angles, weight)
-        return F.linear(_turned(o, turns).flatten(2), weight, bias)
+        return F.linear(_rotated(o, units).flatten(2), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         o, angles, weight = ctx.saved_tensors
-        unit, back, layout = ctx.turns
+        unit, back, layout = ctx.units
         again = torch.is_grad_enabled()  # create_graph: every step must itself be differentiable
-        home = Rotate.apply(o, angles, ctx.turns, True) if again else _turned(o, ctx.turns)
+        home = Rotate.apply(o, angles, ctx.units, True) if again else _rotated(o, ctx.units)
         to_o, to_angles, _, to_weight, to_bias = ctx.needs_input_grad
         results: list[Tensor | None] = [None] * 5
         if to_weight:
@@ -296,12 +268,12 @@ class UnrotateLinear(torch.autograd.Function):
             if again:
                 results[0] = Rotate.apply(inner, angles, (back, unit, layout), False)
             else:
-                turn(inner, back, layout, inner)
+                rotate_into(inner, back, layout, inner)
                 results[0] = inner
         return tuple(results)
 
 
-def _turned(x: Tensor, turns: Turn) -> Tensor:
+def _rotated(x: Tensor, units: UnitPair) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    turn(x, turns[0], turns[2], out)
+    rotate_into(x, units[0], units[2], out)
     return out

@@ -1,4 +1,4 @@
-"""The one hot operation: act with the frames, or undo them.
+"""The one hot operation: rotate by the frames, or by their inverse.
 
     R(φ) = [[cos φ, −sin φ],      A_t = diag(R(θ_t1), …, R(θ_tP))      y_t = A_t x_t   or   A_t⁻¹ x_t
             [sin φ,  cos φ]]
@@ -23,21 +23,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules import module as _everywhere
 
-from joformer.kernels import (
-    Layout,
+from joformer._precision import arithmetic_dtype, is_traced, without_autocast
+from joformer.frames import CurvedFrames, Frames, Layout, is_flat
+from joformer.frames._types import check_fits, check_layout, cos_sin
+from joformer.rotation._eager import (
     Rotate,
     RotatePacked,
     UnrotateLinear,
-    check_layout,
-    cos_sin,
     cut_heads,
-    traced,
-    turn,
-    turn_packed,
-    turn_real,
-    without_autocast,
+    rotate_into,
+    rotate_packed_into_parts,
+    rotate_real,
 )
-from joformer.values import CurvedFrames, FlatFrames, Frames, check_fits
+from joformer.rotation._prepared import packed_plan, unit_for, unit_pair
 
 _FORWARD, _PLAIN = nn.Linear.forward, (nn.Parameter, Tensor)
 
@@ -45,25 +43,34 @@ _FORWARD, _PLAIN = nn.Linear.forward, (nn.Parameter, Tensor)
 def rotate(
     x: Float[Tensor, "batch tokens heads head_dim"], frames: Frames, inverse: bool = False
 ) -> Float[Tensor, "batch tokens heads head_dim"]:
-    """Act on every token with its frame, y_t = A_t x_t, or undo it, y_t = A_t⁻¹ x_t.
+    """Rotates each token by its frame: ``y_t = A_t x_t`` (``A_t⁻¹ x_t`` if `inverse`).
 
-    x is (batch, tokens, heads, head_dim), the layout of flash-attention. Frames with fewer heads than x are
-    shared by groups of consecutive heads (grouped queries). The arithmetic is fp32 (fp64 for fp64 x); the
-    result has x's dtype.
+    Args:
+        x: Queries, keys or values, ``(batch, tokens, heads, head_dim)``, any float dtype.
+        frames: What a frames module returned for these tokens. Fewer heads than `x` are shared by groups of
+            consecutive heads (grouped queries).
+        inverse: Apply the inverse rotation instead.
 
-    >>> frames = FlatFrames.of(torch.full((1, 1, 1, 1), torch.pi / 2))
-    >>> rotate(torch.tensor([1.0, 0.0]).view(1, 1, 1, 2), frames).flatten().round(decimals=3).tolist()
-    [-0.0, 1.0]
+    Returns:
+        A tensor like `x`. The arithmetic is float32 (float64 for float64 `x`).
+
+    Raises:
+        ValueError: If `frames` does not fit `x`: other tokens, heads that do not divide, a narrower head.
+
+    Example:
+        >>> frames = FlatFrames.of(torch.full((1, 1, 1, 1), torch.pi / 2))
+        >>> rotate(torch.tensor([1.0, 0.0]).view(1, 1, 1, 2), frames).flatten().round(decimals=3).tolist()
+        [-0.0, 1.0]
     """
     check_fits(x, frames)
-    if isinstance(frames, CurvedFrames):
+    if not is_flat(frames):
         return _rotate_curved(x, frames, inverse)
-    if frames.planes == 0:
+    if frames.is_identity:
         return x
-    if traced():
+    if is_traced():
         unit = frames.cos_sin if x.dtype != torch.float64 else cos_sin(frames.angles, x.dtype, frames.layout)
-        return turn_real(x, unit, frames.layout, inverse)
-    return Rotate.apply(x, frames.angles, frames.turns(x.dtype, x.shape[2], inverse), inverse)
+        return rotate_real(x, unit, frames.layout, inverse)
+    return Rotate.apply(x, frames.angles, unit_pair(frames, x.dtype, x.shape[2], inverse), inverse)
 
 
 def rotate_packed_(
@@ -74,8 +81,8 @@ def rotate_packed_(
     """Cut a fresh projection into its heads and rotate each part **in place**: what a module's qkv needs.
 
     `widths` gives (heads, head_dim) of each part, `frames` its frames or None; returns the parts as
-    (batch, tokens, heads, head_dim) views of `packed`. `packed` must be a tensor nobody else will read, such
-    as the output of a linear layer. Backward writes the rotated gradients straight into one packed gradient.
+    (batch, tokens, heads, head_dim) views of `packed`, which is overwritten: give a tensor that nothing else reads,
+    such as the output of a linear layer. Backward writes the rotated gradients straight into one packed gradient.
 
     >>> qkv = torch.rand(1, 3, 24)
     >>> q, k, v = rotate_packed_(qkv, [(2, 4)] * 3, [FlatFrames.of(torch.rand(1, 3, 1, 2))] * 2 + [None])
@@ -86,12 +93,12 @@ def rotate_packed_(
     for its in frames:
         if its is not None:
             first, one = its if first is None else first, one and (first is None or its is first)
-    if traced() or not one or not isinstance(first, FlatFrames) or first.planes == 0:
+    if is_traced() or not one or first is None or not is_flat(first) or first.is_identity:
         parts = cut_heads(packed, widths)
         return tuple(p if its is None else rotate(p, its) for p, its in zip(parts, frames, strict=True))
-    plan = first.plan(packed, tuple(widths), tuple([its is not None for its in frames]))
+    plan = packed_plan(first, packed, tuple(widths), tuple([its is not None for its in frames]))
     if not torch.is_grad_enabled():
-        return tuple(turn_packed(packed, plan))
+        return tuple(rotate_packed_into_parts(packed, plan))
     angles = (first.angles,) * len(widths) if first.angles.requires_grad else ()
     return RotatePacked.apply(packed, plan, *angles)
 
@@ -99,10 +106,9 @@ def rotate_packed_(
 def unrotate_linear(
     o: Float[Tensor, "batch tokens heads head_dim"], frames: Frames, linear: nn.Module
 ) -> Float[Tensor, "batch tokens out"]:
-    """W (A_t⁻¹ o_t) + b, heads side by side: undo the frames and project.
+    """W (A_t⁻¹ o_t) + b, heads side by side: rotate back and project.
 
-    `o` must be a tensor nobody else will read, such as the output of attention: without gradients it is turned in
-    place.
+    `o` may be overwritten, as the output of attention may be: without gradients it is rotated in place.
 
     >>> frames = FlatFrames.of(torch.rand(1, 3, 1, 2))
     >>> o, linear = torch.rand(1, 3, 2, 4), nn.Linear(8, 5)
@@ -110,16 +116,16 @@ def unrotate_linear(
     >>> torch.allclose(unrotate_linear(o, frames, linear), expected)
     True
     """
-    if traced() or isinstance(frames, CurvedFrames) or frames.planes == 0:
+    if is_traced() or not is_flat(frames) or frames.is_identity:
         return linear(rotate(o, frames, inverse=True).flatten(2))
-    unit = frames.unit_for(o, inverse=True)
+    unit = unit_for(frames, o, inverse=True)
     if not torch.is_grad_enabled():
-        turn(o, unit, frames.layout, o)
+        rotate_into(o, unit, frames.layout, o)
         return linear(o.flatten(2))
-    turns = frames.turns(o.dtype, o.shape[2], inverse=True)
+    units = unit_pair(frames, o.dtype, o.shape[2], inverse=True)
     if is_plain(linear) and not torch.is_autocast_enabled(o.device.type) and o.dtype == linear.weight.dtype:
-        return UnrotateLinear.apply(o, frames.angles, turns, linear.weight, linear.bias)
-    return linear(Rotate.apply(o, frames.angles, turns, True).flatten(2))
+        return UnrotateLinear.apply(o, frames.angles, units, linear.weight, linear.bias)
+    return linear(Rotate.apply(o, frames.angles, units, True).flatten(2))
 
 
 def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:
@@ -183,11 +189,11 @@ def convert_layout(
 def _rotate_curved(x: Tensor, frames: CurvedFrames, inverse: bool) -> Tensor:
     blocks, block = frames.matrices.shape[-3:-1]
     head, rest = x[..., : frames.width], x[..., frames.width :]
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    wide = arithmetic_dtype(x.dtype)
     pieces = head.unflatten(-1, (blocks, block)).unflatten(2, (frames.heads, -1))
     matrices = frames.matrices.to(wide)
     with without_autocast(x.device):
         formula = "bthnij,bthgni->bthgnj" if inverse else "bthnij,bthgnj->bthgni"
-        turned = torch.einsum(formula, matrices, pieces.to(wide))
-    turned = turned.flatten(-2).flatten(2, 3).to(x.dtype)
-    return torch.cat((turned, rest), -1) if rest.shape[-1] else turned
+        rotated = torch.einsum(formula, matrices, pieces.to(wide))
+    rotated = rotated.flatten(-2).flatten(2, 3).to(x.dtype)
+    return torch.cat((rotated, rest), -1) if rest.shape[-1] else rotated

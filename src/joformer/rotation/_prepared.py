@@ -1,0 +1,112 @@
+"""What rotating needs of a frames value, prepared once and shared by q, k, v, o and all layers that use the value.
+
+    unit    (cos θ, ± sin θ) in the dtype, memory order and number of heads that a kernel reads
+    plan    which stretches of a packed projection are rotated by which unit
+
+It lives on the frames value and dies with it: there is no cache keyed on a length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from joformer._precision import arithmetic_dtype
+from joformer.frames import FlatFrames
+from joformer.frames._types import check_fits, check_shapes, cos_sin
+from joformer.rotation._eager import Plan, UnitPair, for_kernel, inverse_unit
+
+Widths = tuple[tuple[int, int], ...]
+"""(heads, head_dim) of each part of a packed projection."""
+
+
+@dataclass
+class Prepared:
+    """Units and plans made so far, each under what decides it."""
+
+    units: dict[tuple[torch.dtype, int, bool], Tensor] = field(default_factory=dict)
+    """By (dtype of the arithmetic, heads, inverse)."""
+    fitting: dict[tuple[torch.Size, torch.dtype, torch.device, bool], Tensor] = field(default_factory=dict)
+    """Units by the tensor that was checked to fit: decoding asks for the same one layer after layer."""
+    plans: dict[tuple[torch.Size, torch.dtype, torch.device, Widths, tuple[bool, ...], bool], Plan] = field(
+        default_factory=dict
+    )
+    """By the packed tensor, its parts, which of them are rotated, and whether a backward may follow."""
+
+
+def _prepared(frames: FlatFrames) -> Prepared:
+    if frames._prepared is None:
+        object.__setattr__(frames, "_prepared", Prepared())
+    return frames._prepared
+
+
+def unit(frames: FlatFrames, dtype: torch.dtype, heads: int, inverse: bool) -> Tensor:
+    """(cos, ± sin) as the kernel takes it for a tensor of `dtype` and `heads`."""
+    units, key = _prepared(frames).units, (arithmetic_dtype(dtype), heads, inverse)
+    made = units.get(key)
+    if made is None:
+        with torch.no_grad():
+            if inverse:
+                made = inverse_unit(unit(frames, dtype, heads, inverse=False))
+            else:
+                wide = key[0]
+                made = frames.cos_sin if wide == torch.float32 else cos_sin(frames.angles, wide, frames.layout)
+                made = for_kernel(made.detach(), frames.layout, heads)
+        units[key] = made
+    return made
+
+
+def unit_for(frames: FlatFrames, x: Tensor, inverse: bool) -> Tensor:
+    """The unit that rotates x, which is checked to fit."""
+    fitting, key = _prepared(frames).fitting, (x.shape, x.dtype, x.device, inverse)
+    made = fitting.get(key)
+    if made is None:
+        check_fits(x, frames)
+        made = fitting[key] = unit(frames, x.dtype, x.shape[2], inverse)
+    return made
+
+
+def unit_pair(frames: FlatFrames, dtype: torch.dtype, heads: int, inverse: bool) -> UnitPair:
+    """What rotates a tensor of `dtype` and `heads`, and what rotates its gradient."""
+    return unit(frames, dtype, heads, inverse), unit(frames, dtype, heads, not inverse), frames.layout
+
+
+def packed_plan(frames: FlatFrames, packed: Tensor, widths: Widths, rotated: tuple[bool, ...]) -> Plan:
+    """How a packed projection is rotated in place."""
+    shape, dtype, device = packed.shape, packed.dtype, packed.device
+    forward_only = not torch.is_grad_enabled()
+    plans, key = _prepared(frames).plans, (shape, dtype, device, widths, rotated, forward_only)
+    plan = plans.get(key)
+    if plan is None:
+        stretches = _stretches(frames, shape, device, widths, rotated)
+        units = [
+            None if forward_only or not its else unit_pair(frames, dtype, heads, inverse=False)
+            for (heads, _), its in zip(widths, rotated, strict=True)
+        ]
+        runs = [
+            (start, stop, dim, unit(frames, dtype, (stop - start) // dim, inverse=False), frames.layout)
+            for start, stop, dim in stretches
+        ]
+        plan = plans[key] = Plan(widths, tuple(runs), tuple(units))
+    return plan
+
+
+def _stretches(
+    frames: FlatFrames, shape: Sequence[int], device: torch.device, widths: Widths, rotated: tuple[bool, ...]
+) -> list[tuple[int, int, int]]:
+    """(start, stop, head_dim) of what one call rotates: neighbours together where all heads share their angles."""
+    found: list[tuple[int, int, int]] = []
+    start = 0
+    for (heads, dim), its in zip(widths, rotated, strict=True):
+        stop = start + heads * dim
+        if its:
+            check_shapes(shape[0], shape[1], heads, dim, device, frames)
+            if found and found[-1][1:] == (start, dim) and frames.heads == 1:
+                found[-1] = (found[-1][0], stop, dim)
+            else:
+                found.append((start, stop, dim))
+        start = stop
+    return found
