@@ -113,6 +113,8 @@ def test_real_coordinates_are_welcome():
         (lambda: positions.joint(positions.sequence(2), torch.zeros(1, 2, 1)), "batch"),
         (lambda: positions.grid((3, 2)), "at least one axis"),
         (lambda: positions.sequence(2.5), "number of tokens"),
+        (lambda: positions.sequence(2, torch.zeros(1, dtype=torch.float16)), "float16.*float64"),
+        (lambda: positions.joint(positions.sequence(2).bfloat16()), "bfloat16.*float64"),
     ],
 )
 def test_bad_input_says_what_would_be_right(call, says):

@@ -4,7 +4,8 @@
     a token without coordinates is NaN on every axis and sits at the identity: A = I, angle 0
 
 Positions are plain tensors: slice, concatenate and move them as you like, or make your own; integers and real
-coordinates are equally welcome. float64 keeps every integer up to 2⁵³ exact. CLAIMS.md, convention 2.
+coordinates are equally welcome. float64 keeps every integer up to 2⁵³ exact; half precision raises. CLAIMS.md,
+convention 2.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ def sequence(n: int, offset: int | float | Tensor = 0, *, device: Device = None)
     if isinstance(offset, Tensor):
         if offset.dim() > 1:
             raise ValueError(f"offset must be a number or one number per batch row (batch,), got {tuple(offset.shape)}")
+        check_precision(offset, "offset is")
         steps = steps.to(offset.device) + offset.to(torch.float64).unsqueeze(-1)
     else:
         steps = steps + offset
@@ -159,6 +161,8 @@ def joint(*parts: Tensor) -> Float[Tensor, "*batch tokens axes"]:
         raise ValueError("joint needs at least one part, e.g. joint(sequence(10), grid(4, 4))")
     if len({part.shape[:-2] for part in parts}) > 1:
         raise ValueError(f"parts must agree in their batch, got {[tuple(part.shape) for part in parts]}")
+    for part in parts:
+        check_precision(part, "positions are")
     parts = tuple(part.to(torch.float64) for part in parts)
     total = 1 + sum(part.shape[-1] for part in parts)
     rows, start = [], 1
@@ -178,6 +182,18 @@ def located(positions: Num[Tensor, "*batch tokens axes"]) -> Bool[Tensor, "*batc
     [False, True, True]
     """
     return ~positions.isnan().all(-1)
+
+
+def check_precision(given: Tensor, what: str) -> None:
+    """Raises where coordinates have been rounded to half precision: they are other coordinates then.
+
+    >>> check_precision(torch.ones(2, 1, dtype=torch.int32), "positions are")
+    """
+    if given.is_floating_point() and given.dtype.itemsize < 4:
+        raise ValueError(
+            f"{what} {given.dtype}, which rounds whole numbers: use float64, float32 or integers, and under FSDP "
+            "MixedPrecisionPolicy(cast_forward_inputs=False)"
+        )
 
 
 def _whole(numbers: Sequence[int] | Tensor, name: str) -> list[int]:

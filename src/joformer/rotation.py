@@ -16,6 +16,7 @@ rotation is the inverse rotation, and the gradient of an angle is read off the r
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import torch
 from jaxtyping import Float
@@ -37,6 +38,8 @@ from joformer.kernels import (
     without_autocast,
 )
 from joformer.values import CurvedFrames, FlatFrames, Frames, check_fits
+
+_FORWARD, _PLAIN = nn.Linear.forward, (nn.Parameter, Tensor)
 
 
 def rotate(
@@ -94,7 +97,7 @@ def rotate_packed_(
 
 
 def unrotate_linear(
-    o: Float[Tensor, "batch tokens heads head_dim"], frames: Frames, linear: nn.Linear
+    o: Float[Tensor, "batch tokens heads head_dim"], frames: Frames, linear: nn.Module
 ) -> Float[Tensor, "batch tokens out"]:
     """W (A_t⁻¹ o_t) + b, heads side by side: undo the frames and project.
 
@@ -114,29 +117,34 @@ def unrotate_linear(
         turn(o, unit, frames.layout, o)
         return linear(o.flatten(2))
     turns = frames.turns(o.dtype, o.shape[2], inverse=True)
-    plain = is_plain(linear) and not torch.is_autocast_enabled(o.device.type) and o.dtype == linear.weight.dtype
-    if plain:
+    if is_plain(linear) and not torch.is_autocast_enabled(o.device.type) and o.dtype == linear.weight.dtype:
         return UnrotateLinear.apply(o, frames.angles, turns, linear.weight, linear.bias)
     return linear(Rotate.apply(o, frames.angles, turns, True).flatten(2))
 
 
-def is_plain(linear: nn.Module) -> bool:
-    """Whether only the weights of a linear layer matter: adapters, hooks and sharding must be heard.
+def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether calling a module is `F.linear` with its weights and nothing else: then it may be fused or reordered.
+
+    Hooks of any kind, a replaced `forward`, another class (adapters, parametrizations, sharding), a weight that is a
+    tensor of another kind (quantised, distributed) and a compiled call all make it not plain.
 
     >>> is_plain(nn.Linear(2, 2)), is_plain(nn.Sequential(nn.Linear(2, 2)))
     (True, False)
     """
+    if type(linear) is not nn.Linear or nn.Linear.forward is not _FORWARD or "forward" in linear.__dict__:
+        return False
     hooks = (
         linear._forward_hooks
         or linear._forward_pre_hooks
         or linear._backward_hooks
-        or _everywhere._global_forward_hooks
+        or linear._backward_pre_hooks
+        or _everywhere._has_any_global_hook()
     )
-    return type(linear) is nn.Linear and not hooks
+    return not hooks and linear._compiled_call_impl is None and type(linear.weight) in _PLAIN
 
 
 def own_projection(linear: nn.Module, x: Tensor) -> Tensor:
-    """The projection of x (..., in) as a tensor of ours to rotate in place: a hook, or another module, may keep its.
+    """The projection of x (…, in) as a tensor that may be overwritten: one that is not plain may keep its output.
 
     >>> own_projection(nn.Linear(2, 3), torch.ones(4, 2)).shape
     torch.Size([4, 3])

@@ -149,7 +149,8 @@ def _matrices(frames: Frames, x: Tensor) -> Tensor:
     if isinstance(frames, FlatFrames) and frames.planes == 0:
         return torch.eye(width, dtype=x.dtype, device=x.device).expand(*x.shape, -1)
     if isinstance(frames, FlatFrames):
-        angles = frames.angles.remainder(2 * torch.pi).to(x.dtype).repeat_interleave(heads // frames.heads, dim=2)
+        wide = frames.angles if frames.angles.device.type == "mps" else frames.angles.double()
+        angles = torch.atan2(wide.sin(), wide.cos()).to(x.dtype).repeat_interleave(heads // frames.heads, dim=2)
         blocks = Torus(frames.planes).matrix(angles).unsqueeze(3)
         entries = torch.arange(2 * frames.planes).view(-1, 2)
         if frames.layout == "half":

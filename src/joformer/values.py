@@ -98,8 +98,10 @@ class FlatFrames:
         end = None if self.end is None else self.end + by
         return FlatFrames.of(self.angles + by, layout=self.layout, content=self.content, end=end)
 
-    def to(self, device: torch.device | str) -> FlatFrames:
-        """The same frames on another device; precision is never changed."""
+    def to(self, device: torch.device | str | int | None) -> FlatFrames:
+        """The same frames on another device, or themselves where that is theirs or None; precision is never changed."""
+        if device is None or torch.device(device) == self.angles.device:
+            return self
         angles = self.angles
         if torch.device(device).type == "mps" and angles.dtype == torch.float64:
             angles = angles.remainder(2 * torch.pi).float()
@@ -141,10 +143,6 @@ class FlatFrames:
         key = (shape, dtype, device, widths, moved, forward_only)
         plan = self._ready.get(key)
         if plan is None:
-            turns = [
-                None if forward_only or not move else self.turns(dtype, heads, inverse=False)
-                for (heads, _), move in zip(widths, moved, strict=True)
-            ]
             joined: list[tuple[int, int, int]] = []
             start = 0
             for (heads, dim), move in zip(widths, moved, strict=True):
@@ -157,6 +155,10 @@ class FlatFrames:
                     else:
                         joined.append((start, stop, dim))
                 start = stop
+            turns = [
+                None if forward_only or not move else self.turns(dtype, heads, inverse=False)
+                for (heads, _), move in zip(widths, moved, strict=True)
+            ]
             runs = [(a, b, dim, self.unit(dtype, (b - a) // dim, inverse=False), self.layout) for a, b, dim in joined]
             plan = self._ready[key] = Plan(widths, tuple(runs), tuple(turns))
         return plan
@@ -197,8 +199,10 @@ class CurvedFrames:
         """Every frame moved by the same operator, S·A_t: the frames change, no journey does (gauge)."""
         return replace(self, matrices=by @ self.matrices)
 
-    def to(self, device: torch.device | str) -> CurvedFrames:
-        """The same frames on another device; precision is never changed."""
+    def to(self, device: torch.device | str | int | None) -> CurvedFrames:
+        """The same frames on another device, or themselves where that is theirs or None; precision is never changed."""
+        if device is None or torch.device(device) == self.matrices.device:
+            return self
         matrices = self.matrices
         if torch.device(device).type == "mps" and matrices.dtype == torch.float64:
             matrices = matrices.float()
@@ -226,6 +230,7 @@ def check_shapes(batch: int, tokens: int, heads: int, head_dim: int, device: tor
             f"frames must be what a frames module returns, got {type(frames).__name__}: "
             "call the module first, frames = module(positions, x)"
         )
+    check_precise(frames)
     its = frames.angles if isinstance(frames, FlatFrames) else frames.matrices
     rows, its_tokens, its_heads, last = its.shape[:4]
     if tokens != its_tokens:
@@ -249,6 +254,16 @@ def check_shapes(batch: int, tokens: int, heads: int, head_dim: int, device: tor
         )
     if its.device != device:
         raise ValueError(f"frames are on {its.device} but x is on {device}: use frames.to({str(device)!r})")
+
+
+def check_precise(frames: Frames) -> None:
+    """Raises where frames have been rounded to half precision, as whatever casts a module's inputs may do."""
+    dtype = frames.angles.dtype if isinstance(frames, FlatFrames) else frames.matrices.dtype
+    if dtype.itemsize < 4:
+        raise ValueError(
+            f"frames are {dtype}, which makes other rotations of them: keep float32 or float64, and under FSDP "
+            "MixedPrecisionPolicy(cast_forward_inputs=False)"
+        )
 
 
 def _select(t: Tensor, tokens: slice | Sequence[int] | Tensor) -> Tensor:

@@ -192,6 +192,41 @@ def test_gradients_through_a_growing_cache():
     assert_close(through_cache, at_once)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("window", [None, 4])
+def test_chunks_have_the_gradients_of_the_whole(kind, window):
+    """Keys, values and the angle of cumulative frames all come from earlier chunks, with their gradients."""
+    module = frames_of(kind, torch.float64)
+    attention = JourneyAttention(DIM, HEADS, causal=True, window=window).double()
+    x = torch.randn(2, 7, DIM, dtype=torch.float64, requires_grad=True)
+    wanted, weights = [x, *attention.parameters(), *module.parameters()], torch.randn(2, 7, DIM, dtype=torch.float64)
+    gradients = []
+    for cuts in ([7], [3, 1, 3]):
+        cache, outs = JourneyCache(window=window), []
+        for part in x.split(cuts, 1):
+            state = {"state": cache.angles} if kind == "cumulative" else {}
+            frames = module(positions.sequence(part.shape[1], offset=cache.tokens), part, **state)
+            outs.append(attention(part, frames, cache=cache))
+        gradients.append(torch.autograd.grad((torch.cat(outs, 1) * weights).sum(), wanted))
+    for whole, chunks in zip(*gradients, strict=True):
+        assert whole.abs().max() > 1e-3
+        assert_close(chunks, whole, tolerance=1e-12)
+
+
+def test_the_angle_kept_without_gradients_carries_none():
+    """And what inference mode left behind serves training as a constant."""
+    module, attention = frames_of("cumulative", torch.float32), JourneyAttention(DIM, HEADS, causal=True)
+    x = torch.randn(1, 5, DIM)
+    for mode in (torch.no_grad, torch.inference_mode):
+        cache = JourneyCache()
+        with mode():
+            attention(x[:, :3], module(positions.sequence(3), x[:, :3]), cache=cache)
+        assert not cache.angles.requires_grad
+        frames = module(positions.sequence(2, offset=3), x[:, 3:], state=cache.angles)
+        attention(x[:, 3:], frames, cache=cache).sum().backward()
+        assert module.projector.w2.weight.grad.isfinite().all()
+
+
 def test_converted_weights_compute_the_same_in_the_other_layout(dtype):
     """W_q, W_k, W_v rows and W_o columns reordered: same function on the half layout's frames."""
     attention, other = (JourneyAttention(DIM, HEADS).to(dtype) for _ in range(2))
@@ -253,6 +288,73 @@ def test_a_refused_call_leaves_the_cache_as_it_was():
         assert_close(last, attention(x, frames(positions.sequence(5)))[:, 4:])
         with pytest.raises(ValueError, match="another layer"):
             JourneyAttention(DIM, HEADS, causal=True)(x[:, 4:], frames(positions.sequence(1, 5)), cache=cache)
+
+
+def contents(cache):
+    """All that a cache is, with copies of what it holds."""
+    held = None if cache._store is None else [t[:, : cache._held].clone() for t in cache._store]
+    return cache.tokens, cache._held, cache._owner, cache.angles, held
+
+
+def same_contents(before, after):
+    held, now = before[-1], after[-1]
+    stored = (held is None) == (now is None) and all(torch.equal(a, b) for a, b in zip(held or (), now or ()))
+    return before[:3] == after[:3] and before[3] is after[3] and stored
+
+
+FAULTS = {
+    "mask": {"mask": torch.ones(3, 3, dtype=torch.bool)},
+    "mask dtype": {"mask": torch.ones(1, 1, 1, 9, dtype=torch.long)},
+    "segments": {"segments": torch.zeros(2, dtype=torch.long)},
+    "frames": {"frames": FlatFrames.of(torch.zeros(1, 9, 1, 4))},
+    "frames' heads": {"frames": FlatFrames.of(torch.zeros(1, 1, 2, 4))},
+    "batch": {"x": torch.zeros(3, 1, DIM)},
+    "dtype": {"x": torch.zeros(1, 1, DIM, dtype=torch.bfloat16)},
+    "the attention itself": {"fail": "attend"},
+    "the last projection": {"fail": "unrotate_linear"},
+}
+
+
+@pytest.mark.refused
+@pytest.mark.parametrize("filled", [0, 4])
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("cache", CACHES)
+def test_a_call_that_raises_leaves_cache_and_owner_as_they_were(fault, filled, cache, monkeypatch):
+    window = 4 if cache == "sliding" else None
+    attention, memory = JourneyAttention(DIM, HEADS, causal=True, window=window), CACHES[cache]()
+    x, module, wrong = torch.randn(1, 9, DIM), FixedFrames(HEAD), dict(FAULTS[fault])
+    filled = 4 if fault in ("batch", "dtype") else filled  # an empty cache takes any
+    with torch.no_grad():
+        if filled:
+            attention(x[:, :filled], module(positions.sequence(filled)), cache=memory)
+        before = contents(memory)
+        here = positions.sequence(1, filled)
+        with monkeypatch.context() as patch:
+            if "fail" in wrong:
+                patch.setattr(f"joformer.attention.module.{wrong.pop('fail')}", interrupted)
+            given = {"x": x[:, filled : filled + 1], "frames": module(here), "cache": memory, **wrong}
+            with pytest.raises((ValueError, RuntimeError, KeyboardInterrupt)):
+                attention(**given)
+        assert same_contents(before, contents(memory))
+        if filled == 0:
+            attention = JourneyAttention(DIM, HEADS, causal=True, window=window)  # it belongs to nobody yet
+        last = attention(x[:, filled : filled + 1], module(here), cache=memory)
+        assert_close(last, attention(x[:, : filled + 1], module(positions.sequence(filled + 1)))[:, filled:])
+
+
+def interrupted(*args, **kwargs):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.refused
+def test_a_reordering_that_raises_leaves_the_cache_as_it_was():
+    cache = JourneyCache()
+    cache.update(torch.randn(2, 3, 1, 4), torch.randn(2, 3, 1, 4))
+    cache.angles = torch.randn(3, 1, 1, 2)  # one row more, so that only the keys cannot follow
+    before = contents(cache)
+    with pytest.raises((ValueError, IndexError, RuntimeError)):
+        cache.reorder([2, 1])
+    assert same_contents(before, contents(cache))
 
 
 def test_a_cache_filled_in_inference_mode_goes_on_without():

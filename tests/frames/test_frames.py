@@ -1,9 +1,13 @@
 """What each kind of frames promises beyond what all of them do."""
 
+import math
+
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 
 from joformer import (
     CumulativeFrames,
@@ -18,6 +22,7 @@ from joformer import (
     rotate,
 )
 from joformer.algebra import Generators, Torus, absolute, path_transport
+from joformer.frequencies import Linear
 from joformer.testing import assert_close
 
 
@@ -313,3 +318,90 @@ def test_dense_frames_of_several_heads_are_the_exponentials_of_their_own_generat
             else:
                 expected = torch.stack([torch.matrix_exp(where[token, axis] * skew[axis]) for axis in range(3)])
             torch.testing.assert_close(matrices[0, token, head], expected)
+
+
+MODULES = {
+    "fixed": lambda: FixedFrames(8),
+    "learned": lambda: LearnedFrames(8),
+    "projected": lambda: ProjectedFrames(12, 8, heads=2),
+    "no base": lambda: ProjectedFrames(12, 8, heads=2, base="none"),
+    "cumulative": lambda: CumulativeFrames(12, 8, heads=2),
+    "dense": lambda: DenseFrames(8, axes=1),
+    "tree": lambda: TreeFrames(8, branches=2),
+}
+
+
+@pytest.mark.refused
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", MODULES)
+def test_positions_in_half_precision_raise(name, half):
+    """They are other positions: 2²⁰ + 1 is 2²⁰ in bfloat16 and infinite in float16."""
+    module, x = MODULES[name](), torch.randn(1, 2, 12)
+    with pytest.raises(ValueError, match=rf"{half}.*float64.*cast_forward_inputs=False") as caught:
+        module(torch.zeros(2, 1, dtype=half), x)
+    assert "\n" not in str(caught.value)
+    module(torch.zeros(2, 1), x)
+
+
+@pytest.mark.refused
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("far", [[math.inf], [-math.inf], [math.inf, -math.inf], [math.nan, math.inf]])
+@pytest.mark.parametrize("name", MODULES)
+def test_infinite_positions_raise(name, far, dtype):
+    module, at = MODULES[name](), torch.tensor([*far, *[0.0] * (3 - len(far))], dtype=dtype).unsqueeze(-1)
+    with pytest.raises(ValueError, match="infinite") as caught:
+        module(at, torch.randn(1, 3, 12))
+    assert "\n" not in str(caught.value)
+
+
+def test_looking_for_infinite_positions_stops_no_transform():
+    """Their values cannot be read under vmap, in fake tensors and on meta devices."""
+    module, where = FixedFrames(8), torch.rand(4, 3, 1, dtype=torch.float64)
+    torch.testing.assert_close(torch.vmap(lambda at: module(at).angles)(where)[:, 0], module(where).angles)
+    with FakeTensorMode():
+        assert FixedFrames(8)(torch.rand(3, 1)).angles.shape == (1, 3, 1, 4)
+    assert module(torch.rand(3, 1, device="meta")).angles.device.type == "meta"
+
+
+@pytest.mark.refused
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("module", [FixedFrames(8), DenseFrames(8, axes=1)], ids=["flat", "curved"])
+def test_frames_cast_to_half_precision_raise(module, backend):
+    """What FSDP's cast_forward_inputs does to frames that are an argument of a module: they are a pytree."""
+    frames = module(positions.sequence(5, offset=2**20))
+    cast = pytree.tree_map(lambda t: t.bfloat16() if isinstance(t, torch.Tensor) else t, frames)
+    q, k, v = torch.randn(3, 1, 5, 2, 8)
+    with pytest.raises(ValueError, match=r"bfloat16.*cast_forward_inputs=False") as caught:
+        journey_attention(q, k, v, cast, backend=backend)
+    assert "\n" not in str(caught.value)
+    for call in (
+        lambda: rotate(q, cast),
+        lambda: JourneyAttention(16, 2)(torch.randn(1, 5, 16), cast),
+        lambda: JourneyAttention(16, 2).bfloat16()(torch.randn(1, 5, 16).bfloat16(), cast),
+    ):
+        with pytest.raises(ValueError, match="cast_forward_inputs=False"):
+            call()
+
+
+def test_a_scaling_set_later_is_used():
+    module, where = FixedFrames(8), positions.sequence(5)
+    before = module(where).angles
+    module.scaling = Linear(4.0)
+    assert torch.equal(module(where).angles, FixedFrames(8, scaling=Linear(4.0))(where).angles)
+    module.scaling = None
+    assert torch.equal(module(where).angles, before)
+    module.base = 100.0
+    assert torch.equal(module(where).angles, FixedFrames(8, base=100.0)(where).angles)
+
+
+def test_a_scaling_that_changes_itself_is_used():
+    class Growing:
+        factor = 1.0
+
+        def apply(self, frequencies, base):
+            return frequencies / self.factor
+
+    module, where = FixedFrames(8, scaling=Growing()), positions.sequence(5)
+    assert torch.equal(module(where).angles, FixedFrames(8)(where).angles)
+    module.scaling.factor = 2.0
+    assert torch.equal(module(where).angles, FixedFrames(8, scaling=Linear(2.0))(where).angles)

@@ -56,6 +56,37 @@ def test_mixed_frames_come_back_from_disk_and_decode(tmp_path):
     assert (torch.cat(parts, 1) - whole).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("frames", ["cumulative", ("fixed", "cumulative", "projected")])
+def test_chunks_have_the_gradients_of_the_whole(frames):
+    model = lm(frames=frames, pattern="FWN" if frames == "cumulative" else "F", window=3).double()
+    for name, weight in model.named_parameters():
+        if "w2" in name:
+            torch.nn.init.normal_(weight)
+    tokens, weights = torch.randint(17, (2, 9)), torch.randn(2, 9, 17, dtype=torch.float64)
+    wanted = [p for p in model.parameters() if p.requires_grad]
+    caches = model.caches()
+    chunks = torch.cat([model(part, caches=caches) for part in tokens.split([5, 4], 1)], 1)
+    results = [torch.autograd.grad((out * weights).sum(), wanted) for out in (model(tokens), chunks)]
+    for whole, pieces in zip(*results, strict=True):
+        assert (pieces - whole).abs().max() <= 1e-12 * (1 + whole.abs().max())
+
+
+@pytest.mark.refused
+def test_a_call_that_raises_leaves_all_caches_as_they_were():
+    """The first layers have taken the new tokens in by the time that a later one raises."""
+    model, tokens = lm(pattern="NFF", frames=("fixed", "fixed", "cumulative")).eval(), torch.randint(17, (2, 6))
+    with torch.no_grad():
+        whole, caches = model(tokens), model.caches()
+        with pytest.raises(ValueError, match="another layer"):
+            model(tokens[:, :4], caches=[caches[0], caches[1], caches[1]])
+        parts = [model(tokens[:, :4], caches=caches)]
+        with pytest.raises(ValueError, match="positions must be"):
+            model(tokens[:, 4:], torch.zeros(2, 2), caches=caches)
+        assert [cache.tokens for cache in caches] == [4, 4, 4]
+        parts.append(model(tokens[:, 4:], caches=caches))
+    assert (torch.cat(parts, 1) - whole).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize("options", [{"temperature": 0}, {"top_k": 3}, {"temperature": 0.7}])
 def test_a_stream_is_what_generate_collects(options):
     model, start = lm(frames=("fixed", "cumulative")).eval(), torch.randint(17, (2, 4), dtype=torch.int32)

@@ -2,12 +2,14 @@
 
     stored   A_j k_j,  A_j v_j          a new query needs only its own frame:  A_i⁻¹ Σ_j α_ij (A_j v_j)
 
-Rotated once when they come in, never again. Cumulative frames also leave the angle they have reached.
+Rotated once when they come in, never again. Cumulative frames also leave the angle they have reached. In gradient mode
+all of it carries gradients: chunk after chunk gives those of one call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -55,22 +57,23 @@ class JourneyCache:
         self._check(keys, values)
         if self._store is not None and self._store[0].is_inference() and not torch.is_inference_mode_enabled():
             self._store = (self._store[0].clone(), self._store[1].clone())
-        self.tokens += keys.shape[1]
         if self.window is not None:
             seen = self._joined(keys, values)
             start = max(seen[0].shape[1] - (self.window - 1), 0)
             # A mere slice would keep the whole prefill alive behind it.
             self._store = (seen[0][:, start:].clone(), seen[1][:, start:].clone()) if start else seen
             self._held = self._store[0].shape[1]
-            return seen
-        if torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad):
-            self._store = self._joined(keys, values)
+        elif torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad):
+            seen = self._store = self._joined(keys, values)
             self._held = self._store[0].shape[1]
-            return self._store
-        start, self._held = self._held, self._held + keys.shape[1]
-        for room, new in zip(self._room(keys, values, start), (keys, values), strict=True):
-            room[:, start : self._held] = new
-        return self._seen()
+        else:
+            start, stop = self._held, self._held + keys.shape[1]
+            for room, new in zip(self._room(keys, values, start), (keys, values), strict=True):
+                room[:, start:stop] = new
+            self._held = stop
+            seen = self._seen()
+        self.tokens += keys.shape[1]
+        return seen
 
     def belongs_to(self, layer: object) -> None:
         """Every layer has keys of its own: refuse a cache that another layer has begun to fill."""
@@ -82,10 +85,11 @@ class JourneyCache:
     def reorder(self, rows: Int[Tensor, "batch"] | Sequence[int]) -> None:
         """Make row i continue what row rows[i] began: what beam search does after each step."""
         rows = torch.as_tensor(rows, device=None if self._store is None else self._store[0].device)
-        if self.angles is not None and self.angles.shape[0] > 1:
-            self.angles = self.angles.index_select(0, rows)
-        if self._store is not None:
-            self._store = (self._store[0].index_select(0, rows), self._store[1].index_select(0, rows))
+        with Unchanged(self):
+            if self.angles is not None and self.angles.shape[0] > 1:
+                self.angles = self.angles.index_select(0, rows)
+            if self._store is not None:
+                self._store = (self._store[0].index_select(0, rows), self._store[1].index_select(0, rows))
 
     def _seen(self) -> tuple[Tensor, Tensor]:
         assert self._store is not None
@@ -127,3 +131,31 @@ class JourneyCache:
                     f"{name} {tuple(new.shape)} {new.dtype} do not continue the cached {tuple(held.shape)} "
                     f"{held.dtype}: batch, heads, width and dtype must stay; cache.reset() starts anew"
                 )
+
+
+class Unchanged:
+    """A context that puts caches back as they were, their owner included, if anything in it raises.
+
+    What is stored is never overwritten, only written after or replaced, so that putting back copies nothing.
+
+    >>> cache = JourneyCache()
+    >>> try:
+    ...     with Unchanged(cache):
+    ...         k, v = cache.update(torch.rand(1, 3, 2, 8), torch.rand(1, 3, 2, 8))
+    ...         raise KeyboardInterrupt
+    ... except KeyboardInterrupt:
+    ...     print(cache.tokens)
+    0
+    """
+
+    def __init__(self, *caches: JourneyCache) -> None:
+        self._before = [(c, c.tokens, c._held, c._owner, c.angles, c._store) for c in caches]
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        if kind is not None:
+            for cache, tokens, held, owner, angles, store in self._before:
+                cache.tokens, cache._held, cache._owner = tokens, held, owner
+                cache.angles, cache._store = angles, store

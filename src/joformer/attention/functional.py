@@ -19,10 +19,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from joformer.attention.masks import check_dimensions, in_dtype
 from joformer.attention.reference import reference_attention
 from joformer.attention.window import window_attention
 from joformer.rotation import rotate
-from joformer.values import CurvedFrames, FlatFrames, Frames
+from joformer.values import CurvedFrames, FlatFrames, Frames, check_precise
 
 Transport = Literal["none", "scores", "values", "both"]
 Weighting = Literal["softmax", "softplus"]
@@ -58,8 +59,9 @@ def journey_attention(
     transport: "scores" moves q and k (RoPE), "values" moves v and the result, "both", or "none".
     causal, window: query i sees key j where 0 ≤ i − j (< window), or |i − j| < window when not causal. With fewer
       queries than keys the last query stands at the last key. A window costs O(keys · window).
-    mask: boolean (True: may attend) or added to the scores; (queries, keys) or broadcastable to
-      (batch, heads, queries, keys). A query that may attend to nothing gets zeros.
+    mask: boolean (True: may attend) or added to the scores, where −inf forbids, and so does the most negative number
+      of its dtype or of q's, or less. It is broadcastable to (batch, heads, queries, keys), or (queries, keys), which
+      raises where it may as well be (batch, keys). A query that may attend to nothing gets zeros.
     segments: (keys,) or (batch, keys) integers; tokens see only their own segment (packed sequences).
     scale: 1/√head_dim by default. dropout: on the weights; the caller says 0 in evaluation.
     weighting: "softplus" takes log(1 + e^s), not normalised; refused with content-dependent frames.
@@ -85,6 +87,8 @@ def journey_attention(
     }  # fmt: skip
     if backend == "reference":
         check_mask(mask, segments, (q.shape[0], q.shape[2], q.shape[1], k.shape[1]))
+        for its in (frames, key_frames, value_frames, value_key_frames):
+            check_precise(its)
         score_side = (frames, key_frames) if scores else None
         value_side = (value_frames, value_key_frames) if values else None
         return reference_attention(q, k, v, score_side, value_side, **options)
@@ -116,13 +120,14 @@ def attend(
     if backend == "flex" or (backend == "auto" and plain and mask is None and _flex_pays(q, window, segments)):
         if not plain:
             raise ValueError("the flex backend has softmax weights and no dropout: use backend='sdpa' or 'auto'")
+        mask = None if mask is None else in_dtype(mask, q.dtype)
         return _flex(q, k, v, causal=causal, mask=mask, segments=segments, window=window, scale=scale)
     if window is not None:
         return window_attention(
             q, k, v, window=window, causal=causal, scale=scale, mask=mask, segments=segments, dropout=dropout,
             weighting=weighting,
         )  # fmt: skip
-    queries, keys = q.shape[1], k.shape[1]
+    queries, keys, mask = q.shape[1], k.shape[1], None if mask is None else in_dtype(mask, q.dtype)
     # A single query at the last key sees everything; SDPA's own flag aligns the first query with the first key.
     flag = causal and queries == keys and mask is None and segments is None and weighting == "softmax"
     if not flag:
@@ -132,7 +137,7 @@ def attend(
     grouped = q.shape[2] != k.shape[2]
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-        attn_mask=_in_dtype(mask, q.dtype), dropout_p=dropout, is_causal=flag, scale=scale, enable_gqa=grouped,
+        attn_mask=mask, dropout_p=dropout, is_causal=flag, scale=scale, enable_gqa=grouped,
     )  # fmt: skip
     return out.transpose(1, 2)
 
@@ -233,6 +238,7 @@ def check_mask(mask: Tensor | None, segments: Tensor | None, full: tuple[int, in
                 f"mask must be boolean or floating point, (queries, keys) or broadcastable to {full}; "
                 f"got {mask.dtype} {tuple(mask.shape)}; a padding mask (batch, keys) goes in as mask[:, None, None, :]"
             )
+        check_dimensions(mask, full[0], full[2])
     if segments is not None:
         batch, _, queries, keys = full
         rows = check_segments(segments, keys).shape[0]
@@ -273,13 +279,6 @@ def _with_structure(mask: Tensor | None, visible: Tensor | None) -> Tensor | Non
     if mask.dtype == torch.bool:
         return mask & visible
     return torch.where(visible, mask, -torch.inf)
-
-
-def _in_dtype(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    if mask is None or mask.dtype in (torch.bool, dtype):
-        return mask
-    # "Very negative" must not become "forbidden": a row of the one still has weights, a row of the other has none.
-    return torch.where(mask == -torch.inf, mask, mask.clamp(min=torch.finfo(dtype).min)).to(dtype)
 
 
 def _softplus(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, dropout: float) -> Tensor:

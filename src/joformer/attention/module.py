@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from joformer.attention.cache import JourneyCache
+from joformer.attention.cache import JourneyCache, Unchanged
 from joformer.attention.functional import (
     Backend,
     Transport,
@@ -116,7 +116,8 @@ class JourneyAttention(nn.Module):
         """x (batch, tokens, dim) with the frames of its tokens; other arguments as in `journey_attention`.
 
         With a cache, which belongs to this layer alone, x holds the new tokens only and frames are theirs; the keys of
-        `mask` (new, all) and the `segments` are those of all tokens seen so far. The cache grows in place.
+        `mask` (new, all) and the `segments` are those of all tokens seen so far. The cache grows in place; a call that
+        raises leaves it as it was.
 
         `inner` attends in place of the backend: it gets q, k and v where all frames are one, and must return a tensor
         that nobody else will read. Masks, caches and dropout are then its own.
@@ -143,16 +144,32 @@ class JourneyAttention(nn.Module):
             return self._forward_in_halves(x, frames, mask, segments)
         side = (frames if scores else None, key_frames if scores else None, value_key_frames if values else None)
         q, k, v = self._project(x, context, side)
-        if cache is not None:
-            # Before the cache takes anything: a refused call must leave it as it was.
+        home = value_frames if values else None
+        if cache is None:
+            return self._attend(q, k, v, mask, segments, home, inner)
+        with Unchanged(cache):
+            cache.belongs_to(self)
             check_mask(mask, segments, (q.shape[0], q.shape[2], q.shape[1], cache.tokens + k.shape[1]))
             k, v = cache.update(k, v)
             if isinstance(frames, FlatFrames) and frames.end is not None:
-                cache.angles = frames.end.detach()
+                cache.angles = frames.end
             mask = None if mask is None else mask[..., -k.shape[1] :] if mask.shape[-1] > 1 else mask
             segments = None if segments is None else segments[..., -k.shape[1] :]
+            return self._attend(q, k, v, mask, segments, home, inner)
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        segments: Tensor | None,
+        home: Frames | None,
+        inner: Inner | None,
+    ) -> Tensor:
+        """From q, k and v to the layer's output; `home` are the frames that values are taken back from."""
         out = attend(q, k, v, mask=mask, segments=segments, **self._options()) if inner is None else inner(q, k, v)
-        return unrotate_linear(out, value_frames, self.out) if values else self.out(out.flatten(2))
+        return self.out(out.flatten(2)) if home is None else unrotate_linear(out, home, self.out)
 
     def _project(
         self, x: Tensor, context: Tensor | None, frames: Sequence[Frames | None]
@@ -234,8 +251,6 @@ class JourneyAttention(nn.Module):
             raise ValueError("cross-attention needs the context's own frames: give key_frames=")
         if cache is not None and (not self.causal or self.backend == "reference"):
             raise ValueError("a cache continues a causal sequence: build with causal=True and a fast backend")
-        if cache is not None:
-            cache.belongs_to(self)
         if cache is not None and cache.window is not None and (self.window is None or cache.window < self.window):
             raise ValueError(
                 f"a cache that keeps {cache.window} tokens is too short for attention with window={self.window}: "

@@ -32,6 +32,8 @@ def reference_attention(
 ) -> Tensor:
     """Shapes as in `journey_attention`; frames are (queries', keys') or None where that side stands still."""
     (batch, queries, heads, _), keys, group = q.shape, k.shape[1], q.shape[2] // k.shape[2]
+    given = q.dtype
+    q, k, v = (t.to(torch.promote_types(given, torch.float32)) for t in (q, k, v))
     k, v = (t.repeat_interleave(group, dim=2) for t in (k, v))
     q_h, k_h, v_h = (t.transpose(1, 2) for t in (q, k, v))
 
@@ -55,7 +57,8 @@ def reference_attention(
     if mask is not None and mask.dtype == torch.bool:
         see = see & mask
     elif mask is not None:
-        scores = scores + mask
+        see = see & (mask > max(torch.finfo(mask.dtype).min, torch.finfo(given).min))
+        scores = scores + mask.to(scores.dtype)
 
     if weighting == "softplus":
         weights = torch.logaddexp(scores, torch.zeros_like(scores)) * see
@@ -66,11 +69,11 @@ def reference_attention(
     weights = torch.dropout(weights, dropout, dropout > 0)
 
     if value_frames is None:
-        return torch.einsum("bhij,bhjd->bihd", weights, v_h)
+        return torch.einsum("bhij,bhjd->bihd", weights, v_h).to(given)
     order = _order(value_frames[0], v.shape[-1]).to(v.device)
     kind, dst, src = _operators(*value_frames, heads, v.shape[-1], v.dtype)
     out = value_path(weights, v_h[..., order], group=kind, src=src, dst=dst)
-    return out[..., order.argsort()].transpose(1, 2)
+    return out[..., order.argsort()].transpose(1, 2).to(given)
 
 
 def _order(frames: Frames, width: int) -> Tensor:
@@ -95,10 +98,10 @@ def _operators(
 
 def _angles(frames: Frames, heads: int, planes: int, dtype: torch.dtype) -> Tensor:
     assert isinstance(frames, FlatFrames)
-    # Reduced before they are rounded: an angle of a million radians has no digits left in float32.
-    angles = (
-        frames.angles.remainder(2 * torch.pi).to(dtype).repeat_interleave(heads // frames.heads, dim=2).transpose(1, 2)
-    )
+    # Reduced before they are rounded, and in float64: a million radians, or 2π, have few digits in float32.
+    wide = frames.angles if frames.angles.device.type == "mps" else frames.angles.double()
+    angles = torch.atan2(wide.sin(), wide.cos()).to(dtype)
+    angles = angles.repeat_interleave(heads // frames.heads, dim=2).transpose(1, 2)
     return torch.cat((angles, angles.new_zeros(*angles.shape[:-1], planes - frames.planes)), -1)
 
 

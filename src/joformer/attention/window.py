@@ -22,6 +22,8 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
+from joformer.attention.masks import check_dimensions, exporting, in_dtype
+
 __all__ = ["window_attention"]
 
 
@@ -47,7 +49,8 @@ def window_attention(
     Args:
         window: key j is visible to query i iff 0 ≤ i − j < window (causal) or |i − j| < window (not causal).
         mask: boolean (True: may attend) or additive, broadcastable to (batch, heads, queries, keys), or
-            (queries, keys). A key-padding mask (batch, 1, 1, keys) is never expanded to queries × keys.
+            (queries, keys) unless that may be (batch, keys); what forbids: see `journey_attention`. A key-padding
+            mask (batch, 1, 1, keys) is never expanded to queries × keys.
         segments: (batch, keys) or (keys,): tokens of packed sequences see only those of equal number.
         dropout: probability with which a weight is dropped (the rest is scaled up).
         weighting: "softmax", or "softplus" for the unnormalised weights log(1 + exp(score)).
@@ -77,7 +80,7 @@ def window_attention(
     size = max(64, -(-window // 16) * 8)
     offset = keys - queries
     # An exported graph has to serve all lengths, so there a length may decide nothing.
-    whole = queries == 1 or (not _exporting() and queries <= lead + trail + size)
+    whole = queries == 1 or (not exporting() and queries <= lead + trail + size)
     plain = causal and weighting == "softmax" and mask is segments is None
     if whole and plain and (queries == 1 or queries == keys <= window):
         # All that is left is visible, or the lower triangle, and SDPA is fastest when told so without a mask.
@@ -112,13 +115,9 @@ def window_attention(
     elif mask is not None:
         mask = mask[:, :, (row - offset)[:, :, None], column[:, None]]
     o = _attend(q, k, v, visible, mask, scale, dropout, weighting)
-    if _exporting() and not whole:  # a slice would have to be proved to lie inside, which is beyond the tracer
+    if exporting() and not whole:  # a slice would have to be proved to lie inside, which is beyond the tracer
         return o.index_select(1, torch.arange(queries, device=q.device))
     return o if whole or (not torch.compiler.is_compiling() and o.shape[1] == queries) else o[:, :queries]
-
-
-def _exporting() -> bool:
-    return getattr(torch.compiler, "is_exporting", bool)()  # torch 2.6 has none
 
 
 def _pad(x: Tensor, front: int, length: int) -> Tensor:
@@ -187,7 +186,7 @@ def _attend(
     mask, live = visible, None
     if given is not None:
         additive = given.dtype != torch.bool
-        mask = given.to(q.dtype).where(visible, -torch.inf) if additive else given & visible
+        mask = torch.where(visible, in_dtype(given, q.dtype), -torch.inf) if additive else given & visible
         live = (mask > -torch.inf if additive else mask).any(-1, keepdim=True)
         # What a kernel makes of a row without keys differs between devices: give it some, and drop the result.
         mask = mask.masked_fill(~live, 0.0 if additive else True)
@@ -234,12 +233,13 @@ def _check(q: Tensor, k: Tensor, v: Tensor, window: int, dropout: float, weighti
 
 def _widen(mask: Tensor | None, segments: Tensor | None, q: Tensor, keys: int) -> tuple[Tensor | None, Tensor | None]:
     if mask is not None:
-        full, shape = (q.shape[0], q.shape[2], q.shape[1], keys), tuple(mask.shape)
+        full, shape, given = (q.shape[0], q.shape[2], q.shape[1], keys), tuple(mask.shape), mask
         mask = mask[None, None] if mask.ndim == 2 else mask
         if mask.ndim != 4 or any(n not in (1, most) for n, most in zip(mask.shape, full, strict=True)):
             raise ValueError(f"mask must broadcast to (batch, heads, queries, keys) = {full}, not {shape}")
         if not (mask.dtype == torch.bool or mask.dtype.is_floating_point):
             raise ValueError(f"mask must be boolean (True: may attend) or floating (added), not {mask.dtype}")
+        check_dimensions(given, q.shape[0], q.shape[1])
         mask = mask.expand(-1, -1, -1, keys)
     if segments is not None:
         shape = tuple(segments.shape)

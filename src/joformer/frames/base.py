@@ -9,13 +9,15 @@ changes scores by no more than float32 rounding. Paper: "Architecture Variants";
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isfinite
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from joformer.kernels import Layout, check_layout
+from joformer.kernels import Layout, check_layout, traced
+from joformer.positions import check_precision
 from joformer.values import Frames
 
 if TYPE_CHECKING:
@@ -97,7 +99,11 @@ def planes_of(head_dim: int, planes: int | None, axes: int, split: str) -> int:
 
 
 def coordinates(positions: Tensor, axes: int, x: Tensor | None = None) -> Float[Tensor, "batch tokens axes"]:
-    """Positions as float64 (batch or 1, tokens, axes); tokens without coordinates get 0, whose angle is 0."""
+    """Positions as float64 (batch or 1, tokens, axes); tokens without coordinates get 0, whose angle is 0.
+
+    Raises ValueError for a wrong shape, half precision and, in eager mode on the CPU, infinite coordinates; elsewhere
+    reading them would wait for the device or break a graph, and they give NaN.
+    """
     if not isinstance(positions, Tensor) or positions.dim() not in (2, 3) or positions.shape[-1] != axes:
         shape = tuple(positions.shape) if isinstance(positions, Tensor) else type(positions).__name__
         raise ValueError(
@@ -113,9 +119,13 @@ def coordinates(positions: Tensor, axes: int, x: Tensor | None = None) -> Float[
             f"x must be (batch, {positions.shape[-2]} tokens, dim), one row per position, got {tuple(x.shape)} "
             f"for positions {tuple(positions.shape)}"
         )
+    check_precision(positions, "positions are")
     if positions.device.type == "mps":
         positions = positions.cpu()
     known = positions.to(torch.float64).nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+    # A sum, finite only if all are, is the cheapest look at them: 3 µs.
+    if not traced() and type(known) is Tensor and known.device.type == "cpu" and not isfinite(known.sum().item()):
+        raise ValueError("positions are infinite: give finite coordinates, or NaN on every axis to a token without any")
     return known if known.dim() == 3 else known.unsqueeze(0)
 
 

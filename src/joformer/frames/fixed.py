@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -17,7 +18,7 @@ from joformer.frames.base import (
     place,
     planes_of,
 )
-from joformer.frequencies import Scaling, per_axis
+from joformer.frequencies import NTK, Linear, Scaling, YaRN, per_axis
 from joformer.kernels import Layout
 from joformer.values import FlatFrames
 
@@ -37,6 +38,8 @@ class FixedFrames(FramesModule):
     >>> FixedFrames(64, axes=2, base=100.0)(positions.grid(14, 14, prefix=1)).angles.shape
     torch.Size([1, 197, 1, 32])
     """
+
+    _ready: dict[torch.device, Tensor]
 
     def __init__(
         self,
@@ -60,7 +63,6 @@ class FixedFrames(FramesModule):
             )
         self.base = base if isinstance(base, (int, float)) else tuple(float(f) for f in base)
         self.scaling = scaling
-        self._ready: dict[torch.device, Tensor] = {}
         self.frequencies()  # bad arguments fail here rather than at the first forward
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:
@@ -74,8 +76,15 @@ class FixedFrames(FramesModule):
             steps = self.frequencies(device).unsqueeze(0)
             if type(steps) is not Tensor or steps.is_inference():  # what must not outlive its mode
                 return steps
+            if not isinstance(self.scaling, (Linear, NTK, YaRN, type(None))):  # which may change by itself
+                return steps
             self._ready[device] = steps
         return self._ready[device]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("base", "scaling", "split", "axes", "planes"):
+            self.__dict__["_ready"] = {}  # made with what was set before
 
     def angles(self, positions: Tensor, x: Tensor | None = None) -> Float[Tensor, "batch tokens 1 planes"]:
         """θ = ω·t, float64."""

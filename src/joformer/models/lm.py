@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -20,10 +21,12 @@ from torch import Tensor, nn
 
 from joformer import positions
 from joformer.attention import JourneyAttention, JourneyCache
+from joformer.attention.cache import Unchanged
 from joformer.attention.functional import Transport
 from joformer.frames import CumulativeFrames, FixedFrames, LearnedFrames, NoFrames, ProjectedFrames
 from joformer.models.blocks import Block, require_counts
-from joformer.models.losses import linear_cross_entropy
+from joformer.models.losses import cross_entropy, linear_cross_entropy
+from joformer.rotation import is_plain
 from joformer.values import Frames
 
 FramesName = Literal["fixed", "learned", "projected", "cumulative"]
@@ -144,14 +147,17 @@ class JoFormerLM(nn.Module):
         """`where` are the positions, by default those after what `caches` (see `caches()`) hold, or 0, 1, …
 
         With `targets`, the token that should follow each (−100: does not count), the result is the mean loss, and
-        the logits never exist as a whole.
+        the logits never exist as a whole, unless the head is more than its weights (hooks, adapters).
 
         >>> model, tokens = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2)), torch.randint(50, (3, 8))
         >>> model(tokens[:, :-1], targets=tokens[:, 1:]).shape
         torch.Size([])
         """
         x = self._read(tokens, where, caches)
-        return self.head(x) if targets is None else linear_cross_entropy(x, self.head.weight, targets)
+        if targets is not None and is_plain(self.head) and self.head.bias is None:
+            return linear_cross_entropy(x, self.head.weight, targets)
+        logits = self.head(x)
+        return logits if targets is None else cross_entropy(logits, targets)
 
     def _read(
         self, tokens: Tensor, where: Tensor | None, caches: Sequence[JourneyCache] | None
@@ -161,18 +167,19 @@ class JoFormerLM(nn.Module):
             raise ValueError(f"{len(caches)} caches for {len(self.blocks)} layers: make them with model.caches()")
         seen = caches[0].tokens if caches else 0
         where = positions.sequence(tokens.shape[1], offset=seen, device=tokens.device) if where is None else where
-        x = self.embed(tokens)
-        made: dict[int, Frames] = {}
-        for layer, (module, block) in enumerate(zip(self.frames, self.blocks, strict=True)):
-            cache = None if caches is None else caches[layer]
-            if isinstance(module, CumulativeFrames):
-                frames = module(where, x, state=None if cache is None else cache.angles)
-            elif module.content:
-                frames = module(where, x)
-            else:
-                frames = made[id(module)] = made.get(id(module)) or module(where, x)
-            x = block(x, frames, cache=cache)
-        return self.norm(x)
+        with nullcontext() if caches is None else Unchanged(*caches):  # all of them, whichever layer raises
+            x = self.embed(tokens)
+            made: dict[int, Frames] = {}
+            for layer, (module, block) in enumerate(zip(self.frames, self.blocks, strict=True)):
+                cache = None if caches is None else caches[layer]
+                if isinstance(module, CumulativeFrames):
+                    frames = module(where, x, state=None if cache is None else cache.angles)
+                elif module.content:
+                    frames = module(where, x)
+                else:
+                    frames = made[id(module)] = made.get(id(module)) or module(where, x)
+                x = block(x, frames, cache=cache)
+            return self.norm(x)
 
     def caches(self) -> list[JourneyCache]:
         """One empty cache for each layer, sliding where the layer has a window.

@@ -43,9 +43,18 @@ def linear_cross_entropy(
     y = _checked(hidden, weight, targets)
     x = hidden.flatten(0, -2)
     if torch._C._are_functorch_transforms_active():  # which see through plain operations only
-        logits = F.linear(x, weight)
-        return F.cross_entropy(logits.to(_wide(logits.dtype)), y, ignore_index=IGNORED)
+        return cross_entropy(F.linear(x, weight), y)
     return LinearCrossEntropy.apply(x, weight, y, torch.is_grad_enabled())
+
+
+def cross_entropy(logits: Float[Tensor, "*tokens vocab"], targets: Integer[Tensor, "*tokens"]) -> Float[Tensor, ""]:
+    """mean_n −log softmax(z_n)[target_n] of logits that exist, fp32 or wider, like `linear_cross_entropy`'s.
+
+    >>> round(cross_entropy(torch.eye(3), torch.tensor([0, 1, -100])).item(), 4)
+    0.5514
+    """
+    flat = logits.flatten(0, -2)
+    return F.cross_entropy(flat.to(_wide(flat.dtype)), targets.flatten().to(torch.int64), ignore_index=IGNORED)
 
 
 class LinearCrossEntropy(torch.autograd.Function):
