@@ -308,3 +308,19 @@ def test_speed_is_said_where_it_is_known(tmp_path, mark):
         assert (again["step_ms"] is not None) == known
         assert again["measured"] == first["measured"]
         assert again["curve"] == first["curve"]
+
+
+def test_a_cell_whose_run_lost_its_last_line_has_its_numbers(tmp_path, mark):
+    """As the power could leave it before finished runs were sealed: weights on the disk, the last evaluation not."""
+    (plan,) = mishaps.plans("laptop", mark, (0,), None, True)
+    cell = plan.cells[0]
+    first = run(cell, tmp_path, say=lambda line: None)
+    folder = tmp_path / cell.name
+    log = folder / "metrics.jsonl"
+    for name in (RESULT, "manifest.json"):
+        (folder / name).unlink()
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
+    again = run(cell, tmp_path, say=lambda line: None)
+    assert again["measured"] == first["measured"]
+    assert "bits_per_byte" in again["measured"][""]
+    assert again["curve"] == first["curve"]
