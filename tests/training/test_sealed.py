@@ -14,7 +14,8 @@ from joformer import cli
 from joformer.experiments.results import gather
 from joformer.files import checksum, sealed
 from joformer.models import JoFormerLM, load, save
-from joformer.training import open_run, train
+from joformer.training import checkpoints, open_run, train
+from joformer.training.state import State
 
 FILES = ("config.json", "manifest.json", "metrics.jsonl", "model.safetensors", "tokenizer.json")
 
@@ -384,3 +385,36 @@ def test_a_model_is_built_once_its_header_fits(out, monkeypatch):
     with pytest.raises(ValueError, match=r"does not fit config\.json, first at .*: they belong to two models"):
         load(out)
     assert set(devices) == {"meta"}
+
+
+# -- room --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("keep", "steps", "save_every", "held", "wanted"),
+    [
+        (3, 100, 10, 0, 4),  # three that are kept, and one that is being written
+        (1, 100, 10, 0, 2),
+        (9, 30, 10, 0, 4),  # there are only three, and the final weights
+        (9, 35, 10, 0, 5),
+        (3, 5, 100, 0, 2),
+        (3, 100, 10, 2, 2),
+        (3, 100, 10, 3, 1),
+        (3, 100, 10, 7, 1),
+    ],
+)
+def test_room_is_asked_for_all_checkpoints_that_exist_at_once(
+    memory, monkeypatch, keep, steps, save_every, held, wanted
+):
+    asked = []
+
+    def require_room(folder, size, count):
+        asked.append((size, count))
+        raise ValueError("enough is known")
+
+    monkeypatch.setattr(checkpoints, "require_room", require_room)
+    monkeypatch.setattr(checkpoints, "held", lambda folder: held)
+    monkeypatch.setattr(State, "size", 7)
+    with pytest.raises(ValueError, match="enough is known"):
+        run(memory / "run", keep=keep, steps=steps, save_every=save_every)
+    assert asked == [(7, wanted)]

@@ -194,19 +194,28 @@ def read(place: Path) -> Checkpoint:
     return Checkpoint(place, state)
 
 
-def require_room(folder: Path, size: int) -> None:
-    """Refuse, before any work is done, a folder that could not take two checkpoints of `size` bytes.
+def require_room(folder: Path, size: int, count: int = 2) -> None:
+    """Refuse, before any work is done, a folder that could not take `count` more checkpoints of `size` bytes.
 
     >>> from tempfile import gettempdir
     >>> require_room(Path(gettempdir()), 10)
     """
     make_folder(folder)
     free = shutil.disk_usage(folder).free
-    if free < 2 * size:
+    if free < count * size:
         raise ValueError(
-            f"{folder} has {free / 1e6:,.1f} MB free and a checkpoint takes {size / 1e6:,.1f} MB, two at a time: "
-            "make room or choose another --out"
+            f"{folder} has {free / 1e6:,.1f} MB free and a checkpoint takes {size / 1e6:,.1f} MB, "
+            f"{'two' if count == 2 else count} at a time: make room or choose another --out"
         )
+
+
+def held(folder: Path) -> int:
+    """How many checkpoints are in the folder, whole or not.
+
+    >>> held(Path("nowhere"))
+    0
+    """
+    return len(_steps(folder))
 
 
 def sweep(folder: Path) -> None:

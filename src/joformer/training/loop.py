@@ -255,7 +255,7 @@ class _Run:
         newest, was_over = found.newest, (self.out / WEIGHTS).is_file() or (self.out / MANIFEST).exists()
         if not found.measured:
             if self.step < self.recipe.total:
-                checkpoints.require_room(self.out / CHECKPOINTS, self.state.size)
+                checkpoints.require_room(self.out / CHECKPOINTS, self.state.size, self._room())
             self.log.restore(None if newest is None else newest.state["metrics"])
             (self.out / MANIFEST).unlink(missing_ok=True)
         if newest is None:
@@ -267,6 +267,12 @@ class _Run:
                 self.say(f"{line}; repaired from {newest.folder}")
         else:
             self.say(f"continuing {self.out} at step {self.step} of {self.recipe.total}")
+
+    def _room(self) -> int:
+        """How many checkpoints there must be room for: at most `keep` are kept, beside one that is being written."""
+        every, total, held = self.recipe.save_every, self.recipe.total, checkpoints.held(self.out / CHECKPOINTS)
+        coming = total // every - self.step // every + (total % every > 0)
+        return max(1, min(self.recipe.keep, held + coming) + 1 - held)
 
     # -- the steps ---------------------------------------------------------------------------------------------------
 
