@@ -18,7 +18,7 @@ from joformer import cli
 from joformer.experiments import TABLES, run
 from joformer.experiments.cells import finished
 from joformer.experiments.engine import Done, run_local
-from joformer.experiments.results import RESULT, TABLE
+from joformer.experiments.results import RESULT, TABLE, gather
 
 JOBS = 2
 
@@ -324,3 +324,23 @@ def test_a_cell_whose_run_lost_its_last_line_has_its_numbers(tmp_path, mark):
     assert again["measured"] == first["measured"]
     assert "bits_per_byte" in again["measured"][""]
     assert again["curve"] == first["curve"]
+
+
+@pytest.mark.refused
+def test_a_result_that_was_altered_is_not_believed(tmp_path, mark):
+    (plan,) = mishaps.plans("laptop", mark, (0,), None, True)
+    plan = replace(plan, cells=plan.cells[:1])
+    (cell,) = plan.cells
+    plan.begin(tmp_path)
+    run(cell, tmp_path, say=lambda line: None)
+    place = tmp_path / cell.name / RESULT
+    whole = place.read_bytes()
+    number = json.loads(whole)["measured"][""]["bits_per_byte"]
+    place.write_bytes(whole.replace(f"{number}".encode(), f"{number / 2}".encode(), 1))
+    for reader in (lambda: finished(cell, tmp_path), lambda: gather([tmp_path])):
+        with pytest.raises(ValueError, match=r"result\.json.* was altered: its checksum is wrong") as refusal:
+            reader()
+        assert "\n" not in str(refusal.value)
+    unsealed = {key: value for key, value in json.loads(whole).items() if key != "sha256"}
+    place.write_text(json.dumps(unsealed))  # as older versions wrote it
+    assert finished(cell, tmp_path) == unsealed

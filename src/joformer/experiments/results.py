@@ -4,8 +4,8 @@
     RUN/config.json, RUN/metrics.jsonl              of `train`: a row of the table "runs"
     report.json                                     of `report`: tables as they were gathered before
 
-A cell that is planned and has no result yet is missing, which the report says. A file that is there and makes no sense
-is an error that names it: a report without it would look complete.
+A cell that is planned and has no result yet is missing, which the report says. A file that is there and makes no sense,
+or is not what its checksum says, is an error that names it: a report without it would look complete.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from joformer.experiments.gathered import Gathered, Table, as_cell, as_table, finite
-from joformer.files import MANIFEST, check_folder
+from joformer.files import MANIFEST, check_folder, read_sealed
 
 TABLE, RESULT, REPORT = "table.json", "result.json", "report.json"
 ORDER = ("mnist", "cifar100", "imagenet", "wikipedia", "length", "overhead", "transport", "compare")
@@ -76,7 +76,7 @@ def _read(place: Path) -> dict[str, Any]:
         raise ValueError(f"{place} is damaged ({error}): write it again") from None
     if not isinstance(content, dict):
         raise ValueError(f"{place} is damaged (no JSON object): write it again")
-    return content
+    return read_sealed(place) if "sha256" in content else content
 
 
 def _from_folder(folder: Path) -> Table:
