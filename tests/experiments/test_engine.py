@@ -173,6 +173,14 @@ def test_stopped_stopped_killed_and_finished(tmp_path, mark, start, alone):
         assert process.is_alive(), log.read_text()
         workers = attempts(out, "lingers")
         assert len(workers) == turn + 1
+        if not turn:  # a second command in this folder is told so, and disturbs nothing
+            second = start(tmp_path / "second.log", *words)
+            second.join(120)
+            assert second.exitcode == 2
+            assert (tmp_path / "second.log").read_text().splitlines()[-1] == (
+                f"joformer: {out} is in use by another run: wait for it, or choose another --out"
+            )
+            assert "failed" not in (tmp_path / "second.log").read_text()
         (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
         process.join(120)
         lines = log.read_text().splitlines()
