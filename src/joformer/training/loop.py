@@ -85,7 +85,8 @@ def train(
     """
     say = say or (lambda line: print(line, file=sys.stderr))
     run = _Run(config, task, recipe, Path(out), seed, drift, dict(notes or {}), say)
-    with only_one(), run.alone(), closing(task), deterministic(recipe.deterministic), signals() as asked:
+    watched, exact = run.processes.watched(), deterministic(recipe.deterministic)
+    with only_one(), watched, run.alone(), closing(task), exact, signals() as asked:
         found = run.begin()
         if not found.measured:
             run.steps(asked)
