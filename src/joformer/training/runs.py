@@ -4,7 +4,9 @@
     metrics.jsonl       what was measured: a function of the command alone, hence without times
     speed.jsonl         how fast it went
     checkpoints/        see checkpoints.py
+    tokenizer.json      (text) or classes.json (images)
     model.safetensors   when finished, so that `models.load` reads the folder
+    manifest.json       last: sha256 of all the files above that are results, and of itself; with it the run has ended
 
 Starting the same command on the same folder continues it. Where that could not give the bits of a run that was never
 interrupted (other settings, other data, another machine), it is refused with the reason.
@@ -27,6 +29,8 @@ import joformer
 from joformer.files import make_folder
 
 CONFIG, METRICS, SPEED, CHECKPOINTS = "config.json", "metrics.jsonl", "speed.jsonl", "checkpoints"
+KEPT = ("tokenizer.json", "classes.json")
+"""What a task may keep beside the model (`Task.keep`)."""
 
 
 class Stopped(Exception):
@@ -90,6 +94,22 @@ class Log:
     path: Path
     _bytes: int = 0
     _hash: Any = field(default_factory=hashlib.sha256)
+
+    def is_shorter(self, place: Mapping[str, Any]) -> bool:
+        """Whether the file is there, and a part of what was there at `place` is not."""
+        return self.path.is_file() and self.path.stat().st_size < place["bytes"]
+
+    def ends(self, place: Mapping[str, Any], step: int) -> bool:
+        """Whether nothing but the evaluation of this step follows `place`, wholly."""
+        data = self.path.read_bytes() if self.path.is_file() else b""
+        kept, line = data[: place["bytes"]], data[place["bytes"] :]
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            return False
+        right = isinstance(entry, dict) and entry.get("step") == step and "train_loss" not in entry
+        whole = line == (json.dumps(entry) + "\n").encode()
+        return right and whole and hashlib.sha256(kept).hexdigest() == place["sha256"]
 
     def restore(self, place: Mapping[str, Any] | None) -> None:
         """Back to `place`; an earlier part that is not what it was cannot be continued."""
