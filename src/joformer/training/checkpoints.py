@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from typing import Any
 
 from torch import Tensor
 
-from joformer.files import make_folder, synchronise
+from joformer.files import JSON, make_folder, read_file, synchronise
 
 Say = Callable[[str], None]
 STATE = "state.json"
@@ -85,8 +86,7 @@ def save(
 
     make_folder(folder)
     place = folder / f"{step:08d}"
-    partial = folder / f"{PARTIAL}{place.name}"
-    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed here
+    partial = folder / f"{PARTIAL}{place.name}-{secrets.token_hex(8)}"
     try:
         partial.mkdir()
         described = partial / "config.json"
@@ -148,7 +148,7 @@ def read(place: Path) -> Checkpoint:
     ValueError: nowhere is no checkpoint: it has no state.json
     """
     try:
-        raw = (place / STATE).read_bytes()
+        raw = read_file(place / STATE, JSON)
         state = json.loads(raw)
         del state["sha256"]
         files, step = dict(state["files"]), int(state["step"])
@@ -206,7 +206,7 @@ def _ours(path: Path) -> bool:
 
 def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
-    if path.is_file():  # someone's own, named like a checkpoint
+    if path.is_file() or path.is_symlink():  # someone's own, named like a checkpoint
         path.unlink()
 
 
