@@ -15,7 +15,6 @@ import json
 import math
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
@@ -25,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joformer.console import tell
 from joformer.files import write_json
 from joformer.models import adapt, initialise
 from joformer.models.saving import MODELS, WEIGHTS, save_weights, written
@@ -82,7 +82,7 @@ def train(
     >>> result["step"], result["bits_per_byte"] < 10
     (3, True)
     """
-    say = say or (lambda line: print(line, file=sys.stderr))
+    say = say or tell
     run = _Run(config, task, recipe, Path(out), seed, drift, dict(notes or {}), say)
     with only_one(), run.alone(), closing(task), deterministic(recipe.deterministic), signals() as asked:
         return run.result() if run.begin() else run.steps(asked)

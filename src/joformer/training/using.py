@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from joformer import models
+from joformer.console import tell
 from joformer.models.saving import WEIGHTS
 from joformer.training import checkpoints
 from joformer.training.checkpoints import STATE, Say
@@ -47,7 +47,7 @@ def open_run(place: str | os.PathLike[str], say: Say | None = None) -> Opened:
         raise ValueError(f"{given} is a file: give the folder of a run; pickles (.pt, .pth, .bin) are never read")
     if not given.is_dir():
         raise ValueError(f"{given} is not there: give the folder of a run, or of one of its checkpoints")
-    say = say or (lambda line: print(line, file=sys.stderr))
+    say = say or tell
     step, source, folder = None, given, given
     if (given / STATE).is_file():
         checkpoint: checkpoints.Checkpoint | None = checkpoints.read(given)
