@@ -246,6 +246,6 @@ def read_json(place: Path) -> dict[str, Any]:
         content = json.loads(place.read_text())
         if not isinstance(content, dict):
             raise ValueError(f"a {type(content).__name__} instead of an object")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{place} cannot be read ({error}): remove it, or choose another --out") from None
     return content

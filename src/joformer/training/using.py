@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from joformer import models
 from joformer.console import tell
+from joformer.files import read_json
 from joformer.models.saving import WEIGHTS
 from joformer.training import checkpoints
 from joformer.training.checkpoints import STATE, Say
@@ -66,7 +66,16 @@ def open_run(place: str | os.PathLike[str], say: Say | None = None) -> Opened:
         for name, parameter in model.named_parameters():
             if name in averaged:
                 parameter.data.copy_(averaged[name])
-    about: dict[str, Any] = {}
-    if (folder / CONFIG).is_file():
-        about = json.loads((folder / CONFIG).read_text())
+    about = _about(folder / CONFIG)
     return Opened(model, folder, step, about.get("run", {}), about.get("notes", {}))
+
+
+def _about(path: Path) -> dict[str, Any]:
+    """What config.json says of a run; nothing where there is none."""
+    try:
+        about = read_json(path) if path.is_file() else {}
+        if not all(isinstance(about.get(name, {}), dict) for name in ("run", "notes")):
+            raise ValueError("its run or its notes are no JSON object")
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is damaged ({error}): put it back") from None
+    return about

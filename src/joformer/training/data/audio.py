@@ -25,7 +25,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from joformer.training.data.images import Images, Made, embedded, kept, stored
-from joformer.training.data.records import CLIPS, Files, Rows, Say, silent
+from joformer.training.data.records import CLIPS, Files, Rows, Say, reason_of, silent
 from joformer.training.data.sources import content_hash
 
 RANGE = 80.0  # decibels from white to black
@@ -178,8 +178,6 @@ def decode_wav(data: bytes, name: str, seconds: float | None = None) -> tuple[Fl
     >>> decode_wav(file.getvalue(), "a.wav")
     (tensor([ 0.0000,  0.5000, -1.0000]), 8000)
     """
-    import struct
-
     import numpy as np
     from scipy.io import wavfile
 
@@ -188,8 +186,8 @@ def decode_wav(data: bytes, name: str, seconds: float | None = None) -> tuple[Fl
             warnings.filterwarnings("ignore", "Chunk", wavfile.WavFileWarning)  # chunks that hold no sound
             warnings.filterwarnings("error", "Reached EOF", wavfile.WavFileWarning)
             rate, samples = wavfile.read(io.BytesIO(data))
-    except (ValueError, EOFError, struct.error, ArithmeticError, wavfile.WavFileWarning, UnboundLocalError) as error:
-        reason = " ".join(str(error).split())
+    except Exception as error:  # scipy believes the header, and fails in many ways where it lies
+        reason = reason_of(error)
         raise ValueError(f"{name} is damaged, cut short or no wav file ({reason}): repair it or take it out") from None
     if not samples.size or rate <= 0:
         raise ValueError(f"{name} holds no sound ({len(samples)} samples at {rate} a second): repair it or take it out")
