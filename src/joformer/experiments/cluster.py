@@ -36,6 +36,7 @@ def run_on_ray(cells: Iterable[Cell], out: Path, *, jobs: int = 1) -> Generator[
     """
     if not os.environ.get("RAY_ADDRESS") and "ray" not in sys.modules:  # which reads these when it is imported
         os.environ.setdefault(SWITCH, "0")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token":
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     try:
