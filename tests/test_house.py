@@ -14,6 +14,7 @@ ORDER = [
     "algebra",
     "paper",
     "files",
+    "console",
     "positions",
     "frequencies",
     "kernels",

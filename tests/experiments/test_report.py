@@ -426,6 +426,7 @@ RESULT = "mnist/mlp/seed-0/result.json"
         damaged(RESULT, '{"cell": "mnist/mlp/seed-0"'),
         damaged(RESULT, '{"cell": "mnist/mlp/seed-0", "model": "mlp", "seed": 0, "measured": 7}'),
         damaged(RESULT, '{"cell": "mnist/mlp/seed-0", "model": "mlp", "seed": "x", "measured": {}}'),
+        damaged(RESULT, '{"cell": "mnist/mlp/seed-0", "model": "mlp", "seed": 1e999, "measured": {}}'),
         damaged(RESULT, "\udcff".encode("utf-8", "surrogatepass").decode("latin-1")),
         damaged(RESULT, "[" * 100_000),
         unfinished,

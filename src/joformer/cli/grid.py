@@ -12,7 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from joformer.cli.showing import progress_bar, say, tell
+from joformer.cli.showing import beside, progress_bar, say, tell
 
 if TYPE_CHECKING:
     from joformer.experiments import Cell, Plan
@@ -79,7 +79,7 @@ def _run_cells(plans: Sequence[Plan], out: Path, jobs: int, engine: Callable[...
                     if progress.disable:
                         tell(line)
                     elif event.result is None:
-                        progress.console.print(line)
+                        beside(progress, line)
                 here = f"{clock.count} of {len(left)} cells, {clock.left()} left"
                 progress.update(task, completed=clock.done(), description=here)
     except KeyboardInterrupt:

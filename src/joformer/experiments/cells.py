@@ -28,7 +28,7 @@ import torch
 import joformer
 from joformer.experiments.results import RESULT
 from joformer.experiments.sources import Say, Source, TextSource
-from joformer.files import make_folder, read_sealed, sealed, write_whole
+from joformer.files import make_folder, open_log, read_sealed, sealed, write_whole
 from joformer.models.saving import MODELS, written
 from joformer.training import LanguageTask, Processes, Recipe, open_run, train
 from joformer.training.recipe import UNDECIDING
@@ -140,8 +140,8 @@ def run(cell: Cell, out: Path, say: Say = print) -> dict[str, Any]:
         return done
     folder = out / cell.name
     make_folder(folder)
-    with open(folder / "attempts.jsonl", "a") as log:  # who began it, when: how often is then no guess
-        print(json.dumps({"process": os.getpid(), "began": _now()}), file=log)
+    with open_log(folder / "attempts.jsonl") as log:  # who began it, when: how often is then no guess
+        log.write((json.dumps({"process": os.getpid(), "began": _now()}) + "\n").encode())
     if cell.against is not None:
         from joformer.experiments.cost import measure
 

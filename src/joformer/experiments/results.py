@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any
 
 from joformer.experiments.gathered import Gathered, Table, as_cell, as_table, finite
-from joformer.files import MANIFEST, check_folder, read_sealed
+from joformer.files import MANIFEST, check_folder, read_json, read_sealed
 
 TABLE, RESULT, REPORT = "table.json", "result.json", "report.json"
 ORDER = ("mnist", "cifar100", "imagenet", "wikipedia", "length", "overhead", "transport", "compare")
@@ -69,14 +69,19 @@ def _in_order(path: Path) -> list[Path]:
 
 def _read(place: Path) -> dict[str, Any]:
     try:
-        content = json.loads(place.read_text(encoding="utf-8"))
+        content = read_json(place)
     except OSError as error:
         raise ValueError(f"cannot read {place}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{place} is damaged ({error}): write it again") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{place} is damaged (no JSON object): write it again")
     return read_sealed(place) if "sha256" in content else content
+
+
+def _inside(content: dict[str, Any], key: str, place: Path) -> dict[str, Any]:
+    value = content.get(key) or {}
+    if not isinstance(value, dict):
+        raise ValueError(f"{place} is damaged (its {key} is no JSON object): write it again")
+    return value
 
 
 def _from_folder(folder: Path) -> Table:
@@ -123,8 +128,8 @@ def _runs(folders: list[Path]) -> list[Table]:
         metric = next((name for name in UNITS if any(finite(line.get(name)) is not None for line in lines)), None)
         if metric is None:
             raise ValueError(f"nothing is finished in {folder}: nothing was measured on held-out data yet")
-        run, notices = config.get("run") or {}, config.get("notes") or {}
-        recipe = run.get("recipe") or {}
+        run, notices = (_inside(config, key, folder / "config.json") for key in ("run", "notes"))
+        recipe = _inside(run, "recipe", folder / "config.json")
         last = next(line for line in reversed(lines) if metric in line)
         pace = _lines(folder / "speed.jsonl") if (folder / "speed.jsonl").is_file() else []
         spent = [s for line in pace if (s := finite(line.get("seconds_per_step"))) is not None]

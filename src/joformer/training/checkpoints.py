@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -94,8 +95,7 @@ def save(
 
     make_folder(folder)
     place = folder / f"{step:08d}"
-    partial = folder / f"{PARTIAL}{place.name}"
-    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed here
+    partial = folder / f"{PARTIAL}{place.name}-{secrets.token_hex(8)}"
     try:
         partial.mkdir()
         described = partial / "config.json"
@@ -242,7 +242,7 @@ def _ours(path: Path) -> bool:
 
 def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
-    if path.is_file():  # someone's own, named like a checkpoint
+    if path.is_file() or path.is_symlink():  # someone's own, named like a checkpoint
         path.unlink()
 
 

@@ -15,7 +15,6 @@ import json
 import math
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -25,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joformer.console import tell
 from joformer.files import MANIFEST, check_files, checksum, read_sealed, sealed, write_json, write_whole
 from joformer.models import adapt, initialise
 from joformer.models.saving import MODELS, WEIGHTS, blank, save_weights, written
@@ -83,7 +83,7 @@ def train(
     >>> result["step"], result["bits_per_byte"] < 10
     (3, True)
     """
-    say = say or (lambda line: print(line, file=sys.stderr))
+    say = say or tell
     run = _Run(config, task, recipe, Path(out), seed, drift, dict(notes or {}), say)
     watched, exact = run.processes.watched(), deterministic(recipe.deterministic)
     with only_one(), watched, run.alone(), closing(task), exact, signals() as asked:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 import joformer
-from joformer.files import make_folder
+from joformer.files import LINKED, make_folder, open_log
 
 CONFIG, METRICS, SPEED, CHECKPOINTS = "config.json", "metrics.jsonl", "speed.jsonl", "checkpoints"
 KEPT = ("tokenizer.json", "classes.json")
@@ -60,6 +60,8 @@ class Lock:
         from filelock import FileLock
 
         make_folder(folder)
+        if (folder / ".lock").is_symlink():  # which older versions of filelock would follow and empty
+            raise ValueError(f"cannot lock {folder / '.lock'}: {LINKED}; remove it, or choose another --out")
         self.folder, self._lock = folder, FileLock(folder / ".lock", timeout=0, is_singleton=False)
 
     def __enter__(self) -> Lock:
@@ -121,14 +123,17 @@ class Log:
                 "put it back, or choose another --out"
             )
         if not self.path.is_file() or self.path.stat().st_size != len(kept):
-            with open(self.path, "ab") as file:
-                file.truncate(len(kept))
+            try:
+                with open_log(self.path) as file:
+                    file.truncate(len(kept))
+            except OSError as error:
+                raise ValueError(f"cannot write {self.path}: {error.strerror}; choose another --out") from None
 
     def write(self, entry: Mapping[str, Any]) -> None:
         """One line more; on the disk when `place` is next asked for."""
         line = (json.dumps(entry) + "\n").encode()
         try:
-            with open(self.path, "ab") as file:
+            with open_log(self.path) as file:
                 file.write(line)
         except OSError as error:
             raise ValueError(f"cannot write {self.path}: {error.strerror}; make room and start again") from None
@@ -139,7 +144,7 @@ class Log:
         """How much there is, and its checksum; all of it on the disk."""
         if flush and self.path.is_file():
             try:
-                with open(self.path, "ab") as file:
+                with open_log(self.path) as file:
                     os.fsync(file.fileno())
             except OSError as error:
                 raise ValueError(f"cannot write {self.path}: {error.strerror}; make room and start again") from None

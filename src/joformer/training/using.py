@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from joformer import models
-from joformer.files import MANIFEST, check_folder
+from joformer.console import tell
+from joformer.files import MANIFEST, check_folder, read_json
 from joformer.models.saving import WEIGHTS, blank, difference, layout, read_config
 from joformer.training import checkpoints
 from joformer.training.checkpoints import STATE, Checkpoint, Say
@@ -55,7 +54,7 @@ def open_run(place: str | os.PathLike[str], say: Say | None = None) -> Opened:
         raise ValueError(f"{given} is a file: give the folder of a run; pickles (.pt, .pth, .bin) are never read")
     if not given.is_dir():
         raise ValueError(f"{given} is not there: give the folder of a run, or of one of its checkpoints")
-    say = say or (lambda line: print(line, file=sys.stderr))
+    say = say or tell
     folder, checkpoint, model = given, None, None
     if (given / STATE).is_file():
         checkpoint, folder = checkpoints.read(given), given.resolve().parent.parent
@@ -98,7 +97,7 @@ def _about(folder: Path, checkpoint: Checkpoint | None, say: Say) -> tuple[dict[
         return {}, {}
     try:
         check_folder(folder, [CONFIG])
-        about = json.loads(path.read_text(encoding="utf-8"))
+        about = read_json(path)
         found = about.get("run", {}), about.get("notes", {})
         if not all(isinstance(one, dict) for one in found):
             raise TypeError
