@@ -228,7 +228,7 @@ def checksum(path: Path) -> str:
     True
     """
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with open_file(path) as file:
         while piece := file.read(1 << 20):
             digest.update(piece)
     return digest.hexdigest()

@@ -148,7 +148,7 @@ def blank(config: Any) -> nn.Module:
     try:
         with torch.device("meta"):
             return MODELS[written(config)["model"]](config)
-    except (RuntimeError, MemoryError, OverflowError) as error:
+    except (RuntimeError, MemoryError, OverflowError, TypeError) as error:
         raise ValueError(f"no such model can be built: {str(error).partition(chr(10))[0]}") from None
 
 
