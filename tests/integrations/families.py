@@ -292,7 +292,7 @@ def by_definition(model: Any, family: Family, strength: float, positions: Tensor
 
 def attentions(model: Any) -> list[Any]:
     """By name, since these are known families."""
-    return [m for name, m in model.named_modules() if name.rsplit(".", 1)[-1] in ("self_attn", "attention")]
+    return [m for name, m in model.named_modules() if name.rsplit(".", 1)[-1] in ("self_attn", "attention", "attn")]
 
 
 def answer(model: Any, inputs: dict[str, Tensor], **kwargs: Any) -> Tensor:

@@ -111,17 +111,6 @@ class Heads:
     start: int
     stride: int
 
-    def mask(self, y: Tensor) -> Tensor:
-        """1 where a projection's output, of the width of y, is values, 0 elsewhere.
-
-        >>> Heads(heads=2, dim=1, start=2, stride=3).mask(torch.zeros(1, 1, 6)).tolist()
-        [0.0, 0.0, 1.0, 0.0, 0.0, 1.0]
-        """
-        mask = torch.zeros(y.shape[-1], device=y.device)
-        for head in range(self.heads):
-            mask[self.start + head * self.stride :][: self.dim] = 1
-        return mask
-
 
 class Journey:
     """What the layers get: the frames of the tokens at hand."""

@@ -6,6 +6,7 @@ giving numbers that can be recognised and with an attention function that notes 
     which projection, and which of its channels, the values are     (fused projections too)
     which projection the output goes to
     whether the keys turn as R(θ) would turn them, in which layout  (a layer whose keys do not turn has no positions)
+    whether rotating what the projection gives rotates the values and nothing else, be the numbers small or large
 
 What cannot be told is refused with a line that says what is missing. Nothing in the model changes.
 """
@@ -21,13 +22,25 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from joformer.integrations.carrying import Angles, Around, Heads, Spread, Strength, Table, frames_of, spread_of
+from joformer.integrations.carrying import (
+    Angles,
+    Around,
+    Heads,
+    Journey,
+    Spread,
+    Strength,
+    Table,
+    frames_of,
+    spread_of,
+)
 from joformer.kernels import Layout
 from joformer.rotation import rotate
+from joformer.values import FlatFrames
 
 KEYWORD = "position_embeddings"
 WATCH = "joformer_looking"
-MARK = 2.0**-16  # the unit of recognisable numbers: exact, and so small that no gate they go to is wide open
+SMALL, LARGE = 2.0**-16, 2.0**20  # of made-up numbers: no gate is wide open to the one, every clamp holds the other
+BETWEEN = "does something between projecting its values and attending to them"
 
 
 @dataclass(frozen=True)
@@ -128,9 +141,7 @@ def _attention(
     trouble = ""
     for table in tables:
         try:
-            still, turned = _Watch(module), _Watch(module)
-            still.run(torch.ones_like(table.cos), torch.zeros_like(table.sin))
-            turned.run(table.angles.cos().to(table.cos), table.angles.sin().to(table.sin))
+            still, turned = _Watch(module).run(table, turning=False), _Watch(module).run(table, turning=True)
         except _Unseen as error:
             raise refused(model, f"{kind} {error}") from error
         except Exception as error:
@@ -138,20 +149,44 @@ def _attention(
             continue
         if torch.equal(still.key, turned.key):
             return Around(strength, KEYWORD, index)
-        value, heads = still.values(model, kind)
-        moved = _Watch(module)
-        moved.run(torch.ones_like(table.cos), torch.zeros_like(table.sin), (value, heads.mask(still.marks[value])))
-        if not (torch.equal(still.key, moved.key) and torch.equal(still.query, moved.query)):
-            raise refused(model, f"{kind} makes its keys or queries of the same numbers as its values")
         layout = _layout(still.key, turned.key, table)
-        if layout is None:
-            trouble = f"{kind} does not turn its keys by pairs of entries as R(θ) does"
-            continue
-        if still.key.shape[-1] != heads.dim:
-            raise refused(model, f"{kind} has values of {heads.dim} entries a head but keys of {still.key.shape[-1]}")
+        try:
+            value, heads = still.values()
+            if layout is None:
+                trouble = f"{kind} does not turn its keys by pairs of entries as R(θ) does"
+                continue
+            if still.key.shape[-1] != heads.dim:
+                raise _Unseen(f"has values of {heads.dim} entries a head but keys of {still.key.shape[-1]}")
+            _commutes(still, table, value, heads, layout)
+            output = still.output()
+        except _Unseen as error:
+            raise refused(model, f"{kind} {error}") from error
         layouts.add(layout)
-        return Around(strength, KEYWORD, index, value, still.output(model, kind), heads)
+        return Around(strength, KEYWORD, index, value, output, heads)
     raise refused(model, trouble)
+
+
+def _commutes(small: _Watch, table: Tables, value: str, heads: Heads, layout: Layout) -> None:
+    """Rotating what the projection gives rotates the values that attention gets, and changes nothing else.
+
+    Both with small numbers and with large ones: a clamp is nothing to the small, an epsilon nothing to the large.
+    """
+    tokens, planes = table.cos.shape[-2], frames_of(table.angles, table.spread, layout).planes
+    angles = torch.linspace(0.5, 2.5, tokens * planes, device=small.value.device, dtype=torch.float32)
+    frames = FlatFrames.of(angles.view(1, tokens, 1, planes), layout=layout)
+    for still in (small, _Watch(small.module).run(table, turning=False, unit=LARGE)):
+        moved = _Watch(small.module).run(table, turning=False, unit=still.unit, moved=(value, heads, Journey(frames)))
+        if not (torch.equal(still.key, moved.key) and torch.equal(still.query, moved.query)):
+            raise _Unseen("makes its keys or queries of the same numbers as its values")
+        if not all(_same(a, b) for a, b in zip(still.rest, moved.rest, strict=True)):
+            raise _Unseen("makes its mask of the same numbers as its values")
+        expected = rotate(still.value.transpose(1, 2), frames).transpose(1, 2)
+        if not torch.allclose(expected, moved.value, rtol=0, atol=1e-4 * float(still.value.abs().max())):
+            raise _Unseen(f"{BETWEEN}, which their rotation does not pass through (a clamp, a norm with weights?)")
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=0, atol=0, equal_nan=True)
 
 
 def _layout(still: Tensor, turned: Tensor, table: Tables) -> Layout | None:
@@ -207,14 +242,26 @@ class _Watch:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
+        self.unit = SMALL
         self.query = self.key = self.value = torch.empty(0)
+        self.rest: list[Tensor] = []
         self.marks: dict[str, Tensor] = {}
         self.outputs: list[str] = []
         self.given = torch.empty(0)
 
-    def run(self, cos: Tensor, sin: Tensor, moved: tuple[str, Tensor] | None = None) -> None:
-        """Call it with these tables; some channels of one projection may give other numbers than they should."""
+    def run(
+        self,
+        table: Tables,
+        *,
+        turning: bool,
+        unit: float = SMALL,
+        moved: tuple[str, Heads, Journey] | None = None,
+    ) -> _Watch:
+        """Call it with a table or with one that turns nothing; what a projection gives may be rotated."""
         module = self.module
+        cos, sin = table.angles.cos().to(table.cos), table.angles.sin().to(table.sin)
+        if not turning:
+            cos, sin = torch.ones_like(cos), torch.zeros_like(sin)
         children = dict(module.named_children())
         width: Any = next((c.in_features for c in children.values() if hasattr(c, "in_features")), None)
         if width is None:
@@ -223,17 +270,15 @@ class _Watch:
         like = next((t for t in tensors if t.dtype.is_floating_point), cos)  # quantised weights may be integers
         dtype, tokens = like.dtype, cos.shape[-2]
         hidden = torch.linspace(-1, 1, tokens * width, device=like.device).view(1, tokens, width).to(dtype)
-        self.dtype = dtype
+        self.dtype, self.unit = dtype, unit
+        dice = torch.Generator().manual_seed(0)
 
         def after(name: str, args: Any, y: Any) -> Any:
             if not (args and args[0] is hidden and isinstance(y, Tensor) and y.dim() == 3):
                 return None
-            start = 1 + sum(m.numel() for m in self.marks.values())
-            marks = torch.arange(start, start + y.numel(), device=y.device, dtype=torch.float32).view(y.shape)
+            marks = torch.randn(y.shape, generator=dice, dtype=torch.float32).to(y.device) * unit
             self.marks[name] = marks
-            if moved is not None and name == moved[0]:
-                marks = marks + moved[1]
-            return marks * MARK
+            return moved[2].there(marks, moved[1]) if moved is not None and name == moved[0] else marks.clone()
 
         def before(name: str, args: Any) -> None:
             if self.given.numel() and args and torch.equal(args[0].flatten(), self.given.flatten()):
@@ -248,9 +293,11 @@ class _Watch:
             module(hidden_states=hidden, **{KEYWORD: (cos, sin)}, **arguments)
         if not self.given.numel():
             raise _Unseen("does not go through transformers' attention functions")
+        return self
 
-    def _attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_rest: Any, **_more: Any) -> Any:
+    def _attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **more: Any) -> Any:
         self.query, self.key, self.value = query.detach(), key.detach(), value.detach()
+        self.rest = [x.detach() for x in (*rest, *more.values()) if isinstance(x, Tensor)]
         batch, heads, tokens, _ = query.shape
         shape = (batch, tokens, heads, value.shape[-1])
         # Other numbers than the hidden states have, which a gate may read after this.
@@ -258,27 +305,29 @@ class _Watch:
         self.given = given.to(self.dtype)
         return self.given.clone(), None
 
-    def values(self, model: nn.Module, kind: str) -> tuple[str, Heads]:
-        """The projection and the channels that the values are."""
+    def values(self) -> tuple[str, Heads]:
+        """The projection and the channels that the values are: each head is some neighbours, perhaps rescaled."""
         _, heads, _, dim = self.value.shape
+        values = nn.functional.normalize(self.value[0].float(), dim=-1)  # (heads, tokens, dim)
         for name, marks in self.marks.items():
-            channels = self.value[0].transpose(0, 1) / MARK - marks[0, :, :1, None]  # (tokens, heads, dim)
-            low, high = float(channels.min()), float(channels.max())
-            if low < 0 or high >= marks.shape[-1] or not torch.equal(channels, channels[:1].expand_as(channels)):
+            if marks.shape[-1] < dim:
                 continue
-            start = int(channels[0, 0, 0])
-            stride = int(channels[0, 1, 0]) - start if heads > 1 else dim
-            wanted = start + stride * torch.arange(heads)[:, None] + torch.arange(dim)
+            windows = nn.functional.normalize(marks[0].unfold(-1, dim, 1), dim=-1)  # (tokens, starts, dim)
+            alike, starts = torch.einsum("htd,tsd->hs", values, windows).div(values.shape[1]).abs().max(-1)
+            if alike.min() < 1 - 1e-5:
+                continue
+            start = int(starts[0])
+            stride = int(starts[1]) - start if heads > 1 else dim
             grouped = stride > dim and (marks.shape[-1] % stride or start + dim > stride)
-            if stride < dim or grouped or not torch.equal(channels[0].cpu(), wanted.to(channels.dtype)):
+            if stride < dim or grouped or starts.tolist() != [start + stride * head for head in range(heads)]:
                 break
             return name, Heads(heads, dim, start, stride)
-        raise refused(model, f"{kind} does something between projecting its values and attending to them")
+        raise _Unseen(BETWEEN)
 
-    def output(self, model: nn.Module, kind: str) -> str:
+    def output(self) -> str:
         """The projection that the output goes to as it is."""
         if len(self.outputs) != 1:
-            raise refused(model, f"{kind} does something between attention and projecting its output")
+            raise _Unseen("does something between attention and projecting its output")
         return self.outputs[0]
 
 
