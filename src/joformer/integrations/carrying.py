@@ -146,8 +146,8 @@ class Journey:
         return torch.cat((groups[..., : heads.start], turned, groups[..., stop:]), -1).flatten(2)
 
     def back(self, o: Tensor, dim: int) -> Tensor:
-        """o (batch, tokens, heads · dim) rotated back."""
-        return self.act(o.unflatten(2, (-1, dim)), inverse=True).flatten(2)
+        """o (batch, tokens, heads · dim), or (batch, tokens, heads, dim), rotated back."""
+        return self.act(o.reshape(*o.shape[:2], -1, dim), inverse=True).view(o.shape)
 
 
 class Step(Journey):
@@ -305,6 +305,7 @@ class Around:
     keyword: str
     index: int
     value: str = ""
+    """Empty where it takes the values that an earlier attention has rotated."""
     output: str = ""
     heads: Heads | None = None
     """None where it has no positions: then the journey is only taken off."""
@@ -335,14 +336,15 @@ class Attention(Part):
                 f"{type(self).__name__} got positions without a journey: a part of the model was replaced since; "
                 "call transport_values(model, off=True), then transport_values(model) again"
             )
-        value: Any = self._modules[around.value]
         output: Any = self._modules[around.output]
+        value: Any = self._modules[around.value] if around.value else output
+        ready = isinstance(output, Output) and (value is output or isinstance(value, Values))
         if torch.compiler.is_compiling():
-            if not (isinstance(value, Values) and isinstance(output, Output)):
+            if not ready:
                 raise RuntimeError("an adapter came or went since transport_values(model): call it again, then compile")
             value._journey = output._journey = journey
             return super().forward(*args, **kwargs)
-        if not (isinstance(value, Values) and isinstance(output, Output)):
+        if not ready:
             surround(self)
         thread, here, there = get_ident(), value.__dict__["_journeys"], output.__dict__["_journeys"]
         here[thread] = there[thread] = journey  # past the checks of nn.Module, which cost a decoded token a percent
@@ -359,8 +361,8 @@ def surround(attention: nn.Module) -> None:
     around = attention._of
     if not isinstance(around, Around) or around.heads is None:
         return
-    value, output = attention.get_submodule(around.value), attention.get_submodule(around.output)
-    if not isinstance(value, Values):
+    output = attention.get_submodule(around.output)
+    if around.value and not isinstance(value := attention.get_submodule(around.value), Values):
         join(Values, value, around.heads)
     if not isinstance(output, Output):
         join(Output, output, around.heads.dim)
