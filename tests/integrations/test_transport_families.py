@@ -5,7 +5,7 @@ import torch
 import transformers as T
 from families import BASE, FAMILIES, GROUPED, VOCAB, Family, answer, by_definition, of, plain, same, trace
 
-from joformer.integrations import strength_of, transport_values
+from joformer.integrations import load, strength_of, transport_values
 
 CLOSE = {torch.float32: 2e-5, torch.float64: 8e-6}  # the models' own angles, norms and softmax are fp32 in both
 
@@ -141,6 +141,7 @@ RIGHT = {
         same(plain(8, 100.0)),
     ),
 }  # fmt: skip
+INFINITE = ["bamba", "falcon-h1", "granite hybrid"]
 
 
 def inputs_of(name, dtype=torch.float32):
@@ -213,6 +214,17 @@ def test_one_token_at_a_time_is_the_whole(name):
             cache = out.past_key_values
             steps.append(out.logits if "logits" in out else out.last_hidden_state)
     assert near(torch.cat(steps, 1), whole)
+
+
+@pytest.mark.parametrize("name", INFINITE)
+def test_a_folder_with_infinity_in_its_configuration_is_loaded_back(name, tmp_path):
+    model, inputs = transport_values(RIGHT[name].made(), 0.6), inputs_of(name)
+    model.save_pretrained(tmp_path)
+    again = load(tmp_path).eval()
+    assert again.config.time_step_limit[1] == float("inf")
+    assert strength_of(again) == 0.6
+    with torch.no_grad():
+        assert torch.equal(answer(again, inputs), answer(model, inputs))
 
 
 LATENT = {
