@@ -1,9 +1,11 @@
 """Model families that independent checks broke: computed by the definition, or refused for the right reason."""
 
+import functools
+
 import pytest
 import torch
 import transformers as T
-from families import BASE, FAMILIES, GROUPED, VOCAB, Family, answer, by_definition, of, plain, same, trace
+from families import BASE, FAMILIES, GROUPED, VOCAB, Family, answer, attentions, by_definition, of, plain, same, trace
 
 from joformer.integrations import load, strength_of, transport_values
 
@@ -332,3 +334,37 @@ def test_weights_split_over_processes_are_refused():
             transport_values(model)
     finally:
         distributed.destroy_process_group()
+
+
+def test_undone_after_hooks_went_it_is_the_untouched_model():
+    """accelerate leaves the forward it found on the module itself: it must not be ours."""
+    hooks = pytest.importorskip("accelerate").hooks
+    model, inputs = FAMILIES["llama"].made(), FAMILIES["llama"].inputs()
+    with torch.no_grad():
+        plain_ = answer(model, inputs)
+        for part in model.modules():
+            hooks.add_hook_to_module(part, hooks.AlignDevicesHook("cpu", io_same_device=True))
+        transport_values(model)
+        turned = answer(model, inputs)
+        hooks.remove_hook_from_submodules(model)
+        assert torch.equal(answer(model, inputs), turned)
+        transport_values(model, off=True)
+        assert torch.equal(answer(model, inputs), plain_)
+        transport_values(model)  # and hooks that came and went before do not stand in its way
+        assert torch.equal(answer(model, inputs), turned)
+        assert torch.equal(answer(transport_values(model, off=True), inputs), plain_)
+
+
+@pytest.mark.refused
+def test_a_forward_put_on_a_part_is_still_refused():
+    model = FAMILIES["llama"].made()
+    attention = attentions(model)[0]
+    own = attention.forward
+
+    @functools.wraps(own)
+    def forward(*args, **kwargs):
+        return own(*args, **kwargs)
+
+    attention.forward = forward
+    with pytest.raises(ValueError, match="forward was replaced"):
+        transport_values(model)

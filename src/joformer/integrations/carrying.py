@@ -220,12 +220,11 @@ def _mixed_again(part: type[Part], cls: type[nn.Module]) -> nn.Module:
 
 def join(part: type[Part], module: nn.Module, of: Any) -> None:
     """Make `module` take part."""
-    if "forward" in module.__dict__ and not _dispatched(module):
+    forward = module.__dict__.get("_old_forward", module.__dict__.get("forward"))
+    if forward is not None and not _own(module, forward):
         raise ValueError(f"{type(module).__name__}.forward was replaced on this model: put it back first")
     module.__dict__.update(_of=of, _journeys={})
-    module.__class__ = mixed(part, type(module))
-    if _dispatched(module):
-        module.__dict__["_old_forward"] = MethodType(type(module).forward, module)
+    _become(module, mixed(part, type(module)))
 
 
 def check_leave(module: nn.Module) -> None:
@@ -240,14 +239,24 @@ def leave(module: nn.Module) -> None:
         return
     for name in ("_of", "_journey", "_journeys"):
         module.__dict__.pop(name, None)
-    module.__class__ = type(module).__bases__[1]
-    if _dispatched(module):
-        module.__dict__["_old_forward"] = MethodType(type(module).forward, module)
+    _become(module, type(module).__bases__[1])
 
 
-def _dispatched(module: nn.Module) -> bool:
-    """Whether accelerate spreads the model over devices: it keeps the module's own forward beside the one it put on."""
-    return isinstance(module.__dict__.get("_old_forward"), MethodType)
+def _become(module: nn.Module, cls: type[nn.Module]) -> None:
+    """Give `module` another class, and its forward also where it is kept on the module itself.
+
+    There accelerate keeps it (as `_old_forward`) while a model is spread over devices, and leaves it (as `forward`)
+    when its hooks are removed.
+    """
+    kept = [name for name in ("forward", "_old_forward") if _own(module, module.__dict__.get(name))]
+    module.__class__ = cls
+    for name in kept:
+        module.__dict__[name] = MethodType(cls.forward, module)
+
+
+def _own(module: nn.Module, method: Any) -> bool:
+    """Whether this is the forward of the module's class, bound to it."""
+    return isinstance(method, MethodType) and method.__self__ is module and method.__func__ is type(module).forward
 
 
 @dataclass(frozen=True)
