@@ -111,17 +111,6 @@ class Heads:
     start: int
     stride: int
 
-    def mask(self, y: Tensor) -> Tensor:
-        """1 where a projection's output, of the width of y, is values, 0 elsewhere.
-
-        >>> Heads(heads=2, dim=1, start=2, stride=3).mask(torch.zeros(1, 1, 6)).tolist()
-        [0.0, 0.0, 1.0, 0.0, 0.0, 1.0]
-        """
-        mask = torch.zeros(y.shape[-1], device=y.device)
-        for head in range(self.heads):
-            mask[self.start + head * self.stride :][: self.dim] = 1
-        return mask
-
 
 class Journey:
     """What the layers get: the frames of the tokens at hand."""
@@ -157,8 +146,8 @@ class Journey:
         return torch.cat((groups[..., : heads.start], turned, groups[..., stop:]), -1).flatten(2)
 
     def back(self, o: Tensor, dim: int) -> Tensor:
-        """o (batch, tokens, heads · dim) rotated back."""
-        return self.act(o.unflatten(2, (-1, dim)), inverse=True).flatten(2)
+        """o (batch, tokens, heads · dim), or (batch, tokens, heads, dim), rotated back."""
+        return self.act(o.reshape(*o.shape[:2], -1, dim), inverse=True).view(o.shape)
 
 
 class Step(Journey):
@@ -231,12 +220,11 @@ def _mixed_again(part: type[Part], cls: type[nn.Module]) -> nn.Module:
 
 def join(part: type[Part], module: nn.Module, of: Any) -> None:
     """Make `module` take part."""
-    if "forward" in module.__dict__ and not _dispatched(module):
+    forward = module.__dict__.get("_old_forward", module.__dict__.get("forward"))
+    if forward is not None and not _own(module, forward):
         raise ValueError(f"{type(module).__name__}.forward was replaced on this model: put it back first")
     module.__dict__.update(_of=of, _journeys={})
-    module.__class__ = mixed(part, type(module))
-    if _dispatched(module):
-        module.__dict__["_old_forward"] = MethodType(type(module).forward, module)
+    _become(module, mixed(part, type(module)))
 
 
 def check_leave(module: nn.Module) -> None:
@@ -251,14 +239,24 @@ def leave(module: nn.Module) -> None:
         return
     for name in ("_of", "_journey", "_journeys"):
         module.__dict__.pop(name, None)
-    module.__class__ = type(module).__bases__[1]
-    if _dispatched(module):
-        module.__dict__["_old_forward"] = MethodType(type(module).forward, module)
+    _become(module, type(module).__bases__[1])
 
 
-def _dispatched(module: nn.Module) -> bool:
-    """Whether accelerate spreads the model over devices: it keeps the module's own forward beside the one it put on."""
-    return isinstance(module.__dict__.get("_old_forward"), MethodType)
+def _become(module: nn.Module, cls: type[nn.Module]) -> None:
+    """Give `module` another class, and its forward also where it is kept on the module itself.
+
+    There accelerate keeps it (as `_old_forward`) while a model is spread over devices, and leaves it (as `forward`)
+    when its hooks are removed.
+    """
+    kept = [name for name in ("forward", "_old_forward") if _own(module, module.__dict__.get(name))]
+    module.__class__ = cls
+    for name in kept:
+        module.__dict__[name] = MethodType(cls.forward, module)
+
+
+def _own(module: nn.Module, method: Any) -> bool:
+    """Whether this is the forward of the module's class, bound to it."""
+    return isinstance(method, MethodType) and method.__self__ is module and method.__func__ is type(module).forward
 
 
 @dataclass(frozen=True)
@@ -316,6 +314,7 @@ class Around:
     keyword: str
     index: int
     value: str = ""
+    """Empty where it takes the values that an earlier attention has rotated."""
     output: str = ""
     heads: Heads | None = None
     """None where it has no positions: then the journey is only taken off."""
@@ -346,14 +345,15 @@ class Attention(Part):
                 f"{type(self).__name__} got positions without a journey: a part of the model was replaced since; "
                 "call transport_values(model, off=True), then transport_values(model) again"
             )
-        value: Any = self._modules[around.value]
         output: Any = self._modules[around.output]
+        value: Any = self._modules[around.value] if around.value else output
+        ready = isinstance(output, Output) and (value is output or isinstance(value, Values))
         if torch.compiler.is_compiling():
-            if not (isinstance(value, Values) and isinstance(output, Output)):
+            if not ready:
                 raise RuntimeError("an adapter came or went since transport_values(model): call it again, then compile")
             value._journey = output._journey = journey
             return super().forward(*args, **kwargs)
-        if not (isinstance(value, Values) and isinstance(output, Output)):
+        if not ready:
             surround(self)
         thread, here, there = get_ident(), value.__dict__["_journeys"], output.__dict__["_journeys"]
         here[thread] = there[thread] = journey  # past the checks of nn.Module, which cost a decoded token a percent
@@ -370,8 +370,8 @@ def surround(attention: nn.Module) -> None:
     around = attention._of
     if not isinstance(around, Around) or around.heads is None:
         return
-    value, output = attention.get_submodule(around.value), attention.get_submodule(around.output)
-    if not isinstance(value, Values):
+    output = attention.get_submodule(around.output)
+    if around.value and not isinstance(value := attention.get_submodule(around.value), Values):
         join(Values, value, around.heads)
     if not isinstance(output, Output):
         join(Output, output, around.heads.dim)

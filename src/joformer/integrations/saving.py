@@ -53,7 +53,7 @@ def load(folder: str | Path, **kwargs: Any) -> Any:
 
     path = Path(folder) / "config.json"
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
+        plain = transformers.PreTrainedConfig._dict_from_json_file(path)  # it writes infinity in a way of its own
     except OSError as error:
         raise ValueError(f"{folder} has no config.json: give a folder that save_pretrained wrote") from error
     except ValueError as error:
