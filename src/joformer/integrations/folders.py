@@ -101,17 +101,24 @@ def begun(place: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
         record["finished"]
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(f"{place / RECORD} is damaged: remove {place}, or give another folder") from None
+    require_same(before, settings, place)
+    return record
+
+
+def require_same(before: dict[str, Any], settings: dict[str, Any], place: Path) -> None:
+    """The settings that a conversion was begun with, or one line naming the first that differs."""
     for name in [*before, *settings]:
         if before.get(name) != settings.get(name):
             what = {"model": "of another model", "data": "on other data"}.get(
                 name, f"with {name} = {before.get(name)}, not {settings.get(name)}"
             )
             raise ValueError(f"{place} holds a conversion {what}: give the same to go on with it, or another folder")
-    return record
 
 
 def leave_finished(place: Path, record: dict[str, Any], tell: Callable[[str], object]) -> dict[str, Any]:
-    """Say that all was done before; checkpoints go, where the end was cut short."""
+    """Say that all was done before, and is as it was written; checkpoints go, where the end was cut short."""
+    if record.get("sha256") != hash_of(place):
+        raise ValueError(f"{place} was altered since it was written: remove it, and convert again")
     tell(f"{place} is finished: nothing is done again")
     shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)
     return record
