@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from joformer.integrations.annealing import Anneal
+from joformer.integrations.saving import one_line
 from joformer.integrations.transport import transport_values
 from joformer.training import Processes, Recipe, Stopped, Text, checkpoints
 from joformer.training.conditions import only_one, signals
@@ -213,13 +214,3 @@ def window_starts(tokens: Tokens, course: Course) -> Tensor:
     last = len(tokens.train) - tokens.context
     chosen = torch.randint(last + 1, (course.steps * course.batch,), generator=generator(course.seed, "windows"))
     return chosen.view(course.steps, course.batch)
-
-
-def one_line(error: Exception) -> str:
-    """The first line of what an error says.
-
-    >>> one_line(ValueError("too long\\nand more"))
-    'too long'
-    """
-    said = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
-    return said.splitlines()[0]
