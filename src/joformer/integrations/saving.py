@@ -1,20 +1,20 @@
 """Saving a model whose values are transported, so that it is loaded as such or not at all.
 
-`save_pretrained` writes the setting into config.json, and one number of the configuration is replaced there by a
-sentence. Whoever loads the folder without joformer gets that sentence in the error instead of a model that computes
-something else; `load` puts the number back.
+`save_pretrained` writes into config.json which attentions are transported, by name, and replaces one number of the
+configuration there by a sentence. Whoever loads the folder without joformer gets that sentence in the error instead of
+a model that computes something else; `load` puts the number back.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
-from functools import partial
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 CONFIG = "config.json"
 SETTING = "joformer"
@@ -22,14 +22,36 @@ LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 SENTENCE = "the values of this model are transported: pip install joformer, then joformer.integrations.load(folder)"
 
 
-def mark_saves(model: nn.Module) -> None:
-    """From now on `model.save_pretrained` writes the setting."""
-    if hasattr(type(model), "save_pretrained"):
-        model.__dict__["save_pretrained"] = partial(_save_marked, model)
+def follow() -> None:
+    """From now on `save_pretrained` writes the setting of every model of which any part is transported.
+
+    Of the class and not of a model: who transports a part has no way to reach the models it is in.
+    """
+    transformers = sys.modules.get("transformers")
+    if transformers is not None:
+        wrap(transformers.PreTrainedModel, "save_pretrained", _save_marked)
 
 
-def unmark_saves(model: nn.Module) -> None:
-    model.__dict__.pop("save_pretrained", None)
+def wrap(cls: type, name: str, around: Callable[..., Any]) -> None:
+    """Let `cls.name(…)` call `around(own, …)` with its own method first; done once.
+
+    >>> class Greeter:
+    ...     def greet(self, name):
+    ...         return f"hello {name}"
+    >>> for _ in range(2):
+    ...     wrap(Greeter, "greet", lambda own, self, name: own(self, name) + "!")
+    >>> Greeter().greet("you")
+    'hello you!'
+    """
+    own = getattr(cls, name)
+    if getattr(own, "_joformer", None) is None:
+
+        @functools.wraps(own)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return around(own, *args, **kwargs)
+
+        wrapped._joformer = True  # type: ignore[attr-defined]
+        setattr(cls, name, wrapped)
 
 
 def load(folder: str | Path, **kwargs: Any) -> Any:
@@ -55,16 +77,16 @@ def load(folder: str | Path, **kwargs: Any) -> Any:
     ...     strength_of(load(folder))
     0.5
     """
-    from joformer.integrations.transport import transport_values
+    from joformer.integrations.transport import transport_values, transported
 
     if kwargs.get("use_safetensors") not in (None, True):
         raise ValueError("use_safetensors must be True: a pickle can run code when it is loaded, and is never read")
     path, plain = Path(folder) / CONFIG, _configuration(Path(folder))
     setting = plain.pop(SETTING, None)
-    if not isinstance(setting, dict) or not {"strength", "field", "value"} <= set(setting):
+    if not isinstance(setting, dict) or not {"field", "value", "transported"} <= set(setting):
         raise ValueError(f"{path} says nothing of transport: load it with transformers, then transport_values(model)")
-    if plain.get(str(setting["field"])) != SENTENCE:
-        raise ValueError(f"{path} is damaged: its {SETTING!r} does not name the field that holds the sentence")
+    if plain.get(str(setting["field"])) != SENTENCE or not is_transported(setting["transported"]):
+        raise ValueError(f"{path} is damaged: its {SETTING!r} is not what save_pretrained writes")
     plain[setting["field"]] = setting["value"]
     cls = architecture(plain)
     if cls is None:
@@ -73,7 +95,19 @@ def load(folder: str | Path, **kwargs: Any) -> Any:
     strange = sorted(found["unexpected_keys"])
     if strange:
         raise ValueError(f"{folder} has {len(strange)} weights that {CONFIG} knows nothing of, such as {strange[0]}")
-    transport_values(model, setting["strength"])
+    for entry in setting["transported"]:
+        try:
+            part = model.get_submodule(entry["part"])
+        except AttributeError:
+            raise ValueError(
+                f"{path} says that {entry['part']} is transported, and the model has no such part"
+            ) from None
+        transport_values(part, entry["strength"])
+    if transported(model) != setting["transported"]:
+        raise ValueError(
+            f"{path} names other attentions than those that this transformers gives the model: load it with "
+            f"transformers {plain.get('transformers_version')}"
+        )
     return (model, found) if kwargs.get("output_loading_info") else model
 
 
@@ -192,12 +226,31 @@ def _tensors(folder: Path) -> dict[str, str]:
     return found
 
 
-def _save_marked(model: Any, *args: Any, **kwargs: Any) -> Any:
-    from joformer.integrations.transport import strength_of
+def is_transported(entries: Any) -> bool:
+    """Whether this is what `transported` gives, at least in form: a file may say anything.
 
-    strength = strength_of(model)
-    save = type(model).save_pretrained
-    if not strength:  # at 0 the model is what it was
+    >>> is_transported([{"part": "", "strength": 1.0, "attentions": ["layers.0"]}]), is_transported([{"part": ""}])
+    (True, False)
+    """
+    return (
+        isinstance(entries, list)
+        and bool(entries)
+        and all(
+            isinstance(entry, dict)
+            and entry.keys() == {"part", "strength", "attentions"}
+            and isinstance(entry["part"], str)
+            and isinstance(entry["strength"], int | float)
+            and isinstance(entry["attentions"], list)
+            for entry in entries
+        )
+    )
+
+
+def _save_marked(save: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    from joformer.integrations.transport import transported
+
+    entries = transported(model)
+    if not entries:  # at strength 0 the model is what it was
         return save(model, *args, **kwargs)
     config = model.config
     field, value = _number(config)
@@ -206,7 +259,7 @@ def _save_marked(model: Any, *args: Any, **kwargs: Any) -> Any:
         # After the configuration's own checks, which are what will refuse the sentence when it is loaded.
         del config.__dict__["to_json_file"]
         plain = json.loads(config.to_json_string(use_diff=use_diff))
-        plain |= {field: SENTENCE, SETTING: {"strength": strength, "field": field, "value": value}}
+        plain |= {field: SENTENCE, SETTING: {"field": field, "value": value, "transported": entries}}
         Path(path).write_text(json.dumps(plain, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     config.__dict__["to_json_file"] = to_json_file
