@@ -29,11 +29,14 @@ def follow() -> None:
     """
     transformers = sys.modules.get("transformers")
     if transformers is not None:
+        from joformer.integrations import adapters
+
         wrap(transformers.PreTrainedModel, "save_pretrained", _save_marked)
+        adapters.follow()
 
 
 def wrap(cls: type, name: str, around: Callable[..., Any]) -> None:
-    """Let `cls.name(…)` call `around(own, …)` with its own method first; done once.
+    """Let `cls.name(…)` call `around(own, …)` with its own method first; done once, and where there is such a method.
 
     >>> class Greeter:
     ...     def greet(self, name):
@@ -43,15 +46,16 @@ def wrap(cls: type, name: str, around: Callable[..., Any]) -> None:
     >>> Greeter().greet("you")
     'hello you!'
     """
-    own = getattr(cls, name)
-    if getattr(own, "_joformer", None) is None:
+    raw = cls.__dict__.get(name)
+    own = raw.__func__ if isinstance(raw, classmethod) else raw
+    if own is not None and not hasattr(own, "_joformer"):
 
         @functools.wraps(own)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             return around(own, *args, **kwargs)
 
         wrapped._joformer = True  # type: ignore[attr-defined]
-        setattr(cls, name, wrapped)
+        setattr(cls, name, classmethod(wrapped) if isinstance(raw, classmethod) else wrapped)
 
 
 def load(folder: str | Path, **kwargs: Any) -> Any:
@@ -247,6 +251,7 @@ def is_transported(entries: Any) -> bool:
 
 
 def _save_marked(save: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    from joformer.integrations.adapters import saving
     from joformer.integrations.transport import transported
 
     entries = transported(model)
@@ -263,9 +268,11 @@ def _save_marked(save: Callable[..., Any], model: Any, *args: Any, **kwargs: Any
         Path(path).write_text(json.dumps(plain, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     config.__dict__["to_json_file"] = to_json_file
+    token = saving.set(entries)  # where adapters are all that is saved
     try:
         return save(model, *args, **kwargs)
     finally:
+        saving.reset(token)
         config.__dict__.pop("to_json_file", None)
 
 
