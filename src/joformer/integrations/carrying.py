@@ -59,6 +59,10 @@ class Angles(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+BYPASSED = (
+    "{} did not call the projections around it, so its values were not rotated: a fused kernel read their weights; "
+    "switch it off, or call transport_values(model, off=True)"
+)
 Spread = Literal["half", "interleaved", "once"]
 """How a table repeats the angle of each plane: as the layouts do, θ₁θ₂…θ₁θ₂… or θ₁θ₁θ₂θ₂…, or not at all."""
 
@@ -352,13 +356,19 @@ class Attention(Part):
             if not ready:
                 raise RuntimeError("an adapter came or went since transport_values(model): call it again, then compile")
             value._journey = output._journey = journey
-            return super().forward(*args, **kwargs)
+            out = super().forward(*args, **kwargs)
+            if value._journey is not None or output._journey is not None:
+                raise RuntimeError(BYPASSED.format(type(self).__name__))
+            return out
         if not ready:
             surround(self)
         thread, here, there = get_ident(), value.__dict__["_journeys"], output.__dict__["_journeys"]
         here[thread] = there[thread] = journey  # past the checks of nn.Module, which cost a decoded token a percent
         try:
-            return super().forward(*args, **kwargs)
+            out = super().forward(*args, **kwargs)
+            if journey is not None and (thread in here or thread in there):
+                raise RuntimeError(BYPASSED.format(type(self).__name__))
+            return out
         except BaseException:
             here.pop(thread, None)
             there.pop(thread, None)
