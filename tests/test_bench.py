@@ -87,7 +87,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
     """Of 300 intervals that cover with 95 %, 276 to 294 do, with probability 0.99; a bootstrap covers a bit less."""
     for rounds in (8, 30):
         assert 0.90 <= covered(1.04, 300, rounds=rounds, bar=9.0) <= 0.99
-    few = [Machine(seed).ratio(1.04, 1.0, seconds=1e-9) for seed in range(3)]
+    few = [Machine(seed).ratio(1.04, 1.0, rounds=1, seconds=1e-9) for seed in range(3)]
     assert [(one.low, one.high, one.rounds) for one in few] == [(None, None, 1)] * 3
 
 
@@ -145,8 +145,8 @@ def test_the_limit_of_time_is_kept_and_no_round_is_cut():
     found = machine.ratio(1.0, 1.0, bar=1.001, seconds=100.0)
     assert 100 <= machine.now - 2 < 110  # one warm-up of each; the last round may end late
     assert 20 < found.rounds < 50
-    machine = Machine(0)
-    assert machine.ratio(60.0, 60.0, seconds=100.0).rounds == 1
+    assert Machine(0).ratio(60.0, 60.0, seconds=100.0).rounds == 8  # an interval needs as many
+    assert Machine(0).ratio(60.0, 60.0, rounds=2, seconds=100.0).rounds == 2  # unless fewer are asked for
 
 
 def test_all_take_turns_in_an_order_that_is_shuffled():

@@ -37,7 +37,7 @@ def run(
     Args:
         only: Names in `FIGURES`.
         repeats: Rounds of each comparison, at least.
-        seconds: Of each comparison, at most; a round that has begun is ended.
+        seconds: Of each comparison, at most, once it has rounds enough for an interval; a round is never cut.
         threads: Threads torch may use; all by default.
         say: Called with a line before each comparison.
 

@@ -41,7 +41,9 @@ Verdict = Literal["slower", "faster", "within noise"]
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: `rounds` at least, unless `seconds` are over before; both for each set of variants.
+    """How long to measure each set of variants: `rounds` at least, `seconds` at most.
+
+    Where the two do not fit, time decides as soon as there are rounds enough for an interval (`LEAST`).
 
     >>> Effort(rounds=30).seconds
     60.0
@@ -196,8 +198,9 @@ def gather(
     """
     found: dict[Pair, list[float]] = {pair: [] for pair in bars}
     start, look, rounds = effort.clock(), max(effort.rounds, LEAST), 0
+    fewest = min(effort.rounds, LEAST)
     with _uncollected():
-        while not rounds or effort.clock() - start < effort.seconds:
+        while rounds < fewest or effort.clock() - start < effort.seconds:
             for pair, logs in take().items():
                 found[pair] += logs
             rounds = min(map(len, found.values()))

@@ -28,7 +28,7 @@ class Bench:
     repeats: int = 30
     """Rounds of each comparison at least; more follow until its interval is narrower than its distance from the bar."""
     seconds: float = 60.0
-    """Seconds of each comparison at most."""
+    """Seconds of each comparison at most, once it has the 8 rounds that an interval needs."""
     threads: int | None = None
     """Threads torch may use; all by default."""
     json: bool = False
