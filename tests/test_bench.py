@@ -1,6 +1,10 @@
 """The bench measures what it says: its arithmetic, its counting of memory, and the command around it."""
 
+import gc
+import itertools
 import json
+import math
+import random
 import subprocess
 import sys
 import time
@@ -9,11 +13,14 @@ import pytest
 import torch
 
 from joformer import bench
-from joformer.bench.measure import Row, fastest, geometric_mean, peak_bytes
+from joformer.bench.measure import Effort, Ratio, Row, fastest, geometric_mean, peak_bytes, ratio, take_turns, timed
 from joformer.bench.models import SHAPES, PeerTransformer, Shape, Transformer, peers, training_step
+from joformer.bench.running import looping
 from joformer.bench.training import CONFIG, generating, llama, llama_of, starting, transporting, update
 from joformer.models import JoFormerLM, LMConfig
 
+KEYS = {"name", "value", "low", "high", "rounds", "verdict", "bar", "ok"}
+ONCE = Effort(rounds=1, seconds=0)
 TINY = Shape("tiny", batch=1, tokens=5, dim=16, heads=2, axes=1)
 
 
@@ -39,6 +46,185 @@ def test_fastest_takes_the_best_and_lets_all_take_turns():
     assert order == ["quick", "slow", "slow", "quick", "quick", "slow"]
 
 
+# -- rounds, with clocks and noise that are made up --------------------------------------------------------------------
+
+
+@pytest.fixture
+def uncollected(monkeypatch):
+    """Collections before a measurement that is made up would be nearly all of its time."""
+    monkeypatch.setattr(gc, "collect", lambda: 0)
+
+
+class Machine:
+    """A clock that only moves when something runs on it, and disturbs what runs as a busy machine does."""
+
+    def __init__(self, seed, noise=0.03, spikes=0.1, drift=0.0):
+        self.now, self.draw = 0.0, random.Random(seed)
+        self.noise, self.spikes, self.drift = noise, spikes, drift
+
+    def runs(self, seconds):
+        def sample():
+            took = seconds * math.exp(self.draw.gauss(0, self.noise) + self.drift * self.now)
+            if self.draw.random() < self.spikes:
+                took *= 1 + self.draw.expovariate(2.0)
+            self.now += took
+            return took
+
+        return sample
+
+    def ratio(self, a, b, *, bar=None, rounds=30, seconds=math.inf):
+        effort = Effort(rounds, seconds, lambda: self.now)
+        return ratio(take_turns({"a": self.runs(a), "b": self.runs(b)}, {("a", "b"): bar}, effort)["a", "b"])
+
+
+def covered(true, seeds, **options):
+    found = [Machine(seed).ratio(true, 1.0, **options) for seed in range(seeds)]
+    return sum(one.low <= true <= one.high for one in found) / seeds
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_the_interval_covers_the_truth_as_often_as_it_says():
+    """Of 300 intervals that cover with 95 %, 276 to 294 do, with probability 0.99; a bootstrap covers a bit less."""
+    for rounds in (8, 30):
+        assert 0.90 <= covered(1.04, 300, rounds=rounds, bar=9.0) <= 0.99
+    few = [Machine(seed).ratio(1.04, 1.0, rounds=1, seconds=1e-9) for seed in range(3)]
+    assert [(one.low, one.high, one.rounds) for one in few] == [(None, None, 1)] * 3
+
+
+def test_the_interval_is_that_of_a_slow_bootstrap():
+    """Resampled with Python's own generator, the middle half averaged by hand: equal within its own noise."""
+    logs = [0.02 + 0.01 * random.Random(n).gauss(0, 1) for n in range(41)]
+    draw = random.Random(1)
+
+    def middle(some):
+        kept = sorted(some)[len(some) // 4 : len(some) - len(some) // 4]
+        return math.fsum(kept) / len(kept)
+
+    slow = sorted(middle(draw.choices(logs, k=len(logs))) for _ in range(4000))
+    found = ratio(logs, resamples=4000)
+    assert math.log(found.value) == pytest.approx(middle(logs), abs=1e-12)
+    assert math.log(found.low) == pytest.approx(slow[100], abs=4e-4)
+    assert math.log(found.high) == pytest.approx(slow[-100], abs=4e-4)
+    assert found == ratio(logs, resamples=4000)  # the seed is fixed
+
+
+def test_the_geometric_mean_of_shapes_has_an_interval_of_its_own():
+    shapes = [[shift + 0.01 * random.Random(f"{n}{shift}").gauss(0, 1) for n in range(40)] for shift in (0.0, 0.1, 0.2)]
+    alone = [ratio(logs) for logs in shapes]
+    mean = ratio(*shapes)
+    assert mean.value == pytest.approx(geometric_mean([one.value for one in alone]))
+    width = [math.log(one.high / one.low) for one in (*alone, mean)]
+    assert width[3] == pytest.approx(sum(width[:3]) / 3 / math.sqrt(3), rel=0.2)  # independent errors
+    assert mean.low < math.exp(0.1) < mean.high
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_a_clear_difference_is_settled_with_the_least_rounds_and_a_fine_one_with_more():
+    clear = [Machine(seed).ratio(1.5, 1.0, bar=1.03) for seed in range(20)]
+    assert {one.rounds for one in clear} == {30}
+    fine = [Machine(seed).ratio(1.05, 1.0, bar=1.03) for seed in range(20)]
+    assert min(one.rounds for one in fine) > 40
+    assert all(math.log(one.high / one.low) < abs(math.log(one.value / 1.03)) for one in fine)
+    assert all(Row.of("x", one, 1.03).ok is False for one in fine)
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_a_planted_difference_is_found_and_equals_are_within_noise():
+    """Within the time of some 150 rounds, on a machine that slows down: the shuffled order is fair to both."""
+    planted = [Machine(seed, drift=1e-4).ratio(1.05, 1.0, seconds=310) for seed in range(20)]
+    assert [Row.of("x", one).verdict for one in planted].count("slower") == 20
+    faster = [Machine(seed).ratio(1.0, 1.05, seconds=310) for seed in range(10)]
+    assert [Row.of("x", one).verdict for one in faster].count("faster") == 10
+    equal = [Machine(seed, drift=1e-4).ratio(1.0, 1.0, seconds=310) for seed in range(60)]
+    assert [Row.of("x", one).verdict for one in equal].count("within noise") >= 52
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_the_limit_of_time_is_kept_and_no_round_is_cut():
+    machine = Machine(0, noise=0.3)
+    found = machine.ratio(1.0, 1.0, bar=1.001, seconds=100.0)
+    assert 100 <= machine.now - 2 < 110  # one warm-up of each; the last round may end late
+    assert 20 < found.rounds < 50
+    assert Machine(0).ratio(60.0, 60.0, seconds=100.0).rounds == 8  # an interval needs as many
+    assert Machine(0).ratio(60.0, 60.0, rounds=2, seconds=100.0).rounds == 2  # unless fewer are asked for
+
+
+def test_all_take_turns_in_an_order_that_is_shuffled():
+    order = []
+
+    def sampler(name):
+        return lambda: order.append(name) or 1.0
+
+    names = "abc"
+    take_turns({n: sampler(n) for n in names}, {("a", "b"): None, ("c", "b"): 1.1}, Effort(rounds=60, seconds=60))
+    assert order[:3] == list(names)  # the warm-up
+    rounds = ["".join(order[at : at + 3]) for at in range(3, len(order), 3)]
+    assert {"".join(sorted(one)) for one in rounds} == {names}
+    assert all(rounds.count("".join(one)) >= 3 for one in itertools.permutations(names))
+
+
+def test_what_is_short_is_repeated_and_the_first_runs_do_not_count():
+    class Clock:
+        now, runs = 0.0, 0
+
+        def run(self):
+            self.runs += 1
+            self.now += 16.0 if self.runs == 1 else 2.0**-13
+
+    clock = Clock()
+    sample = timed(clock.run, lambda: clock.now)
+    assert sample() == 2.0**-13
+    before = clock.runs
+    assert sample() == 2.0**-13
+    assert clock.runs - before == 42  # 5 ms, after one that does not count
+    long = Clock()
+    slow = timed(lambda: setattr(long, "now", long.now + 1.0), lambda: long.now)
+    slow()
+    at = long.now
+    assert (slow(), long.now - at) == (1.0, 1.0)
+
+
+def test_collection_waits_for_the_end_of_a_measurement():
+    seen = []
+    take_turns({"a": lambda: seen.append(gc.isenabled()) or 1.0, "b": lambda: 1.0}, {("a", "b"): None}, ONCE)
+    assert seen == [True, False]  # warm-up, round
+    assert gc.isenabled()
+
+
+def test_rows_tell_noise_from_figures():
+    def row(low, high, bar=None, higher=False, rounds=30):
+        value = None if low is None else math.sqrt(low * high)
+        return Row.of("x", Ratio(value or 1.0, low, high, rounds), bar, higher=higher)
+
+    assert [row(*b).verdict for b in ((1.01, 1.03), (0.97, 0.99), (0.99, 1.01), (None, None))] == [
+        "slower",
+        "faster",
+        "within noise",
+        "within noise",
+    ]
+    assert row(1.2, 1.3, higher=True).verdict == "faster"
+    assert row(0.8, 0.9, higher=True).verdict == "slower"
+    assert [row(*b, 1.03).ok for b in ((1.0, 1.03), (1.031, 1.05), (1.02, 1.04), (None, None))] == [
+        True,
+        False,
+        None,
+        None,
+    ]
+    assert [row(*b, 1.1, True).ok for b in ((1.1, 1.2), (1.0, 1.09), (1.05, 1.2))] == [True, False, None]
+    plain = {"low": None, "high": None, "rounds": None, "verdict": None}
+    assert Row("bytes", 1.0, 1.05).as_json() == {"name": "bytes", "value": 1.0, "bar": 1.05, "ok": True, **plain}
+    told = row(1.01, 1.03, 1.05).as_json()
+    assert (told["low"], told["high"], told["rounds"], told["verdict"], told["bar"]) == (1.01, 1.03, 30, "slower", 1.05)
+
+
+def test_the_loop_is_measured_step_by_step(monkeypatch):
+    monkeypatch.setattr("joformer.bench.running.CONFIG", LMConfig(vocab=256, dim=16, layers=1, heads=2))
+    monkeypatch.setattr("joformer.bench.running.STEPS", 4)
+    (row,) = looping(ONCE, lambda _: None)
+    assert row.rounds == 2  # of the four, the first two have no pair
+    assert row.bar == 1.03
+
+
 def test_peak_counts_what_is_held_at_once():
     def step():
         a = torch.zeros(1000)
@@ -54,7 +240,7 @@ def test_rows_know_their_direction():
     assert Row("x", 1.0, 1.0).ok
     assert Row("x", 1.1, 1.0).ok is False
     assert Row("x", 300.0, 200.0, higher=True).ok
-    assert set(Row("x", 1.0, 2.0).as_json()) == {"name", "value", "bar", "ok"}
+    assert set(Row("x", 1.0, 2.0).as_json()) == KEYS
     assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
 
 
@@ -106,15 +292,18 @@ def test_rows_beside_llama_measure_whole_steps_and_whole_texts(monkeypatch):
     tiny = LMConfig(vocab=50, dim=32, layers=1, heads=2)
     monkeypatch.setattr("joformer.bench.training.CONFIG", tiny)
     said = []
-    (row,) = llama(1, said.append)
+    (row,) = llama(ONCE, said.append)
     assert (row.bar, row.higher) == (1.1, True)
     assert row.value > 0
-    rows = list(generating(1, said.append))
+    rows = list(generating(ONCE, said.append))
     assert [(row.bar, row.higher) for row in rows] == [(1.2, True), (None, True)]
     assert len(said) == 3
-    rows = list(transporting(1, said.append))
-    assert [row.bar for row in rows] == [1.04, 1.05, None]
-    assert all(row.value > 0 for row in rows)
+    rows = list(transporting(ONCE, said.append))
+    assert [row.bar for row in rows] == [1.04, 1.05, 1.1, 1.1, None, 1.05, 1.05]
+    assert ["bf16" in row.name for row in rows] == [False, False, False, True, False, False, True]
+    assert ["strength 0.5" in row.name for row in rows] == [False, False, True, False, False, True, False]
+    assert len({row.name for row in rows}) == 7
+    assert all(row.value > 0 and row.rounds == 1 for row in rows)
     model, tokens = JoFormerLM(tiny), torch.randint(50, (2, 8))
     before = [p.detach().clone() for p in model.parameters()]
     update(model, lambda: model(tokens, targets=tokens))()
@@ -125,7 +314,7 @@ def test_rows_beside_llama_measure_whole_steps_and_whole_texts(monkeypatch):
 
 
 def test_the_command_starts_within_its_bar():
-    (row,) = starting(1, lambda _: None)
+    (row,) = starting(ONCE, lambda _: None)
     assert (row.bar, row.higher) == (1.0, False)
     assert 0 < row.value < 5
 
@@ -138,11 +327,13 @@ def test_drift_row_is_within_its_bar_and_unknown_figures_are_refused():
         bench.run(["speed"])
     with pytest.raises(ValueError, match="1 or more"):
         bench.run(["drift"], repeats=0)
+    with pytest.raises(ValueError, match="0 or more"):
+        bench.run(["drift"], seconds=float("nan"))
 
 
 def test_command_prints_json_for_machines_and_a_table_for_people():
     rows = json.loads(joformer("bench", "--only", "drift", "--json", check=0).stdout)
-    assert [set(row) for row in rows] == [{"name", "value", "bar", "ok"}] * len(rows)
+    assert [set(row) for row in rows] == [KEYS] * len(rows)
     assert "score drift" in joformer("bench", "--only", "drift", check=0).stdout
 
 
@@ -154,6 +345,8 @@ def test_command_explains_itself_and_a_mistake_is_one_line():
     wrong = joformer("bench", "--only", "speed", check=2)
     assert wrong.stderr.count("\n") == 1
     assert "choose from" in wrong.stderr
+    among = joformer("bench", "--only", "drift", "speed", check=2)
+    assert (among.stderr, among.stdout) == (wrong.stderr, "")
     assert joformer("bench", "--repeats", "0", check=2).stderr.startswith("joformer: repeats must be")
 
 
@@ -163,4 +356,4 @@ def test_the_list_of_options_is_guarded():
 
     from joformer.cli import Bench
 
-    assert [f.name for f in dataclasses.fields(Bench)] == ["only", "repeats", "threads", "json"]
+    assert [f.name for f in dataclasses.fields(Bench)] == ["only", "repeats", "seconds", "threads", "json"]

@@ -17,13 +17,37 @@ def test_every_block_runs(page):
         exec(compile(block, page, "exec"), names)
 
 
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")]
+
+
 def test_links_lead_somewhere():
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    assert "](SECURITY.md)" in (ROOT / "README.md").read_text()
+    for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
 def test_no_path_of_a_machine():
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for page in PAGES:
         assert not re.search(r"(^|[^a-zA-Z.])/(work|root|home|tmp)/", page.read_text())
+
+
+def test_the_bounds_that_are_promised_are_those_of_the_code():
+    from joformer import files
+    from joformer.training.data import audio, documents, records, sources, streamed, tables
+
+    page = " ".join((ROOT / "SECURITY.md").read_text().split())
+    for said in (
+        f"| {sources.FREE >> 20} MiB and {sources.RATIO} times the file's size |",
+        f"| memory to unpack xz | {sources.XZ_MEMORY >> 20} MiB |",
+        f"| an image | {streamed.PIXELS // 10**6} million pixels |",
+        f"| an encoded image or sound, a file | {records.EXAMPLE >> 20} MiB |",
+        f"| samples a second of a sound | {audio.RATES[0]:,} to {audio.RATES[1]:,} |",
+        f"| a file of JSON | {files.JSON >> 20} MiB |",
+        f"A batch of {tables.ROWS} (text: {documents.ROWS}) rows",
+        f"`{files.LIMITS}=10`",
+    ):
+        assert said in page
+    # A placeholder, of a domain that cannot exist, and no host of a machine.
+    assert re.findall(r"[\w.+-]+@([\w.-]+)", page) == ["joformer.example"]

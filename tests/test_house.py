@@ -15,6 +15,7 @@ ORDER = [
     "algebra",
     "paper",
     "files",
+    "console",
     "positions",
     "frequencies",
     "frames",

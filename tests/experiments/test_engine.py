@@ -18,7 +18,7 @@ from joformer import cli
 from joformer.experiments import TABLES, run
 from joformer.experiments.cells import finished
 from joformer.experiments.engine import Done, run_local
-from joformer.experiments.results import RESULT, TABLE
+from joformer.experiments.results import RESULT, TABLE, gather
 
 JOBS = 2
 
@@ -173,6 +173,14 @@ def test_stopped_stopped_killed_and_finished(tmp_path, mark, start, alone):
         assert process.is_alive(), log.read_text()
         workers = attempts(out, "lingers")
         assert len(workers) == turn + 1
+        if not turn:  # a second command in this folder is told so, and disturbs nothing
+            second = start(tmp_path / "second.log", *words)
+            second.join(120)
+            assert second.exitcode == 2
+            assert (tmp_path / "second.log").read_text().splitlines()[-1] == (
+                f"joformer: {out} is in use by another run: wait for it, or choose another --out"
+            )
+            assert "failed" not in (tmp_path / "second.log").read_text()
         (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
         process.join(120)
         lines = log.read_text().splitlines()
@@ -308,3 +316,39 @@ def test_speed_is_said_where_it_is_known(tmp_path, mark):
         assert (again["step_ms"] is not None) == known
         assert again["measured"] == first["measured"]
         assert again["curve"] == first["curve"]
+
+
+def test_a_cell_whose_run_lost_its_last_line_has_its_numbers(tmp_path, mark):
+    """As the power could leave it before finished runs were sealed: weights on the disk, the last evaluation not."""
+    (plan,) = mishaps.plans("laptop", mark, (0,), None, True)
+    cell = plan.cells[0]
+    first = run(cell, tmp_path, say=lambda line: None)
+    folder = tmp_path / cell.name
+    log = folder / "metrics.jsonl"
+    for name in (RESULT, "manifest.json"):
+        (folder / name).unlink()
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:-1]))
+    again = run(cell, tmp_path, say=lambda line: None)
+    assert again["measured"] == first["measured"]
+    assert "bits_per_byte" in again["measured"][""]
+    assert again["curve"] == first["curve"]
+
+
+@pytest.mark.refused
+def test_a_result_that_was_altered_is_not_believed(tmp_path, mark):
+    (plan,) = mishaps.plans("laptop", mark, (0,), None, True)
+    plan = replace(plan, cells=plan.cells[:1])
+    (cell,) = plan.cells
+    plan.begin(tmp_path)
+    run(cell, tmp_path, say=lambda line: None)
+    place = tmp_path / cell.name / RESULT
+    whole = place.read_bytes()
+    number = json.loads(whole)["measured"][""]["bits_per_byte"]
+    place.write_bytes(whole.replace(f"{number}".encode(), f"{number / 2}".encode(), 1))
+    for reader in (lambda: finished(cell, tmp_path), lambda: gather([tmp_path])):
+        with pytest.raises(ValueError, match=r"result\.json.* was altered: its checksum is wrong") as refusal:
+            reader()
+        assert "\n" not in str(refusal.value)
+    unsealed = {key: value for key, value in json.loads(whole).items() if key != "sha256"}
+    place.write_text(json.dumps(unsealed))  # as older versions wrote it
+    assert finished(cell, tmp_path) == unsealed

@@ -1,21 +1,25 @@
 """The same cells on a Ray cluster of this machine: workers that die, a command that is stopped, what cells refuse."""
 
+import ipaddress
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import mishaps
 import pytest
 from mishaps import AT, LONG, STEPS, attempts, steps_of
 
 from joformer.experiments import run
-from joformer.experiments.cluster import run_on_ray
+from joformer.experiments.cluster import SWITCH, run_on_ray
 from joformer.experiments.results import RESULT
 
 SCRIPT = Path(__file__).with_name("mishaps.py")
@@ -68,6 +72,31 @@ def below(pid):
     return {(one, stats[one][1]) for one in found - {pid} if one in stats}, {(one, s) for one, (_, s) in stats.items()}
 
 
+def listening(pids):
+    """The addresses at which these processes wait for connections: (process id, address)."""
+    held = {}
+    for pid in pids:
+        for handle in Path(f"/proc/{pid}/fd").glob("*"):
+            with suppress(OSError):
+                held[os.readlink(handle)] = pid
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            pid = held.get(f"socket:[{rest[5]}]")
+            if state == "0A" and pid is not None:  # LISTEN
+                words = bytes.fromhex(local.partition(":")[0])
+                raw = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
+                address = ipaddress.ip_address(raw)
+                found.add((pid, getattr(address, "ipv4_mapped", None) or address))
+    return found
+
+
+def test_listening_sockets_are_seen():
+    with socket.create_server(("0.0.0.0", 0)), socket.create_server(("127.0.0.1", 0)):
+        assert {str(address) for _, address in listening([os.getpid()])} >= {"0.0.0.0", "127.0.0.1"}
+
+
 def test_a_command_on_ray_is_stopped_and_goes_on(command, tmp_path):
     pytest.importorskip("ray", reason="Ray is not installed")
     mark, out = tmp_path / "mark", tmp_path / "out"
@@ -81,6 +110,10 @@ def test_a_command_on_ray_is_stopped_and_goes_on(command, tmp_path):
     assert process.poll() is None, first.read_text()
     workers, _ = below(process.pid)
     assert {pid for pid, _ in workers} >= set(attempts(out, "lingers"))
+    # Whoever reaches a port of Ray's may run code here: nobody from outside does.
+    heard = listening([process.pid, *(pid for pid, _ in workers)])
+    assert len({pid for pid, _ in heard}) >= 4  # this command, the GCS, the raylet, a worker
+    assert {address for _, address in heard if not address.is_loopback} == set()
     process.terminate()
     assert process.wait(120) == 128 + signal.SIGTERM, first.read_text()
     told = first.read_text()
@@ -141,6 +174,30 @@ def test_without_ray_it_is_said(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r"^--engine ray needs ray: pip install 'joformer\[ray\]', or take --engine"):
         list(run_on_ray([], tmp_path))
+
+
+@pytest.mark.refused
+def test_one_that_would_listen_to_the_network_is_not_started(monkeypatch, tmp_path):
+    """As where ray was imported before we could tell it: its own settings are read then."""
+    started = []
+    outside = SimpleNamespace(
+        is_initialized=lambda: False,
+        init=lambda **given: started.append(given),
+        util=SimpleNamespace(get_node_ip_address=lambda: "192.0.2.1"),
+    )
+    monkeypatch.setitem(sys.modules, "ray", outside)
+    for name in ("RAY_ADDRESS", SWITCH):
+        monkeypatch.delenv(name, raising=False)
+    (plan,) = mishaps.plans("laptop", tmp_path, (0,), None, True)
+    with pytest.raises(ValueError, match=r"^Ray would listen on 192\.0\.2\.1 .* set RAY_ENABLE_[A-Z_]+=0 .*$"):
+        list(run_on_ray(plan.cells, tmp_path))
+    assert started == []
+    # Who says so gets it.
+    monkeypatch.setenv(SWITCH, "1")
+    monkeypatch.setattr(outside, "init", lambda **given: (started.append(given), 1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        list(run_on_ray(plan.cells, tmp_path))
+    assert len(started) == 1
 
 
 @pytest.mark.refused

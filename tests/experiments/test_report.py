@@ -128,8 +128,7 @@ def exact_table(ours, theirs, **about):
 def test_sentences():
     head, cells = exact_table([0.90, 1.92, 2.91], [1.0, 2.0, 3.0])
     assert report.sentences(head, cells) == [
-        "both: better than none by 0.090 units [0.065, 0.115], p = 0.004, 3 seeds; a step took 1.03 × the time in "
-        "these runs"
+        "both: better than none by 0.090 units [0.065, 0.115], p = 0.004, 3 seeds"  # the runs' times are no costs
     ]
     assert report.sentences({**head, "higher": True}, cells)[0].startswith(
         "both: worse than none by 0.090 units [0.065"
@@ -141,7 +140,7 @@ def test_sentences():
     head, cells = exact_table([0.9], [1.0])
     assert report.sentences(head, cells)[0].startswith("both: undecided: one seed has no interval; 0.1")
     for cell in cells:
-        cell["measured"][""]["time_ratio"] = 1.5  # measured side by side: believed before the runs' own times
+        cell["measured"][""]["time_ratio"] = 1.5  # measured side by side
     assert report.sentences(head, cells)[0].endswith("1 seed; a step takes 1.50 × the time")
     for cell in cells:
         cell["step_ms"] = None
@@ -164,12 +163,32 @@ def test_holm_is_said():
     words = Wording(Analysis(as_table(*synthetic.cifar())))
     before = [one for one in words.about.comparisons if one.difference.verdict == "better" and not one.decided]
     assert before
-    assert words.verdict(before[0]) == "better before correction"
+    assert (words.verdict(before[0]), before[0].verdict) == ("undecided", "undecided")
+    assert f"{before[0].model} (32): undecided: " in words.sentence(before[0])
     assert "after correction for 12 comparisons no longer decided" in words.sentence(before[0])
-    assert "but not after correction" in words.summary()
+    assert "better" not in words.summary()
+    told = report.html(gathered(synthetic.cifar())) + report.markdown(gathered(synthetic.cifar()))
+    assert not re.search("(better|worse)(, but not after| before) correction", told)
+    said = report.as_json(gathered(synthetic.cifar()))["tables"][0]["said"]["comparisons"]
+    assert {(one["verdict"], one["decided"]) for one in said} == {("undecided", False)}
     assert "<strong>" not in report.html(gathered(synthetic.cifar())).split("<main>")[1]
     still = Wording(Analysis(as_table(*synthetic.compare())))
     assert any("for 12 comparisons still decided" in still.sentence(one) for one in still.about.comparisons)
+
+
+def test_times_of_training_runs_are_no_costs(folder):
+    """Only what took turns with the baseline is a cost; the cells keep what they measured."""
+    found = results.gather([folder])
+    wikipedia = next(t for t in found.tables if t.name == "wikipedia")
+    assert all(cell.number("step_ms") for cell in wikipedia.cells)
+    for table in found.tables:
+        costs = Analysis(table).costs
+        assert all((cost.step_ms is None) == (table.name != "overhead") for cost in costs)
+        assert all((cost.ratio is None) == (table.name != "compare") for cost in costs)
+    for text in (report.html(Gathered((wikipedia,))), report.markdown(Gathered((wikipedia,)))):
+        assert not re.search("ms a step|time, ×|× the time", text)
+    again = report.as_json(found)["tables"]
+    assert all(cell["step_ms"] for table in again if table["about"]["name"] == "wikipedia" for cell in table["cells"])
 
 
 def test_pairs_are_with_minus_without():
@@ -426,6 +445,7 @@ RESULT = "mnist/mlp/seed-0/result.json"
         damaged(RESULT, '{"cell": "mnist/mlp/seed-0"'),
         damaged(RESULT, '{"cell": "mnist/mlp/seed-0", "model": "mlp", "seed": 0, "measured": 7}'),
         damaged(RESULT, '{"cell": "mnist/mlp/seed-0", "model": "mlp", "seed": "x", "measured": {}}'),
+        damaged(RESULT, '{"cell": "mnist/mlp/seed-0", "model": "mlp", "seed": 1e999, "measured": {}}'),
         damaged(RESULT, "\udcff".encode("utf-8", "surrogatepass").decode("latin-1")),
         damaged(RESULT, "[" * 100_000),
         unfinished,

@@ -265,8 +265,13 @@ def by_definition(model: Any, family: Family, strength: float, positions: Tensor
     at = family.positions() if positions is None else positions
 
     def attend(module, query, key, value, attention_mask, scaling=None, **_):  # type: ignore[no-untyped-def]
-        theta = family.angles(numbers[module], at)
-        pairs = journey(strength * (theta[:, None] - theta[:, :, None]), family.layout, value.shape[-1])  # b i j d e
+        if module in numbers:
+            theta = family.angles(numbers[module], at)
+            pairs = journey(
+                strength * (theta[:, None] - theta[:, :, None]), family.layout, value.shape[-1]
+            )  # b i j d e
+        else:  # it looks at something else than the text
+            pairs = journey(torch.zeros(1, query.shape[2], key.shape[2], 0), family.layout, value.shape[-1])
         repeats = query.shape[1] // key.shape[1]
         q, k, v = query.double(), *(x.double().repeat_interleave(repeats, 1) for x in (key, value))
         scores = torch.einsum("bhid,bhjd->bhij", q, k) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
@@ -292,7 +297,7 @@ def by_definition(model: Any, family: Family, strength: float, positions: Tensor
 
 def attentions(model: Any) -> list[Any]:
     """By name, since these are known families."""
-    return [m for name, m in model.named_modules() if name.rsplit(".", 1)[-1] in ("self_attn", "attention")]
+    return [m for name, m in model.named_modules() if name.rsplit(".", 1)[-1] in ("self_attn", "attention", "attn")]
 
 
 def answer(model: Any, inputs: dict[str, Tensor], **kwargs: Any) -> Tensor:

@@ -194,17 +194,19 @@ def test_what_training_does_in_a_loop_of_ones_own(made, tmp_path):
     """The same steps written out: windows, AdamW, warm-up, cosine, clipping, strength."""
     from joformer.integrations import Anneal
     from joformer.training import load_text
+    from joformer.training.draws import generator
 
     text = load_text(made / "fox.txt", vocab=256)
     model = llama(attention_dropout=0.0).train()
     model.save_pretrained(tmp_path / "plain")
     convert(tmp_path / "plain", tmp_path / "out", data=made / "fox.txt", **ANNEAL)
-    data = finetuning._Windows(finetuning.Tokens(text.train, text.valid, 16), 12, 0)
+    last, dice = len(text.train) - 16, generator(0, "windows")
+    starts = torch.randint(last + 1, (12,), generator=dice).tolist()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0, fused=True)
     schedule = T.get_cosine_schedule_with_warmup(optimizer, 0, 6)
     for step in range(6):
         transport_values(model, Anneal(4)(step))
-        ids = torch.stack([data[2 * step + row]["input_ids"] for row in range(2)])
+        ids = torch.stack([torch.tensor(text.train[at : at + 16]).long() for at in starts[2 * step : 2 * step + 2]])
         model(input_ids=ids, labels=ids).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -214,7 +216,11 @@ def test_what_training_does_in_a_loop_of_ones_own(made, tmp_path):
     assert (logits(model) - logits(load(tmp_path / "out"))).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("damage", ["none", "half written", "cut short"])
+def checkpoint_names(out):
+    return sorted(path.name for path in (out / "checkpoints").iterdir() if path.name != ".lock")
+
+
+@pytest.mark.parametrize("damage", ["none", "half written", "cut short", "a flipped bit", "another step", "all"])
 def test_interrupted_it_ends_with_the_same_bits(made, annealed, tmp_path, damage):
     def stop(step, steps, strength):
         if step == 5:
@@ -224,25 +230,87 @@ def test_interrupted_it_ends_with_the_same_bits(made, annealed, tmp_path, damage
     with pytest.raises(KeyboardInterrupt):
         convert(made / "plain", tmp_path / "out", **words, progress=stop)
     checkpoints = tmp_path / "out" / "checkpoints"
-    assert sorted(path.name for path in checkpoints.glob("c*")) == ["checkpoint-2", "checkpoint-4"]
+    assert checkpoint_names(tmp_path / "out") == ["00000002", "00000004"]
     assert not (tmp_path / "out" / "config.json").exists()
-    begin = 4
+    # Nothing that can run when it is loaded.
+    assert {path.suffix for path in checkpoints.glob("*/*")} == {".json", ".safetensors"}
+    begin, newest = 4, checkpoints / "00000004"
     if damage == "half written":
-        (checkpoints / "checkpoint-6").mkdir()
-        (checkpoints / "checkpoint-6" / "model.safetensors").write_bytes(b"\0")
+        (checkpoints / "00000006").mkdir()
+        (checkpoints / "00000006" / "model.safetensors").write_bytes(b"\0")
     elif damage == "cut short":
+        begin, whole = 2, (newest / "optimizer.safetensors").read_bytes()
+        (newest / "optimizer.safetensors").write_bytes(whole[:-1])
+    elif damage in ("a flipped bit", "all"):
+        begin, flipped = {"a flipped bit": (2, [newest]), "all": (0, [newest, checkpoints / "00000002"])}[damage]
+        for place in flipped:
+            whole = bytearray((place / "model.safetensors").read_bytes())
+            whole[-9] ^= 4
+            (place / "model.safetensors").write_bytes(whole)
+    elif damage == "another step":
         begin = 2
-        whole = (checkpoints / "checkpoint-4" / "optimizer.pt").read_bytes()
-        (checkpoints / "checkpoint-4" / "optimizer.pt").write_bytes(whole[:-1])
+        newest.rename(checkpoints / "00000005")
     steps = []
     with pytest.raises(ValueError, match=r"holds a conversion with lr = 0\.01, not 0\.02: give the same"):
         convert(made / "plain", tmp_path / "out", **{**words, "lr": 2e-2})
     told, lines = lambda step, *_: steps.append(step), []
     record = convert(made / "plain", tmp_path / "out", **words, progress=told, say=lines.append)
     assert steps == list(range(begin, 7))
-    assert lines[-1] == f"{tmp_path / 'out'} goes on from checkpoint-{begin}"
+    if damage == "none":
+        assert not any("trying" in line for line in lines)
+    else:
+        assert sum("trying" in line for line in lines) == (2 if damage == "all" else 1)
+    if begin:
+        assert lines[-1] == f"{tmp_path / 'out'} goes on from step {begin} of 6"
     assert record == annealed[1]
     assert weights(tmp_path / "out") == weights(annealed[0])
+
+
+@pytest.mark.refused
+def test_checkpoints_of_another_conversion_are_not_taken_for_this_one(made, tmp_path):
+    """Its record is lost, so that only the checkpoints tell."""
+
+    def stop(step, *_):
+        if step == 3:
+            raise KeyboardInterrupt
+
+    words = dict(data=made / "fox.txt", **ANNEAL)
+    with pytest.raises(KeyboardInterrupt):
+        convert(made / "plain", tmp_path / "out", **words, progress=stop)
+    (tmp_path / "out" / folders.RECORD).unlink()
+    with pytest.raises(ValueError, match=r"with seed = 0, not 1: give the same"):
+        convert(made / "plain", tmp_path / "out", **words, seed=1)
+
+
+def test_a_signal_is_a_checkpoint_and_its_exit_code(joformer, made, annealed, tmp_path, monkeypatch):
+    words = ("convert", made / "plain", tmp_path / "out", "--data", made / "fox.txt", *WORDS)
+
+    def stop(model, *_, was=finetuning.transport_values):
+        if strength_of(model) == 0.25:
+            signal.raise_signal(signal.SIGTERM)
+        return was(model, *_)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finetuning, "transport_values", stop)
+        code, said, told = joformer(*words)
+    assert (code, said) == (128 + signal.SIGTERM, "")
+    assert told.splitlines()[-1] == f"joformer: saved {tmp_path / 'out'} at step 3; the same command continues it"
+    assert joformer(*words)[0] == 0
+    assert weights(tmp_path / "out") == weights(annealed[0])
+
+
+@pytest.mark.refused
+def test_what_is_finished_is_whole(joformer, made, annealed, tmp_path):
+    shutil.copytree(annealed[0], tmp_path / "out")
+    words = ("convert", made / "plain", tmp_path / "out", "--data", made / "fox.txt", *WORDS)
+    code, _, told = joformer(*words)
+    assert code == 0
+    whole = bytearray(weights(tmp_path / "out"))
+    whole[-9] ^= 4
+    (tmp_path / "out" / "model.safetensors").write_bytes(whole)
+    code, said, told = joformer(*words)
+    assert (code, said) == (2, "")
+    assert told.splitlines()[-1].endswith("was altered since it was written: remove it, and convert again")
 
 
 def test_killed(made, annealed, tmp_path):
@@ -250,15 +318,14 @@ def test_killed(made, annealed, tmp_path):
     words = ["convert", made / "plain", tmp_path / "out", "--data", made / "fox.txt", *WORDS]
     code = (
         "import sys, time; from joformer import cli\n"
-        "import joformer.integrations.finetuning as f; was = f.write_json\n"
-        "def slow(path, content):\n"
-        "    was(path, content)\n"
-        "    if 'checkpoint-4' in str(path): time.sleep(600)\n"
-        "f.write_json = slow; sys.argv[0] = 'joformer'; cli.main()"
+        "from joformer.training import checkpoints as c; was = c.save\n"
+        "def slow(*args, **kwargs):\n"
+        "    if was(*args, **kwargs).name == '00000004': time.sleep(600)\n"
+        "c.save = slow; sys.argv[0] = 'joformer'; cli.main()"
     )
     process = subprocess.Popen([sys.executable, "-c", code, *map(str, words)], stderr=subprocess.DEVNULL)
-    marker = tmp_path / "out" / "checkpoints" / "checkpoint-4" / finetuning.WHOLE
-    while process.poll() is None and not marker.is_file():
+    marker = tmp_path / "out" / "checkpoints" / "00000004"
+    while process.poll() is None and not marker.is_dir():
         time.sleep(0.02)
     # While it is at work nobody else may be.
     with pytest.raises(ValueError, match="in use by another run"):
@@ -443,11 +510,11 @@ def test_a_full_disk(joformer, made, tmp_path, monkeypatch):
 
     words = ("convert", made / "plain", tmp_path / "out", "--data", made / "fox.txt", *WORDS)
     with monkeypatch.context() as patch:
-        patch.setattr(finetuning.Trainer, "_save_rng_state", full)
+        patch.setattr("joformer.training.checkpoints.synchronise", full)
         code, _, told = joformer(*words)
     assert code == 2
     assert "cannot save the checkpoint" in told.splitlines()[-1]
-    assert "No space left on device; make room and start the same command again" in told
+    assert "No space left on device; those before it are untouched, make room and start again" in told
     assert joformer(*words)[0] == 0
 
     with monkeypatch.context() as patch:

@@ -1,10 +1,12 @@
 """Models on disk come back bit for bit, and nothing in a file is believed or run."""
 
 import json
+import math
 import pickle
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from joformer.models import (
     ClassifierConfig,
@@ -93,6 +95,40 @@ class TestRefused:
         for broken in (whole[:-5], whole[:40], b"", b"\x00" * 100):
             path.write_bytes(broken)
             self.refuse(tmp_path, "is damaged or no safetensors file")
+
+    def test_weights_of_another_dtype(self, tmp_path):
+        save(SMALL["classifier"](), tmp_path)
+        path = tmp_path / "model.safetensors"
+        weights = load_file(path)
+        for dtype, name in ((torch.float16, "F16"), (torch.float64, "F64"), (torch.int32, "I32")):
+            save_file(weights | {"mlp.0.bias": weights["mlp.0.bias"].to(dtype)}, path)
+            self.refuse(tmp_path, rf"first at 'mlp\.0\.bias': .*\({name} of shape \(128,\) instead of F32")
+        with pytest.raises(ValueError, match=r"load could not give it back: .* is BF16 of shape .* instead of F32"):
+            save(SMALL["classifier"]().bfloat16(), tmp_path)
+
+    @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+    def test_weights_that_are_no_numbers(self, tmp_path, number):
+        model = SMALL["classifier"]()
+        with torch.no_grad():
+            model.mlp[2].weight[0, 0] = number
+        save(model, tmp_path)
+        self.refuse(tmp_path, r"is damaged: 'mlp\.2\.weight' holds NaN or infinity")
+
+    def test_one_number_is_not_spread_over_a_weight(self, tmp_path):
+        save(SMALL["classifier"](), tmp_path)
+        path = tmp_path / "model.safetensors"
+        save_file(load_file(path) | {"mlp.0.bias": torch.zeros(1)}, path)
+        self.refuse(tmp_path, r"first at 'mlp\.0\.bias': .*\(F32 of shape \(1,\) instead of F32 of shape \(128,\)\)")
+
+    @pytest.mark.parametrize("deep", ["[" * 100_000, '{"model": ' * 5000])
+    def test_a_configuration_too_deep(self, tmp_path, deep):
+        save(SMALL["classifier"](), tmp_path)
+        (tmp_path / "config.json").write_text(deep)
+        self.refuse(tmp_path, "is not a model's configuration")
+
+    @pytest.mark.parametrize("field", ["dim", "hidden", "classes"])
+    def test_absurd_sizes_take_no_memory(self, tmp_path, field):
+        self.refuse(altered(tmp_path, config={field: 1 << 60}), r"config\.json")
 
     def test_a_pickle_is_never_opened(self, tmp_path):
         save(SMALL["classifier"](), tmp_path)

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,14 +161,15 @@ def _befall(
     then: str = "before",
     limit: int | None = None,
     limit_at: int = 1,
+    fill: str = "",
     send: str = "",
     during: str = "",
     times: int = 1,
     threads: int = 0,
 ) -> None:
     """What happens to this process: killed at its n-th operation on files, `before` it, `after` it or with it `torn`;
-    files limited to so many bytes from its n-th save on; a signal sent to itself `during` its n-th save, evaluate or
-    batch."""
+    files limited to so many bytes from its n-th save on, or the disk filled up there by a file `fill`; a signal sent
+    to itself `during` its n-th save, evaluate or batch."""
     import torch
 
     from joformer.training import checkpoints
@@ -176,12 +178,14 @@ def _befall(
         torch.set_num_threads(threads)
     if kill_at:
         _count_operations(kill_at, then)
-    if limit is not None:
+    if limit is not None or fill:
         save, calls = checkpoints.save, []
 
         def limited(*args, **kwargs):
             calls.append(1)
-            if len(calls) >= limit_at:
+            if len(calls) >= limit_at and fill:
+                _fill_up(fill)
+            elif len(calls) >= limit_at:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
             return save(*args, **kwargs)
 
@@ -197,6 +201,14 @@ def _befall(
             return usual(*args, **kwargs)
 
         setattr(where, name, signalled)
+
+
+def _fill_up(path: str) -> None:
+    with open(path, "ab", buffering=0) as file:
+        with suppress(OSError):
+            while file.write(bytes(4096)):
+                pass
+        file.truncate(os.path.getsize(path) - 32_768)  # what is said of it goes there too
 
 
 def _count_operations(limit: int, then: str) -> None:

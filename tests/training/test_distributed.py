@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+
+from joformer.training import Processes
 
 HERE = Path(__file__).parent
 PLAIN = {"dropout": 0.0}
@@ -158,3 +161,52 @@ def kill_all(process: subprocess.Popen) -> None:
     process.wait(30)
     while any(Path(f"/proc/{pid}").exists() for pid in children):
         time.sleep(0.01)
+
+
+def test_one_that_hangs_is_not_waited_for_for_ever(memory):
+    """Two processes on gloo, of which the second is stopped: the first says so in one line, and ends."""
+    (memory / "text").write_text("the quick brown fox jumps over the lazy dog\n" * 400)
+    words = "train lm --data text --vocab 256 --context 16 --dim 16 --layers 1 --heads 2 --batch 4 --steps 100000"
+    command = [sys.executable, "-m", "joformer.cli", *words.split(), "--save-every", "20", "--out", "run"]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = os.environ | {"OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
+    common |= {"WORLD_SIZE": "2", "JOFORMER_TIMEOUT": "3", "JOFORMER_CACHE": str(memory / "cache")}
+    started = []
+    try:
+        for rank in ("0", "1"):
+            with open(memory / f"said.{rank}", "w") as said:
+                own = {"RANK": rank, "LOCAL_RANK": rank, "TORCH_CPP_LOG_LEVEL": "ERROR"}
+                started.append(subprocess.Popen(command, env=common | own, cwd=memory, stdout=said, stderr=said))
+        while not (memory / "run" / "checkpoints" / "00000020").is_dir():
+            assert started[0].poll() is None, (memory / "said.0").read_text()
+            time.sleep(0.02)
+        started[1].send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        assert started[0].wait(60) == 2
+        assert time.monotonic() - began < 30
+        lines = [line for line in (memory / "said.0").read_text().splitlines() if line.startswith("joformer: ")]
+        assert lines == [
+            "joformer: process 0 of 2 waited in vain for another, which hangs or has died (JOFORMER_TIMEOUT is 3 s): "
+            "end them all, and the same command goes on from the last checkpoint"
+        ]
+        # Whoever wakes up alone says the same.
+        started[1].send_signal(signal.SIGCONT)
+        assert started[1].wait(60) == 2
+        said = (memory / "said.1").read_text()
+        assert "process 1 of 2 waited in vain" in said.splitlines()[-1]
+        assert "Traceback" not in said + (memory / "said.0").read_text()
+    finally:
+        for process in started:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+@pytest.mark.refused
+@pytest.mark.parametrize("given", ["soon", "0", "-1", "nan", "1e99"])
+def test_a_patience_that_is_none(monkeypatch, given):
+    monkeypatch.setenv("JOFORMER_TIMEOUT", given)
+    with pytest.raises(ValueError, match="give the seconds to wait for another process, above 0"):
+        Processes()

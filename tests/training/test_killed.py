@@ -164,8 +164,10 @@ def small_disk(tmp_path):
 @pytest.mark.skipif(shutil.which("mount") is None, reason="there is no mount")
 def test_a_real_full_disk(server, small_disk, memory, reference, result_of):
     size = sum(path.stat().st_size for path in newest(reference("lm")[2]).iterdir())
-    out = small_disk(4 * size) / "run"
-    ended = server.run(out, kind="lm", recipe={"keep": 10})
+    disk = small_disk(9 * size)  # for the six of this run, if there were no one else
+    out, other = disk / "run", disk / "other"
+    befall = {"fill": str(other), "limit_at": 4}
+    ended = server.run(out, kind="lm", recipe={"keep": 10}, befall=befall)
     assert ended.code == 2
     assert len(ended.lines) == 1
     assert "No space left on device" in ended.said
@@ -176,7 +178,7 @@ def test_a_real_full_disk(server, small_disk, memory, reference, result_of):
     assert again.code == 2  # still full
     assert len(again.lines) == 1
     assert steps(out) == kept
-    small_disk(20 * size, "remount")
+    small_disk(other.stat().st_size + 20 * size, "remount")
     assert server.run(out, kind="lm", recipe={"keep": 10}).code == 0
     assert steps(out) == [2, 4, 6, 8, 10, 12]
     assert result_of(out) == reference("lm")[0]
@@ -191,6 +193,12 @@ def test_a_disk_too_small_from_the_beginning(server, small_disk, reference):
     assert len(ended.lines) == 1
     assert "MB free" in ended.said
     assert not (out / "metrics.jsonl").exists()
+    # Room for two, as it was once asked for, is not enough where more are kept.
+    small_disk(4 * size, "remount")
+    ended = server.run(out, kind="lm", recipe={"keep": 10})
+    assert ended.code == 2
+    assert "7 at a time: make room or choose another --out" in ended.said
+    assert server.run(out, kind="lm", recipe={"keep": 1}).code == 0
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------

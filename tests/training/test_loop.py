@@ -150,6 +150,7 @@ def test_what_a_run_leaves(done):
     assert sorted(path.name for path in done.iterdir() if not path.name.startswith(".")) == [
         "checkpoints",
         "config.json",
+        "manifest.json",
         "metrics.jsonl",
         "model.safetensors",
         "speed.jsonl",

@@ -6,30 +6,55 @@ from collections.abc import Sequence
 
 import torch
 
-from joformer.bench.measure import Row, keep_freed_memory
+from joformer.bench.measure import Effort, Row, keep_freed_memory
 from joformer.bench.rows import FIGURES, Report
 
-__all__ = ["FIGURES", "Row", "run"]
+__all__ = ["FIGURES", "Effort", "Row", "chosen", "run"]
 
 
-def run(
-    only: Sequence[str] = (), *, repeats: int = 30, threads: int | None = None, say: Report = lambda _: None
-) -> list[Row]:
-    """Measure the figures named in `only` (all by default); `say` hears what is being measured.
+def chosen(only: Sequence[str]) -> list[str]:
+    """The figures named in `only`, in their order, or all; a name that is none stops everything.
 
-    >>> [row.ok for row in run(["drift"])][0]
-    True
-    """  # fmt: skip
+    >>> chosen(["window", "drift"])
+    ['drift', 'window']
+    """
     unknown = [name for name in only if name not in FIGURES]
     if unknown:
         raise ValueError(f"unknown figure {unknown[0]!r}: choose from {', '.join(FIGURES)}")
+    return [name for name in FIGURES if not only or name in only]
+
+
+def run(
+    only: Sequence[str] = (),
+    *,
+    repeats: int = 30,
+    seconds: int | float = 60.0,
+    threads: int | None = None,
+    say: Report = lambda _: None,
+) -> list[Row]:
+    """Measure the figures named in `only` (all by default); `say` hears what is being measured.
+
+    Args:
+        only: Names in `FIGURES`.
+        repeats: Rounds of each comparison, at least.
+        seconds: Of each comparison, at most, once it has rounds enough for an interval; a round is never cut.
+        threads: Threads torch may use; all by default.
+        say: Called with a line before each comparison.
+
+    Example:
+        >>> [row.ok for row in run(["drift"])][0]
+        True
+    """
+    names = chosen(only)
     if repeats < 1:
         raise ValueError(f"repeats must be 1 or more, got {repeats}")
+    if not seconds >= 0:
+        raise ValueError(f"seconds must be 0 or more, got {seconds}")
     keep_freed_memory()
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
     try:
-        return [row for name in FIGURES if not only or name in only for row in FIGURES[name](repeats, say)]
+        return [row for name in names for row in FIGURES[name](Effort(repeats, seconds), say)]
     finally:
         torch.set_num_threads(before)

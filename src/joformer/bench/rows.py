@@ -14,7 +14,7 @@ from joformer import positions
 from joformer.algebra import Torus, scan
 from joformer.attention import JourneyAttention, JourneyCache, journey_attention
 from joformer.bench import transforms
-from joformer.bench.measure import Row, fastest, geometric_mean, peak_bytes
+from joformer.bench.measure import Effort, Pair, Row, Sampler, peak_bytes, ratio, take_turns, timed
 from joformer.bench.models import SHAPES, PeerTransformer, Transformer, block_of, peers, training_step
 from joformer.bench.running import augmenting, looping
 from joformer.bench.training import generating, llama, starting, transporting
@@ -23,34 +23,35 @@ from joformer.models.blocks import Block
 from joformer.rotation import rotate, rotate_packed_
 
 Report = Callable[[str], None]
+STEP_BARS: dict[Pair, float | None] = {("both", "none"): 1.03, ("both", "scores"): 1.02}
+ROTATION_BARS = {"Hugging Face": 0.85}
 
 
-def training(repeats: int, say: Report, *, compiled: bool) -> Iterator[Row]:
+def training(effort: Effort, say: Report, *, compiled: bool) -> Iterator[Row]:
     """A training step with both sides transported, against none and against scores alone."""
     how = "compiled" if compiled else "eager"
-    ratios: dict[str, list[float]] = {"none": [], "scores": []}
-    theirs: dict[str, list[float]] = {}
+    logs: dict[Pair, list[list[float]]] = {}
     for shape in SHAPES:
         say(f"training step, {how}, {shape.name}")
         models: dict[str, nn.Module] = {t: Transformer(shape, t) for t in ("none", "scores", "both")}
-        if not compiled:
-            models |= {peer: PeerTransformer(shape, apply) for peer, apply in peers(shape).items()}
+        others = {} if compiled else {peer: PeerTransformer(shape, apply) for peer, apply in peers(shape).items()}
         torch._dynamo.reset()
-        best = fastest({name: training_step(m, shape, compiled) for name, m in models.items()}, repeats, warmup=3)
-        for against, values in ratios.items():
-            values.append(best["both"] / best[against])
-            yield Row(f"step {how}, {shape.name}: both / {against}", values[-1])
-        for peer in best.keys() - {"none", "scores", "both"}:
-            theirs.setdefault(peer, []).append(best[peer] / best["none"])
-    yield Row(f"step {how}: both / none, geometric mean", geometric_mean(ratios["none"]), 1.03)
-    yield Row(f"step {how}: both / scores, geometric mean", geometric_mean(ratios["scores"]), 1.02)
-    for peer in sorted(theirs):
-        yield Row(f"step {how}: {peer} on q and k / none, geometric mean", geometric_mean(theirs[peer]))
+        steps = {name: timed(training_step(m, shape, compiled)) for name, m in (models | others).items()}
+        bars: dict[Pair, float | None] = STEP_BARS | {(peer, "none"): None for peer in sorted(others)}
+        found = take_turns(steps, bars, effort)
+        for pair in found:
+            logs.setdefault(pair, []).append(found[pair])
+        for over, under in STEP_BARS:
+            yield Row.of(f"step {how}, {shape.name}: {over} / {under}", ratio(found[over, under]))
+    for (over, under), groups in logs.items():
+        named = over if (over, under) in STEP_BARS else f"{over} on q and k"
+        bar = STEP_BARS.get((over, under))
+        yield Row.of(f"step {how}: {named} / {under}, geometric mean", ratio(*groups), bar)
 
 
-def rotation(repeats: int, say: Report) -> Iterator[Row]:
+def rotation(effort: Effort, say: Report) -> Iterator[Row]:
     """q, k, v rotated and o rotated back, forward and backward, against each peer's rotation of q and k alone."""
-    ratios: dict[str, list[float]] = {}
+    logs: dict[Pair, list[list[float]]] = {}
     for shape in SHAPES:
         say(f"rotation alone, {shape.name}")
         frames = FixedFrames(shape.head_dim, axes=shape.axes)(shape.positions())
@@ -78,15 +79,16 @@ def rotation(repeats: int, say: Report) -> Iterator[Row]:
 
             return run
 
-        best = fastest({"ours": ours} | {p: usual(a) for p, a in peers(shape).items()}, 4 * repeats)
-        for peer in best.keys() - {"ours"}:
-            ratios.setdefault(peer, []).append(best["ours"] / best[peer])
-    for peer in sorted(ratios):
-        bar = 0.85 if peer == "Hugging Face" else None
-        yield Row(f"rotation of q, k, v, o / {peer}'s of q, k, geometric mean", geometric_mean(ratios[peer]), bar)
+        others = {peer: timed(usual(apply)) for peer, apply in peers(shape).items()}
+        bars = {("ours", peer): ROTATION_BARS.get(peer) for peer in sorted(others)}
+        for pair, found in take_turns({"ours": timed(ours)} | others, bars, effort).items():
+            logs.setdefault(pair, []).append(found)
+    for (_, peer), groups in logs.items():
+        name = f"rotation of q, k, v, o / {peer}'s of q, k, geometric mean"
+        yield Row.of(name, ratio(*groups), ROTATION_BARS.get(peer))
 
 
-def memory(repeats: int, say: Report) -> Iterator[Row]:
+def memory(effort: Effort, say: Report) -> Iterator[Row]:
     """Peak memory of a training step, both against none."""
     ratios = []
     for shape in SHAPES:
@@ -103,7 +105,7 @@ def memory(repeats: int, say: Report) -> Iterator[Row]:
     yield Row("peak memory of a training step: both / none, worst shape", max(ratios), 1.05)
 
 
-def drift(repeats: int, say: Report) -> Iterator[Row]:
+def drift(effort: Effort, say: Report) -> Iterator[Row]:
     """How far scores move when all positions move by 1,048,576; relative to ‖q‖‖k‖, fp32."""
     say("drift")
     shift, head_dim, tokens = 1_048_576, 64, 128
@@ -133,7 +135,7 @@ def drift(repeats: int, say: Report) -> Iterator[Row]:
     yield Row("score drift of Hugging Face", worst(theirs))
 
 
-def window(repeats: int, say: Report) -> Iterator[Row]:
+def window(effort: Effort, say: Report) -> Iterator[Row]:
     """Window 32: a training step at 8,192 tokens against one at 1,024."""
     say("window")
 
@@ -147,12 +149,12 @@ def window(repeats: int, say: Report) -> Iterator[Row]:
 
         return run
 
-    best = fastest({str(n): step(n) for n in (1024, 8192)}, repeats)
-    yield Row("window 32: step at 8,192 tokens / at 1,024", best["8192"] / best["1024"], 9.0)
+    found = take_turns({str(n): timed(step(n)) for n in (1024, 8192)}, {("8192", "1024"): 9.0}, effort)
+    yield Row.of("window 32: step at 8,192 tokens / at 1,024", ratio(found["8192", "1024"]), 9.0)
 
 
 @torch.no_grad()
-def decoding(repeats: int, say: Report) -> Iterator[Row]:
+def decoding(effort: Effort, say: Report) -> Iterator[Row]:
     """One decoded token with 4,096 cached, both against none, four layers; frames are made ahead for all positions.
 
     At the width of the paper's language model (768), and at 256, where a layer takes so little time that the
@@ -161,23 +163,26 @@ def decoding(repeats: int, say: Report) -> Iterator[Row]:
     cached, layers = 4096, 4
     for dim, heads, bar in ((768, 8, 1.05), (256, 4, None)):
         say(f"decoding, {dim} wide")
-        room = cached + 8 * repeats + 64
-        variants: dict[str, Callable[[], object]] = {}
+        room = cached + 256
+        filled = torch.randn(1, cached, heads, dim // heads)
+        variants: dict[str, Sampler] = {}
         for transport in ("none", "both"):
             module = NoFrames() if transport == "none" else FixedFrames(dim // heads)
             frames = module(positions.sequence(room))
             attentions = [JourneyAttention(dim, heads, causal=True, transport=transport) for _ in range(layers)]
             blocks = [block_of(attention).eval() for attention in attentions]
             caches = [JourneyCache(length=room) for _ in range(layers)]
-            for cache in caches:
-                filled = torch.randn(1, cached, heads, dim // heads)
-                cache.update(filled, filled)
-            variants[transport] = partial(_token, torch.ones(1, 1, dim), frames, blocks, caches)
-        best = fastest(variants, 4 * repeats)
-        yield Row(f"one decoded token at 4,096 cached, {dim} wide: both / none", best["both"] / best["none"], bar)
+            variants[transport] = timed(partial(_token, torch.ones(1, 1, dim), frames, blocks, caches, filled))
+        found = take_turns(variants, {("both", "none"): bar}, effort)
+        name = f"one decoded token at 4,096 cached, {dim} wide: both / none"
+        yield Row.of(name, ratio(found["both", "none"]), bar)
 
 
-def _token(x: Tensor, frames: FlatFrames, blocks: list[Block], caches: list[JourneyCache]) -> Tensor:
+def _token(x: Tensor, frames: FlatFrames, blocks: list[Block], caches: list[JourneyCache], filled: Tensor) -> Tensor:
+    if caches[0].tokens in (0, caches[0].length):  # full: from the start again, an outlier now and then
+        for cache in caches:
+            cache.reset()
+            cache.update(filled, filled)
     at = caches[0].tokens
     here = frames.select(slice(at, at + 1))
     for block, cache in zip(blocks, caches, strict=True):
@@ -185,7 +190,7 @@ def _token(x: Tensor, frames: FlatFrames, blocks: list[Block], caches: list[Jour
     return x
 
 
-def scanning(repeats: int, say: Report) -> Iterator[Row]:
+def scanning(effort: Effort, say: Report) -> Iterator[Row]:
     """All prefixes on the torus at once, against the loop that multiplies them one by one."""
     say("scan")
     group, steps = Torus(32), torch.randn(65_536, 32)
@@ -197,14 +202,14 @@ def scanning(repeats: int, say: Report) -> Iterator[Row]:
             at = group.multiply(at, step)
         return torch.stack(prefixes)
 
-    best = fastest({"scan": lambda: scan(group, steps)}, repeats)["scan"]
-    slow = fastest({"loop": loop}, 2, warmup=0)["loop"]
-    yield Row(
-        "scan of 65,536 steps × 32 planes: speed-up over the loop of Torus.multiply", slow / best, 200.0, higher=True
+    found = take_turns(
+        {"loop": timed(loop), "scan": timed(lambda: scan(group, steps))}, {("loop", "scan"): 200.0}, effort
     )
+    name = "scan of 65,536 steps × 32 planes: speed-up over the loop of Torus.multiply"
+    yield Row.of(name, ratio(found["loop", "scan"]), 200.0, higher=True)
 
 
-def importing(repeats: int, say: Report) -> Iterator[Row]:
+def importing(effort: Effort, say: Report) -> Iterator[Row]:
     """`import joformer` against `import torch`, each in a fresh interpreter."""
     say("import")
 
@@ -213,19 +218,19 @@ def importing(repeats: int, say: Report) -> Iterator[Row]:
         code = f"from {module} import *" if module == "joformer" else f"import {module}"
         return lambda: void(subprocess.run([sys.executable, "-c", code], check=True))
 
-    best = fastest({m: fresh(m) for m in ("torch", "joformer")}, max(5, repeats // 4), warmup=1)
-    yield Row("import joformer / import torch", best["joformer"] / best["torch"], 1.1)
+    found = take_turns({m: timed(fresh(m)) for m in ("torch", "joformer")}, {("joformer", "torch"): 1.1}, effort)
+    yield Row.of("import joformer / import torch", ratio(found["joformer", "torch"]), 1.1)
 
 
 def void(_: object) -> None:
     """A call for its time alone."""
 
 
-FIGURES: dict[str, Callable[[int, Report], Iterator[Row]]] = {
+FIGURES: dict[str, Callable[[Effort, Report], Iterator[Row]]] = {
     "drift": drift,
     "memory": memory,
-    "eager": lambda repeats, say: training(repeats, say, compiled=False),
-    "compiled": lambda repeats, say: training(repeats, say, compiled=True),
+    "eager": lambda effort, say: training(effort, say, compiled=False),
+    "compiled": lambda effort, say: training(effort, say, compiled=True),
     "rotation": rotation,
     "window": window,
     "decoding": decoding,

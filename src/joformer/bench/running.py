@@ -8,10 +8,9 @@ augmentation    all of Setup B (crop, flip, RandAugment, erasing, mixup; the dra
 
 from __future__ import annotations
 
-import statistics
+import math
 import time
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,62 +18,62 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from joformer.bench.measure import Row, fastest
+from joformer.bench.measure import Effort, Pair, Row, gather, ratio, take_turns, timed
 from joformer.bench.training import CONFIG, update
 from joformer.models import JoFormerLM, JoFormerViT, ViTConfig
 
 Report = Callable[[str], None]
 
-STEPS = 8
+STEPS = 10
 
 
-def looping(repeats: int, say: Report) -> Iterator[Row]:
-    """The median step inside `train` over the median bare step, the two taking turns; the best turn of each counts."""
+def looping(effort: Effort, say: Report) -> Iterator[Row]:
+    """A step inside `train` over the bare step that is taken, each time, before the next one of `train` begins."""
     say("the loop")
     import numpy as np
 
     from joformer.training import LanguageTask, Processes, Recipe, Text, Tokenizer, train
     from joformer.training.state import State
 
-    class Timed(LanguageTask):
-        """The task, noting when each step begins."""
+    class Alternating(LanguageTask):
+        """The task; where a step asks for its batch, the one before it has ended, and a bare one is taken between."""
 
         def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
-            moments.append(time.perf_counter())
+            ended = time.perf_counter()
+            if step > 1:  # the first is slower, here and there
+                logs.append(math.log((ended - begun[-1]) / bare()))
+            begun.append(time.perf_counter())
             return super().batch(seed, step, part, parts)
 
-    moments: list[float] = []
+    logs: list[float] = []
+    begun: list[float] = []
     ids = np.random.default_rng(0).integers(256, size=100_000).astype(np.uint8)
-    task = Timed(Text(ids, ids[:2000], ids[:2000], Tokenizer.of_bytes(), "random"), context=512, batch=8, held_out=1)
+    text = Text(ids, ids[:2000], ids[:2000], Tokenizer.of_bytes(), "random")
+    task = Alternating(text, context=512, batch=8, held_out=1)
     # Logged at every step, ten times as often as by default: what it costs is to be seen.
     recipe = Recipe(steps=STEPS, log_every=1)
+    state = State(JoFormerLM(CONFIG), recipe, Processes())
+    tokens, targets = LanguageTask.batch(task, 0, 0, 0, 1)
 
-    def inside() -> float:
-        moments.clear()
+    def step() -> None:
+        state.model(tokens, targets=targets).backward()
+        state.norm()
+        state.update(1e-4)
+
+    bare, pair = timed(step), ("train", "bare")
+    bare()
+
+    def trained() -> dict[Pair, list[float]]:
+        logs.clear()
         with TemporaryDirectory() as folder:
             train(CONFIG, task, recipe, Path(folder) / "run", say=lambda line: None)
-        return statistics.median(later - start for start, later in pairwise(moments[1:]))
+        return {pair: list(logs)}
 
-    def bare() -> float:
-        state = State(JoFormerLM(CONFIG), recipe, Processes())
-        tokens, targets = task.batch(0, 0, 0, 1)
-        took = []
-        for _ in range(STEPS):
-            start = time.perf_counter()
-            state.model(tokens, targets=targets).backward()
-            state.norm()
-            state.update(1e-4)
-            took.append(time.perf_counter() - start)
-        return statistics.median(took[1:])
-
-    best = {inside: float("inf"), bare: float("inf")}
-    for turn in range(max(2, repeats // 8)):
-        for one in (inside, bare) if turn % 2 else (bare, inside):
-            best[one] = min(best[one], one())
-    yield Row("a step of train() / the bare step", best[inside] / best[bare], 1.03)
+    found = gather(trained, {pair: 1.03}, effort)
+    yield Row.of("a step of train() / the bare step", ratio(found[pair]), 1.03)
 
 
-def augmenting(repeats: int, say: Report) -> Iterator[Row]:
+def augmenting(effort: Effort, say: Report) -> Iterator[Row]:
     """Augmentation of a batch over the training step it is for."""
     say("augmentation")
     from joformer.training import Augment, Mix
@@ -91,14 +90,15 @@ def augmenting(repeats: int, say: Report) -> Iterator[Row]:
     x, targets = augmented()
     model: nn.Module = JoFormerViT(ViTConfig(shape=(32, 32), patch=(4, 4), dim=32, layers=4, heads=4, classes=100))
     step = update(model, lambda: F.cross_entropy(model(x), targets))
-    best = fastest({"step": step, "augmentation": augmented}, repeats)
-    share = best["augmentation"] / best["step"]
-    yield Row("augmentation / training step, Setup B at D = 32, batch 128", share, 0.2)
+    runs, pair = {"step": timed(step), "augmentation": timed(augmented)}, ("augmentation", "step")
+    found = take_turns(runs, {pair: 0.2}, effort)
+    yield Row.of("augmentation / training step, Setup B at D = 32, batch 128", ratio(found[pair]), 0.2)
     try:
         from kornia.augmentation.auto import RandAugment
     except ImportError:
         return
     say("augmentation by kornia")
     random, floats = RandAugment(n=2, m=9), images / 255
-    theirs = fastest({"kornia": lambda: [random(image) for image in floats.split(1)]}, 3, warmup=1)["kornia"]
-    yield Row("kornia's RandAugment alone, each image its own operations / training step", theirs / best["step"])
+    kornia, pair = timed(lambda: [random(image) for image in floats.split(1)]), ("kornia", "step")
+    found = take_turns({"step": runs["step"], "kornia": kornia}, {pair: None}, effort)
+    yield Row.of("kornia's RandAugment alone, each image its own operations / training step", ratio(found[pair]))

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from joformer.bench.measure import Row, fastest
+from joformer.bench.measure import Effort, Pair, Row, Sampler, fastest, ratio, take_turns, timed
 from joformer.integrations import transport_values
 from joformer.models import JoFormerLM, LMConfig
 
@@ -68,7 +68,7 @@ def update(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
     return run
 
 
-def llama(repeats: int, say: Report) -> Iterator[Row]:
+def llama(effort: Effort, say: Report) -> Iterator[Row]:
     """Tokens per second of training, 8 × 512 tokens a step, ours over theirs; both compute the loss themselves."""
     say("training step beside Llama")
     ours, theirs = JoFormerLM(CONFIG), llama_of(CONFIG, 680)
@@ -77,19 +77,16 @@ def llama(repeats: int, say: Report) -> Iterator[Row]:
     tokens = torch.randint(CONFIG.vocab, (8, 513), generator=torch.Generator().manual_seed(0))
     x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     steps = {
-        "ours": update(ours, lambda: ours(x, targets=y)),
-        "theirs": update(theirs, lambda: theirs(input_ids=x, labels=x, use_cache=False).loss),  # it shifts them itself
+        "ours": timed(update(ours, lambda: ours(x, targets=y))),
+        # It shifts them itself.
+        "theirs": timed(update(theirs, lambda: theirs(input_ids=x, labels=x, use_cache=False).loss)),
     }
-    best = fastest(steps, max(3, repeats // 3))
-    yield Row(
-        "training step, tokens per second: JoFormerLM, both / Hugging Face Llama, SwiGLU of 680",
-        best["theirs"] / best["ours"],
-        1.1,
-        higher=True,
-    )
+    found = take_turns(steps, {("theirs", "ours"): 1.1}, effort)
+    name = "training step, tokens per second: JoFormerLM, both / Hugging Face Llama, SwiGLU of 680"
+    yield Row.of(name, ratio(found["theirs", "ours"]), 1.1, higher=True)
 
 
-def generating(repeats: int, say: Report) -> Iterator[Row]:
+def generating(effort: Effort, say: Report) -> Iterator[Row]:
     """Tokens per second of greedy decoding with caches, 128 after a prompt of 32, ours over theirs."""
     ours, theirs = JoFormerLM(CONFIG).eval(), llama_of(CONFIG, 680)
     if theirs is None:
@@ -100,48 +97,79 @@ def generating(repeats: int, say: Report) -> Iterator[Row]:
         prompt = torch.randint(CONFIG.vocab, (batch, 32), generator=torch.Generator().manual_seed(0))
         options = {"max_new_tokens": 128, "do_sample": False, "use_cache": True}
         runs = {
-            "ours": partial(ours.generate, prompt, 128, temperature=0),
-            "theirs": partial(theirs.generate, prompt, attention_mask=torch.ones_like(prompt), **options),
+            "ours": timed(partial(ours.generate, prompt, 128, temperature=0)),
+            "theirs": timed(partial(theirs.generate, prompt, attention_mask=torch.ones_like(prompt), **options)),
         }
-        best = fastest(runs, max(3, repeats // 3))
-        yield Row(
-            f"decoding, batch {batch}, tokens per second: JoFormerLM, both / Hugging Face generate",
-            best["theirs"] / best["ours"],
-            bar,
-            higher=True,
-        )
+        found = take_turns(runs, {("theirs", "ours"): bar}, effort)
+        name = f"decoding, batch {batch}, tokens per second: JoFormerLM, both / Hugging Face generate"
+        yield Row.of(name, ratio(found["theirs", "ours"]), bar, higher=True)
 
 
-def transporting(repeats: int, say: Report) -> Iterator[Row]:
-    """Hugging Face's Llama with its values transported against itself without: a training step, a decoded token."""
-    say("value transport in Llama")
+def transporting(effort: Effort, say: Report) -> Iterator[Row]:
+    """Hugging Face's Llama with its values transported against itself without: a training step, a decoded token.
+
+    A token is decoded at full strength, at strength 0.5 and, where the processor has them, with bfloat16 numbers.
+    """
     plain = llama_of(CONFIG, 680)
     if plain is None:
         return
-    both = {"plain": plain, "carried": transport_values(copy.deepcopy(plain))}
+    say("value transport in Llama, training step")
     tokens = torch.randint(CONFIG.vocab, (4, 512), generator=torch.Generator().manual_seed(0))
 
-    def loss(model: Any) -> Tensor:
-        return model(input_ids=tokens, labels=tokens, use_cache=False).loss
+    def step(model: Any) -> Sampler:
+        return timed(update(model, lambda: model(input_ids=tokens, labels=tokens, use_cache=False).loss))
 
-    best = fastest({name: update(model, partial(loss, model)) for name, model in both.items()}, repeats)
-    yield Row("Hugging Face Llama, training step: values transported / not", best["carried"] / best["plain"], 1.04)
+    steps = {"plain": step(plain), "full": step(transport_values(copy.deepcopy(plain)))}
+    found = take_turns(steps, {("full", "plain"): 1.04}, effort)
+    name = "Hugging Face Llama, training step: values transported / not"
+    yield Row.of(name, ratio(found["full", "plain"]), 1.04)
+
     prompt = tokens[:1, :32]
     options = {"max_new_tokens": 64, "do_sample": False, "use_cache": True, "attention_mask": torch.ones_like(prompt)}
-    for dim, bar in ((CONFIG.dim, 1.05), (3 * CONFIG.dim, None)):
+
+    def decode(model: Any) -> Sampler:
+        return timed(partial(model.generate, prompt, **options))
+
+    half_precision = bfloat16_works()
+    if not half_precision:
+        say("no bfloat16 products here (illegal instruction), rows left out: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16")
+    for dim, bars in ((CONFIG.dim, (1.05, 1.1)), (3 * CONFIG.dim, (None, 1.05))):
         wide = replace(CONFIG, dim=dim, heads=CONFIG.heads * dim // CONFIG.dim)
         plain = llama_of(wide, 680 * dim // CONFIG.dim).eval()
-        both = {"plain": plain, "carried": transport_values(copy.deepcopy(plain))}
-        best = fastest({name: partial(model.generate, prompt, **options) for name, model in both.items()}, repeats)
-        ratio = best["carried"] / best["plain"]
-        yield Row(f"Hugging Face Llama, decoded token, {dim} wide: values transported / not", ratio, bar)
+        for dtype in (torch.float32, torch.bfloat16) if half_precision else (torch.float32,):
+            kind = "bf16, " if dtype == torch.bfloat16 else ""
+            say(f"value transport in Llama, decoding, {kind}{dim} wide")
+            models = {"plain": plain.to(dtype)}
+            rows: dict[str, tuple[str, float | None]]
+            if dtype == torch.float32:
+                rows = {"full": ("values transported", bars[0]), "half": ("values at strength 0.5", bars[1])}
+            else:
+                rows = {"full": ("values transported", bars[1])}
+            for variant in rows:
+                strength = 1.0 if variant == "full" else 0.5
+                models[variant] = transport_values(copy.deepcopy(plain), strength=strength)
+            pairs: dict[Pair, float | None] = {(variant, "plain"): bar for variant, (_, bar) in rows.items()}
+            found = take_turns({name: decode(model) for name, model in models.items()}, pairs, effort)
+            for variant, (told, bar) in rows.items():
+                name = f"Hugging Face Llama, decoded token, {kind}{dim} wide: {told} / not"
+                yield Row.of(name, ratio(found[variant, "plain"]), bar)
 
 
-def starting(repeats: int, say: Report) -> Iterator[Row]:
+def bfloat16_works() -> bool:
+    """Whether a product of bfloat16 matrices ends: where AMX is announced and missing, it ends the process.
+
+    >>> isinstance(bfloat16_works(), bool)
+    True
+    """
+    code = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); torch.nn.functional.linear(x, x)"
+    return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
+
+
+def starting(effort: Effort, say: Report) -> Iterator[Row]:
     """Seconds from the shell to the help of the command, in a fresh process."""
     say("start")
 
     def fresh() -> None:
         subprocess.run([sys.executable, "-m", "joformer.cli", "--help"], check=True, capture_output=True)
 
-    yield Row("seconds to start joformer --help", fastest({"help": fresh}, max(5, repeats // 4), warmup=1)["help"], 1.0)
+    yield Row("seconds to start joformer --help", fastest({"help": fresh}, 10, warmup=1)["help"], 1.0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from joformer.algebra import Generators, absolute
-from joformer.bench.measure import Row, fastest, peak_bytes
+from joformer.bench.measure import Effort, Row, peak_bytes, ratio, take_turns, timed
 from joformer.models import JourneySSM
 from joformer.monoidal import MonoidalEmbedding
 from joformer.spectral import dct, dft, dst, hadamard
@@ -17,7 +17,7 @@ from joformer.spectral import dct, dft, dst, hadamard
 Report = Callable[[str], None]
 
 
-def spectral(repeats: int, say: Report) -> Iterator[Row]:
+def spectral(effort: Effort, say: Report) -> Iterator[Row]:
     """Transforms of 4,096 real points against `torch.fft.fft` of the same points; the slowest of each family counts."""
     families: dict[str, list[Callable[[Tensor], Tensor]]] = {
         "DFT": [dft],
@@ -28,16 +28,18 @@ def spectral(repeats: int, say: Report) -> Iterator[Row]:
     for shape in ((4096,), (64, 4096)):
         say(f"transforms of {shape}")
         x = torch.randn(shape)
-        runs = {(family, n): partial(f, x) for family, members in families.items() for n, f in enumerate(members)}
-        best = fastest({"fft": partial(torch.fft.fft, x)} | {str(key): run for key, run in runs.items()}, 10 * repeats)
-        for family, members in families.items():
-            slowest = max(best[str((family, n))] for n in range(len(members)))
-            size = "4,096 points" if len(shape) == 1 else "64 × 4,096 points"
-            yield Row(f"{family} / torch.fft.fft, {size}", slowest / best["fft"], 1.5)
+        members = {f"{family} {n}": partial(f, x) for family, fs in families.items() for n, f in enumerate(fs)}
+        runs = {name: timed(run) for name, run in ({"fft": partial(torch.fft.fft, x)} | members).items()}
+        found = take_turns(runs, {(name, "fft"): 1.5 for name in members}, effort)
+        size = "4,096 points" if len(shape) == 1 else "64 × 4,096 points"
+        for family, fs in families.items():
+            ratios = [ratio(found[f"{family} {n}", "fft"]) for n in range(len(fs))]
+            slowest = max(ratios, key=lambda one: one.value)
+            yield Row.of(f"{family} / torch.fft.fft, {size}", slowest, 1.5)
 
 
 @torch.no_grad()
-def monoidal(repeats: int, say: Report) -> Iterator[Row]:
+def monoidal(effort: Effort, say: Report) -> Iterator[Row]:
     """28 × 28 images at d = 784: the embedding against turning every pixel's vector by its operator and summing."""
     side, dim, batch = 28, 784, 16
     x = torch.rand(batch, side, side)
@@ -50,17 +52,16 @@ def monoidal(repeats: int, say: Report) -> Iterator[Row]:
         return generators.group.act(at, x.flatten(1).unsqueeze(-1) * content).sum(-2)
 
     say("monoidal embedding")
-    slow = fastest({"pixels": pixel_by_pixel}, max(3, repeats // 10), warmup=1)["pixels"]
-    best = fastest({kind: partial(embed, x) for kind, embed in embeddings.items()}, repeats)
-    for kind, seconds in best.items():
-        yield Row(
-            f"embedding 28 × 28 images, d = 784, {kind}: speed-up over every pixel", slow / seconds, 20.0, higher=True
-        )
+    runs = {kind: timed(partial(embed, x)) for kind, embed in embeddings.items()} | {"pixels": timed(pixel_by_pixel)}
+    found = take_turns(runs, {("pixels", kind): 20.0 for kind in embeddings}, effort)
+    for (_, kind), logs in found.items():
+        name = f"embedding 28 × 28 images, d = 784, {kind}: speed-up over every pixel"
+        yield Row.of(name, ratio(logs), 20.0, higher=True)
     growth = [peak_bytes(partial(MonoidalEmbedding(dim, (n, n)), torch.rand(1, n, n))) for n in (side, 4 * side)]
     yield Row("its peak memory, 16 × the pixels", growth[1] / growth[0], 4.5)
 
 
-def recurrence(repeats: int, say: Report) -> Iterator[Row]:
+def recurrence(effort: Effort, say: Report) -> Iterator[Row]:
     """A training step of `JourneySSM` at 8,192 tokens against one at 1,024."""
     say("recurrence")
 
@@ -68,5 +69,5 @@ def recurrence(repeats: int, say: Report) -> Iterator[Row]:
         layer, x = JourneySSM(256, heads=4), torch.randn(1, tokens, 256)
         return lambda: layer(x)[0].square().mean().backward()
 
-    best = fastest({str(n): step(n) for n in (1024, 8192)}, repeats)
-    yield Row("JourneySSM: step at 8,192 tokens / at 1,024", best["8192"] / best["1024"], 9.0)
+    found = take_turns({str(n): timed(step(n)) for n in (1024, 8192)}, {("8192", "1024"): 9.0}, effort)
+    yield Row.of("JourneySSM: step at 8,192 tokens / at 1,024", ratio(found["8192", "1024"]), 9.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from joformer.cli.evaluate import Evaluate
 from joformer.cli.generate import Generate
 from joformer.cli.report import Report
 from joformer.cli.reproduce import Reproduce
+from joformer.cli.showing import say, tell
 from joformer.cli.verify import Verify
 
 
@@ -49,19 +51,27 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     if sys.argv[1:] == ["--version"]:
-        print(f"joformer {joformer.__version__}")
+        say(f"joformer {joformer.__version__}")
         sys.exit(0)
+    sys.excepthook = _show_error
     try:
         _leave(_parse(sys.argv[1:]).run())
     except ValueError as mistake:
-        print(f"joformer: {mistake}", file=sys.stderr)
+        tell(f"joformer: {mistake}")
         sys.exit(2)
     except OSError as error:
-        print(f"joformer: cannot write {error.filename or 'the output'}: {error.strerror or error}", file=sys.stderr)
+        tell(f"joformer: cannot write {error.filename or 'the output'}: {error.strerror or error}")
         sys.stdout = None  # what is left in its buffer would fail again at exit
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _show_error(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """What nobody foresaw, with where it happened; its text may hold names as well."""
+    for part in traceback.format_exception(kind, error, trace):
+        for line in part.removesuffix("\n").split("\n"):
+            tell(line)
 
 
 def _leave(code: int) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from joformer.cli.showing import progress_bar
+from joformer.cli.showing import progress_bar, tell
 
 if TYPE_CHECKING:
     from joformer.bench import Row
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 class Bench:
     """What value transport costs here: ratios measured side by side, beside no positions, RoPE and installed peers.
 
-    Takes about twelve minutes; close calls are decided by the machine's noise. Example:
+    Every ratio has a 95 % interval over rounds in which all variants take turns; where it covers 1 the difference is
+    within noise. Takes about twenty minutes, nothing else running. Example:
     joformer bench --only eager decoding --json
     """
 
@@ -24,38 +26,46 @@ class Bench:
     """Measure these alone: drift, memory, eager, compiled, rotation, window, decoding, scan, spectral,
     monoidal, recurrence, llama, generate, transport, loop, augmentation, import, start."""
     repeats: int = 30
-    """Runs of each variant; the best counts."""
+    """Rounds of each comparison at least; more follow until its interval is narrower than its distance from the bar."""
+    seconds: float = 60.0
+    """Seconds of each comparison at most, once it has the 8 rounds that an interval needs."""
     threads: int | None = None
     """Threads torch may use; all by default."""
     json: bool = False
-    """Print a list of {name, value, bar, ok} instead of a table."""
+    """Print a list of {name, value, low, high, rounds, verdict, bar, ok} instead of a table."""
 
     def run(self) -> int:
         from joformer import bench
 
-        if self.json:
-            rows = bench.run(self.only, repeats=self.repeats, threads=self.threads)
-            print(json.dumps([row.as_json() for row in rows], indent=2))
-        else:
-            self._withprogress_bar()
-        return 0
-
-    def _withprogress_bar(self) -> None:
-        from rich.console import Console
-        from rich.table import Table
-
-        from joformer import bench
-
-        names = [name for name in bench.FIGURES if not self.only or name in self.only]
+        names = bench.chosen(self.only)
         rows: list[Row] = []
         with progress_bar() as progress:
             task = progress.add_task("measuring", total=len(names))
-            for name in names or self.only:
-                say = lambda what: progress.update(task, description=what)  # noqa: E731
-                rows += bench.run([name], repeats=self.repeats, threads=self.threads, say=say)
+
+            def say(what: str) -> None:
+                if progress.disable:
+                    tell(what)
+                progress.update(task, description=what)
+
+            for name in names:
+                rows += bench.run([name], repeats=self.repeats, seconds=self.seconds, threads=self.threads, say=say)
                 progress.advance(task)
-        table = Table("figure", "value", "bar", "ok")
-        for row in rows:
-            bar = "" if row.bar is None else f"{'≥' if row.higher else '≤'} {row.bar:g}"
-            table.add_row(row.name, f"{row.value:.4g}", bar, {True: "yes", False: "NO", None: ""}[row.ok])
-        Console().print(table)
+        if self.json:
+            print(json.dumps([row.as_json() for row in rows], indent=2, ensure_ascii=False))
+        else:
+            _show(rows)
+        return 0
+
+
+def _show(rows: Sequence[Row]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("figure", "value [95 %]", "verdict", "bar")
+    for row in rows:
+        interval = "" if row.low is None or row.high is None else f" [{row.low:.4g}, {row.high:.4g}]"
+        met = {True: "yes", False: "NO", None: "within noise"}[row.ok]
+        bar = "" if row.bar is None else f"{'≥' if row.higher else '≤'} {row.bar:g}: {met}"
+        table.add_row(row.name, escape(f"{row.value:.4g}{interval}"), row.verdict or "", bar)
+    Console().print(table)

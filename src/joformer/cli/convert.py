@@ -53,6 +53,7 @@ class Convert:
     def run(self) -> int:
         names = ("strength", "off", "anneal", "settle", "data", "context", "batch", "lr", "power", "seed", "save_every")
         from joformer.integrations.conversion import convert
+        from joformer.training import Stopped
 
         with progress_bar() as bar:
             shown: list[Any] = []
@@ -63,7 +64,11 @@ class Convert:
                 bar.update(shown[0], completed=step, description=f"annealing, strength {strength:.2f}")
 
             options = {name: getattr(self, name) for name in names}
-            record = convert(self.model_dir, self.out, **options, say=tell, progress=progress)
+            try:
+                record = convert(self.model_dir, self.out, **options, say=tell, progress=progress)
+            except Stopped as stopped:
+                tell(f"joformer: {stopped}")
+                return stopped.code
         if self.json:
             say(json.dumps(record))
             return 0

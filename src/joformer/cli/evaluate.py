@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -44,7 +43,7 @@ class Evaluate:
 
         opened = open_run(self.checkpoint)
         if opened.step is not None:
-            print(f"weights of step {opened.step}", file=sys.stderr)
+            tell(f"weights of step {opened.step}")
         data = self.data or opened.notes.get("data")
         if data is None:
             raise ValueError(f"{self.checkpoint} does not say what it was trained on: give --data")
@@ -57,7 +56,7 @@ class Evaluate:
         else:
             rows = [self._images(opened, data)]
         if self.json:
-            say(json.dumps(rows, indent=2))
+            say(json.dumps(rows, indent=2), lines=True)
         else:
             for row in rows:
                 say(

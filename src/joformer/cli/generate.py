@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from joformer.cli.showing import say
+from joformer.cli.showing import say, tell, write
 
 
 @dataclass(frozen=True)
@@ -55,13 +54,13 @@ class Generate:
             )
         tokenizer = opened.tokenizer()
         if opened.step is not None:
-            print(f"weights of step {opened.step}", file=sys.stderr)
+            tell(f"weights of step {opened.step}")
         device = torch.accelerator.current_accelerator() or torch.device("cpu")
         opened.model.to(device)
         begin = torch.tensor([tokenizer.encode(self.prompt or "\n")], device=device)
         dice = torch.Generator(device).manual_seed(seed_of(self.seed, "text"))
         shown, text = tokenizer.stream(), ""
-        show = (lambda piece: None) if self.json else (lambda piece: say(piece, end=""))
+        show = (lambda piece: None) if self.json else write
         show(self.prompt)
         drawn = opened.model.stream(begin, self.tokens, temperature=self.temperature, top_k=self.top_k, generator=dice)
         for token in drawn:

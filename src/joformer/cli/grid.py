@@ -6,13 +6,13 @@ import json
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from joformer.cli.showing import progress_bar, say, tell
+from joformer.cli.showing import beside, progress_bar, say, tell
 
 if TYPE_CHECKING:
     from joformer.experiments import Cell, Plan
@@ -40,17 +40,23 @@ def published(data: Path) -> str:
 
 
 def run_plans(plans: Sequence[Plan], out: Path, *, jobs: int | None, engine: Engine) -> int:
-    """Run every cell that is not finished; how many could not be."""
-    from joformer.experiments.cells import finished
+    """Run every cell that is not finished; how many could not be. Only one command at a time may, in a folder."""
     from joformer.experiments.cluster import run_on_ray
     from joformer.experiments.engine import run_local, usable_devices
-    from joformer.experiments.results import RESULT
-    from joformer.files import make_folder
+    from joformer.training.runs import Lock
 
     jobs = usable_devices() if jobs is None else jobs
     if jobs < 1:
         raise ValueError(f"--jobs must be 1 or more, got {jobs}")
-    make_folder(out)
+    engines = {"local": run_local, "ray": run_on_ray}
+    with Lock(out):  # two at once would find each other's cells in use, and call them failed
+        return _run_cells(plans, out, jobs, engines[engine])
+
+
+def _run_cells(plans: Sequence[Plan], out: Path, jobs: int, engine: Callable[..., Any]) -> int:
+    from joformer.experiments.cells import finished
+    from joformer.experiments.results import RESULT
+
     cells = [cell for plan in plans for cell in plan.cells]
     done = {cell.name for cell in cells if finished(cell, out) is not None}
     for plan in plans:
@@ -61,7 +67,7 @@ def run_plans(plans: Sequence[Plan], out: Path, *, jobs: int | None, engine: Eng
     left = sorted((cell for cell in cells if cell.name not in done), key=lambda cell: cell.seed)
     failed, asked = 0, list[int]()
     clock = _Clock(left, out, jobs)
-    events = (run_on_ray if engine == "ray" else run_local)(left, out, jobs=jobs)
+    events = engine(left, out, jobs=jobs)
     try:
         with _asked_to_stop(asked), progress_bar(left=False) as progress:
             task = progress.add_task(f"{len(left)} cells", total=clock.total)
@@ -73,7 +79,7 @@ def run_plans(plans: Sequence[Plan], out: Path, *, jobs: int | None, engine: Eng
                     if progress.disable:
                         tell(line)
                     elif event.result is None:
-                        progress.console.print(line)
+                        beside(progress, line)
                 here = f"{clock.count} of {len(left)} cells, {clock.left()} left"
                 progress.update(task, completed=clock.done(), description=here)
     except KeyboardInterrupt:

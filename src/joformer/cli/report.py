@@ -42,7 +42,7 @@ class Report:
         for name, text in written.items():
             write_whole(out / name, text.encode())
         if self.json:
-            say(json.dumps(record, indent=2, ensure_ascii=False))
+            say(json.dumps(record, indent=2, ensure_ascii=False), lines=True)
         for name in written:
             (tell if self.json else say)(str(out / name))
         return 0

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from joformer.cli.showing import progress_bar, say
+from joformer.cli.showing import progress_bar, say, tell
 
 if TYPE_CHECKING:
     from joformer.verify import Result
@@ -56,22 +55,22 @@ class Verify:
             if not self.json:
                 if result.claim.section != section:
                     section = result.claim.section
-                    say(f"\n{page.TITLES[section].upper()}")
-                say("\n".join(page.lines(result, width)))
+                    say(f"\n{page.TITLES[section].upper()}", lines=True)
+                say("\n".join(page.lines(result, width)), lines=True)
             progress.advance(task)
 
         with progress_bar(shown=self.json) as progress:  # text comes claim by claim and needs no bar
             task = progress.add_task("checking", total=len(verify.choose(self.only)))
             results = verify.run(self.only, seed=self.seed, trials=self.trials, say=show)
         if self.json:
-            say(json.dumps([result.as_json() for result in results], indent=2))
+            say(json.dumps([result.as_json() for result in results], indent=2), lines=True)
         else:
-            say(f"\n{page.summary(results)}")
+            say(f"\n{page.summary(results)}", lines=True)
         if self.markdown:
             command = f"joformer verify --markdown --seed {self.seed} --trials {self.trials}"
             write_whole(Path("docs/claims.md"), page.markdown(results, command).encode())
-            print("wrote docs/claims.md", file=sys.stderr)
+            tell("wrote docs/claims.md")
         if self.figures is not None:
             for path in figures.draw(self.figures, seed=self.seed):
-                print(f"wrote {path}", file=sys.stderr)
+                tell(f"wrote {path}")
         return 0 if all(result.ok for result in results) else 1

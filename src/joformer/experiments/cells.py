@@ -2,7 +2,7 @@
 
     OUT/TABLE/table.json                   what the table compares, and the paper's figures
     OUT/TABLE/MODEL/SIZE/seed-N/           the run (training/runs.py)
-    OUT/TABLE/MODEL/SIZE/seed-N/result.json  written last: with it the cell is finished, and is not run again
+    OUT/TABLE/MODEL/SIZE/seed-N/result.json  written last, with its own sha256: with it the cell is not run again
 
 Cells of the same seed see the same data in the same order and begin with the same weights in all that they share
 (models/initial.py), so that differences between them are paired.
@@ -28,7 +28,7 @@ import torch
 import joformer
 from joformer.experiments.results import RESULT
 from joformer.experiments.sources import Say, Source, TextSource
-from joformer.files import make_folder, write_json
+from joformer.files import make_folder, open_log, read_sealed, sealed, write_whole
 from joformer.models.saving import MODELS, written
 from joformer.training import LanguageTask, Processes, Recipe, open_run, train
 from joformer.training.recipe import UNDECIDING
@@ -140,8 +140,8 @@ def run(cell: Cell, out: Path, say: Say = print) -> dict[str, Any]:
         return done
     folder = out / cell.name
     make_folder(folder)
-    with open(folder / "attempts.jsonl", "a") as log:  # who began it, when: how often is then no guess
-        print(json.dumps({"process": os.getpid(), "began": _now()}), file=log)
+    with open_log(folder / "attempts.jsonl") as log:  # who began it, when: how often is then no guess
+        log.write((json.dumps({"process": os.getpid(), "began": _now()}) + "\n").encode())
     if cell.against is not None:
         from joformer.experiments.cost import measure
 
@@ -168,7 +168,7 @@ def run(cell: Cell, out: Path, say: Say = print) -> dict[str, Any]:
         },
         "finished": _now(),
     }
-    write_json(folder / RESULT, result)
+    write_whole(folder / RESULT, sealed(result))
     return result
 
 
@@ -246,6 +246,8 @@ def read_json(place: Path) -> dict[str, Any]:
         content = json.loads(place.read_text())
         if not isinstance(content, dict):
             raise ValueError(f"a {type(content).__name__} instead of an object")
-    except (OSError, ValueError) as error:
+        if "sha256" in content:
+            content = read_sealed(place)
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{place} cannot be read ({error}): remove it, or choose another --out") from None
     return content

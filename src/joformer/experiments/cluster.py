@@ -2,12 +2,19 @@
 
 Ray starts a task again whose worker died; the cell then goes on from its last checkpoint, and one that was finished
 is read, not run.
+
+Whoever can connect to a Ray cluster can run code on it. One started here listens on loopback only and, where Ray has
+tokens (2.52 and later), answers only to processes that were given its token, so other users of the machine stay out.
+A cluster at RAY_ADDRESS is as open as whoever runs it made it.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import secrets
 import signal
+import sys
 import threading
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
@@ -17,13 +24,21 @@ from joformer.experiments.cells import Cell, run
 from joformer.experiments.engine import GRACE, TICK, TRIES, Done, in_one_line
 from joformer.training import Stopped
 
+SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's own setting, 0 by default on macOS and Windows and 1 on Linux: whether to listen to more than loopback."""
+
 
 def run_on_ray(cells: Iterable[Cell], out: Path, *, jobs: int = 1) -> Generator[Done | None, None, None]:
     """Run the cells as Ray tasks, one core (and one GPU, where the cluster has some) each.
 
-    The cluster is that of RAY_ADDRESS, else one of `jobs` cores on this machine. Measurements of time get a machine's
-    every core, so that nothing runs beside them.
+    The cluster is that of RAY_ADDRESS, else one of `jobs` cores on this machine, which only this process can reach.
+    Measurements of time get a machine's every core, so that nothing runs beside them.
     """
+    if not os.environ.get("RAY_ADDRESS") and "ray" not in sys.modules:  # which reads these when it is imported
+        os.environ.setdefault(SWITCH, "0")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token":
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     try:
         import ray
     except ImportError:
@@ -53,6 +68,13 @@ def run_on_ray(cells: Iterable[Cell], out: Path, *, jobs: int = 1) -> Generator[
 def _connect(ray: Any, jobs: int) -> None:
     given = os.environ.get("RAY_ADDRESS")
     here: dict[str, Any] = {} if given else {"num_cpus": jobs, "include_dashboard": False}
+    if not given and os.environ.get(SWITCH, "0") == "0":
+        address = ray.util.get_node_ip_address()
+        if not ipaddress.ip_address(address).is_loopback:
+            raise ValueError(
+                f"Ray would listen on {address} and let anyone run code here: set {SWITCH}=0 before ray is imported, "
+                "or start a cluster of your own and set RAY_ADDRESS"
+            )
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=given, log_to_driver=False, logging_level="error", **here)

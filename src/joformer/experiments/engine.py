@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from joformer.experiments.cells import Cell, run
+from joformer.files import open_log
 from joformer.training import Stopped
 
 LOG = "workers.log"
@@ -190,7 +191,7 @@ def _write_to(log: Path) -> None:
     """What this process would print goes there: the terminal is for who started it, and a crash may leave a reason."""
     sys.stdout.flush()
     sys.stderr.flush()
-    with suppress(OSError), open(log, "ab") as file:
+    with suppress(OSError), open_log(log) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
 

@@ -162,7 +162,7 @@ def as_table(about: Mapping[str, Any], results: Iterable[Mapping[str, Any]], pla
             planned=tuple(str(cell) for cell in about.get("cells") or []),
             cells=cells,
         )
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         if isinstance(error, Damaged):
             raise
         raise Damaged(f"{place} is damaged ({type(error).__name__}: {error}): write it again") from None
@@ -213,5 +213,5 @@ def as_cell(result: Mapping[str, Any], place: str | Path = "result.json") -> Cel
         measured = {str(size): dict(of) for size, of in result["measured"].items()}
         rest = {key: value for key, value in result.items() if key not in ("cell", "model", "seed", "measured")}
         return Cell(str(result["cell"]), str(result["model"]), int(result["seed"]), measured, rest)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise Damaged(f"{place} is damaged ({type(error).__name__}: {error}): write it again") from None

@@ -4,8 +4,8 @@
     RUN/config.json, RUN/metrics.jsonl              of `train`: a row of the table "runs"
     report.json                                     of `report`: tables as they were gathered before
 
-A cell that is planned and has no result yet is missing, which the report says. A file that is there and makes no sense
-is an error that names it: a report without it would look complete.
+A cell that is planned and has no result yet is missing, which the report says. A file that is there and makes no sense,
+or is not what its checksum says, is an error that names it: a report without it would look complete.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from joformer.experiments.gathered import Gathered, Table, as_cell, as_table, finite
+from joformer.files import MANIFEST, check_folder, read_json, read_sealed
 
 TABLE, RESULT, REPORT = "table.json", "result.json", "report.json"
 ORDER = ("mnist", "cifar100", "imagenet", "wikipedia", "length", "overhead", "transport", "compare")
@@ -68,14 +69,19 @@ def _in_order(path: Path) -> list[Path]:
 
 def _read(place: Path) -> dict[str, Any]:
     try:
-        content = json.loads(place.read_text(encoding="utf-8"))
+        content = read_json(place)
     except OSError as error:
         raise ValueError(f"cannot read {place}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{place} is damaged ({error}): write it again") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{place} is damaged (no JSON object): write it again")
-    return content
+    return read_sealed(place) if "sha256" in content else content
+
+
+def _inside(content: dict[str, Any], key: str, place: Path) -> dict[str, Any]:
+    value = content.get(key) or {}
+    if not isinstance(value, dict):
+        raise ValueError(f"{place} is damaged (its {key} is no JSON object): write it again")
+    return value
 
 
 def _from_folder(folder: Path) -> Table:
@@ -117,12 +123,13 @@ def _runs(folders: list[Path]) -> list[Table]:
     found: dict[str, list[dict[str, Any]]] = {}
     notes: dict[str, list[str]] = {}
     for folder in folders:
+        damage = _damage(folder)
         config, lines = _read(folder / "config.json"), _lines(folder / "metrics.jsonl")
         metric = next((name for name in UNITS if any(finite(line.get(name)) is not None for line in lines)), None)
         if metric is None:
             raise ValueError(f"nothing is finished in {folder}: nothing was measured on held-out data yet")
-        run, notices = config.get("run") or {}, config.get("notes") or {}
-        recipe = run.get("recipe") or {}
+        run, notices = (_inside(config, key, folder / "config.json") for key in ("run", "notes"))
+        recipe = _inside(run, "recipe", folder / "config.json")
         last = next(line for line in reversed(lines) if metric in line)
         pace = _lines(folder / "speed.jsonl") if (folder / "speed.jsonl").is_file() else []
         spent = [s for line in pace if (s := finite(line.get("seconds_per_step"))) is not None]
@@ -141,10 +148,13 @@ def _runs(folders: list[Path]) -> list[Table]:
                 "command": notices.get("command"),
             }
         )
-        asked, told = recipe.get("steps"), notes.setdefault(metric, [])
+        asked, told = _total(recipe), notes.setdefault(metric, [])
         told.append(f"{folder}: {config.get('model', 'a model')} on {notices.get('data', 'data it does not name')}.")
-        if not (folder / "model.safetensors").is_file():
+        ended = (folder / MANIFEST).is_file() or (folder / "model.safetensors").is_file()  # as before manifests
+        if not ended or last.get("step") != asked:
             told.append(f"{folder} is not finished: measured after {last.get('step')} of {asked} steps.")
+        if damage:
+            told.append(f"{damage}: the command that trained it repairs it.")
     return [
         as_table(
             {
@@ -162,6 +172,28 @@ def _runs(folders: list[Path]) -> list[Table]:
         )
         for metric, results in found.items()
     ]
+
+
+def _damage(folder: Path) -> str:
+    """What is wrong with the files of a finished run; raised, where it is with those that are shown."""
+    try:
+        check_folder(folder, ("config.json", "metrics.jsonl"))
+    except ValueError as damage:
+        raise ValueError(f"{damage}; the command that trained it repairs it") from None
+    try:
+        check_folder(folder)
+    except ValueError as damage:
+        return str(damage)
+    return ""
+
+
+def _total(recipe: dict[str, Any]) -> Any:
+    """How many steps a run has by its recipe."""
+    stages = recipe.get("stages")
+    try:
+        return sum(int(str(stage).partition(":")[0]) for stage in stages) if stages else recipe.get("steps")
+    except (TypeError, ValueError):
+        return None
 
 
 def _lines(place: Path) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from joformer.integrations.saving import follow
 from joformer.integrations.transport import transport_values
 
 try:
@@ -45,6 +46,9 @@ class Anneal(TrainerCallback):
     def __call__(self, step: int) -> float:
         """The strength at a step."""
         return self.start + (self.end - self.start) * min(1.0, max(0.0, step / self.steps)) ** self.power
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        follow()  # a checkpoint may be loaded before the first step
 
     def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         transport_values(model, self(state.global_step))

@@ -59,6 +59,10 @@ class Angles(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+BYPASSED = (
+    "{} did not call the projections around it, so its values were not rotated: a fused kernel read their weights; "
+    "switch it off, or call transport_values(model, off=True)"
+)
 Spread = Literal["half", "interleaved", "once"]
 """How a table repeats the angle of each plane: as the layouts do, θ₁θ₂…θ₁θ₂… or θ₁θ₁θ₂θ₂…, or not at all."""
 
@@ -111,23 +115,13 @@ class Heads:
     start: int
     stride: int
 
-    def mask(self, y: Tensor) -> Tensor:
-        """1 where a projection's output, of the width of y, is values, 0 elsewhere.
-
-        >>> Heads(heads=2, dim=1, start=2, stride=3).mask(torch.zeros(1, 1, 6)).tolist()
-        [0.0, 0.0, 1.0, 0.0, 0.0, 1.0]
-        """
-        mask = torch.zeros(y.shape[-1], device=y.device)
-        for head in range(self.heads):
-            mask[self.start + head * self.stride :][: self.dim] = 1
-        return mask
-
 
 class Journey:
     """What the layers get: the frames of the tokens at hand."""
 
     def __init__(self, frames: FlatFrames) -> None:
         self.frames = frames
+        self.padded: dict[int, FlatFrames] = {}
 
     def to(self, device: torch.device | str, **_: Any) -> Journey:
         """Where a model is spread over devices, its layers ask for this."""
@@ -137,12 +131,16 @@ class Journey:
         """Rotate x (batch, tokens, heads, dim), or rotate it back; tokens in front without a position do not turn."""
         frames = self.frames
         if frames.tokens != x.shape[1]:
-            frames = padded(frames, x.shape[1])
-        if is_traced() or (x.requires_grad and torch.is_grad_enabled()) or frames.angles.requires_grad:
-            return rotate(x, frames, inverse)
-        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        turn(x, frames.unit_for(x, inverse), frames.layout, out)
-        return out
+            frames = self._padded(x.shape[1])
+        return rotate(x, frames, inverse)
+
+    def _padded(self, tokens: int) -> FlatFrames:
+        """Frames for `tokens` tokens where those in front (classes, registers) have no position: not rotated."""
+        ready = self.padded.get(tokens)
+        if ready is None:
+            angles = nn.functional.pad(self.frames.angles, (0, 0, 0, 0, tokens - self.frames.tokens, 0))
+            ready = self.padded[tokens] = FlatFrames.of(angles, layout=self.frames.layout)
+        return ready
 
     def there(self, y: Tensor, heads: Heads) -> Tensor:
         """y (batch, tokens, width), what a projection gives, with its values rotated."""
@@ -157,8 +155,8 @@ class Journey:
         return torch.cat((groups[..., : heads.start], turned, groups[..., stop:]), -1).flatten(2)
 
     def back(self, o: Tensor, dim: int) -> Tensor:
-        """o (batch, tokens, heads · dim) rotated back."""
-        return self.act(o.unflatten(2, (-1, dim)), inverse=True).flatten(2)
+        """o (batch, tokens, heads · dim), or (batch, tokens, heads, dim), rotated back."""
+        return self.act(o.reshape(*o.shape[:2], -1, dim), inverse=True).view(o.shape)
 
 
 class Step(Journey):
@@ -191,16 +189,6 @@ class Step(Journey):
         return torch.bmm(x.reshape(matrix.shape[0], -1, dim), matrix).view(x.shape)
 
 
-def padded(frames: FlatFrames, tokens: int) -> FlatFrames:
-    """Frames for `tokens` tokens where those in front (classes, registers) have no position: they do not turn."""
-    prefix = tokens - frames.tokens
-    ready = frames._ready.get((prefix,))
-    if ready is None:
-        angles = nn.functional.pad(frames.angles, (0, 0, 0, 0, prefix, 0))
-        ready = frames._ready[(prefix,)] = FlatFrames.of(angles, layout=frames.layout)
-    return ready
-
-
 class Part(nn.Module):
     """A part of somebody's model that takes part in transport: the base of the classes that are mixed in."""
 
@@ -231,12 +219,11 @@ def _mixed_again(part: type[Part], cls: type[nn.Module]) -> nn.Module:
 
 def join(part: type[Part], module: nn.Module, of: Any) -> None:
     """Make `module` take part."""
-    if "forward" in module.__dict__ and not _dispatched(module):
+    forward = module.__dict__.get("_old_forward", module.__dict__.get("forward"))
+    if forward is not None and not _own(module, forward):
         raise ValueError(f"{type(module).__name__}.forward was replaced on this model: put it back first")
     module.__dict__.update(_of=of, _journeys={})
-    module.__class__ = mixed(part, type(module))
-    if _dispatched(module):
-        module.__dict__["_old_forward"] = MethodType(type(module).forward, module)
+    _become(module, mixed(part, type(module)))
 
 
 def check_leave(module: nn.Module) -> None:
@@ -251,14 +238,24 @@ def leave(module: nn.Module) -> None:
         return
     for name in ("_of", "_journey", "_journeys"):
         module.__dict__.pop(name, None)
-    module.__class__ = type(module).__bases__[1]
-    if _dispatched(module):
-        module.__dict__["_old_forward"] = MethodType(type(module).forward, module)
+    _become(module, type(module).__bases__[1])
 
 
-def _dispatched(module: nn.Module) -> bool:
-    """Whether accelerate spreads the model over devices: it keeps the module's own forward beside the one it put on."""
-    return isinstance(module.__dict__.get("_old_forward"), MethodType)
+def _become(module: nn.Module, cls: type[nn.Module]) -> None:
+    """Give `module` another class, and its forward also where it is kept on the module itself.
+
+    There accelerate keeps it (as `_old_forward`) while a model is spread over devices, and leaves it (as `forward`)
+    when its hooks are removed.
+    """
+    kept = [name for name in ("forward", "_old_forward") if _own(module, module.__dict__.get(name))]
+    module.__class__ = cls
+    for name in kept:
+        module.__dict__[name] = MethodType(cls.forward, module)
+
+
+def _own(module: nn.Module, method: Any) -> bool:
+    """Whether this is the forward of the module's class, bound to it."""
+    return isinstance(method, MethodType) and method.__self__ is module and method.__func__ is type(module).forward
 
 
 @dataclass(frozen=True)
@@ -316,6 +313,7 @@ class Around:
     keyword: str
     index: int
     value: str = ""
+    """Empty where it takes the values that an earlier attention has rotated."""
     output: str = ""
     heads: Heads | None = None
     """None where it has no positions: then the journey is only taken off."""
@@ -346,19 +344,26 @@ class Attention(Part):
                 f"{type(self).__name__} got positions without a journey: a part of the model was replaced since; "
                 "call transport_values(model, off=True), then transport_values(model) again"
             )
-        value: Any = self._modules[around.value]
         output: Any = self._modules[around.output]
+        value: Any = self._modules[around.value] if around.value else output
+        ready = isinstance(output, Output) and (value is output or isinstance(value, Values))
         if torch.compiler.is_compiling():
-            if not (isinstance(value, Values) and isinstance(output, Output)):
+            if not ready:
                 raise RuntimeError("an adapter came or went since transport_values(model): call it again, then compile")
             value._journey = output._journey = journey
-            return super().forward(*args, **kwargs)
-        if not (isinstance(value, Values) and isinstance(output, Output)):
+            out = super().forward(*args, **kwargs)
+            if value._journey is not None or output._journey is not None:
+                raise RuntimeError(BYPASSED.format(type(self).__name__))
+            return out
+        if not ready:
             surround(self)
         thread, here, there = get_ident(), value.__dict__["_journeys"], output.__dict__["_journeys"]
         here[thread] = there[thread] = journey  # past the checks of nn.Module, which cost a decoded token a percent
         try:
-            return super().forward(*args, **kwargs)
+            out = super().forward(*args, **kwargs)
+            if journey is not None and (thread in here or thread in there):
+                raise RuntimeError(BYPASSED.format(type(self).__name__))
+            return out
         except BaseException:
             here.pop(thread, None)
             there.pop(thread, None)
@@ -370,8 +375,8 @@ def surround(attention: nn.Module) -> None:
     around = attention._of
     if not isinstance(around, Around) or around.heads is None:
         return
-    value, output = attention.get_submodule(around.value), attention.get_submodule(around.output)
-    if not isinstance(value, Values):
+    output = attention.get_submodule(around.output)
+    if around.value and not isinstance(value := attention.get_submodule(around.value), Values):
         join(Values, value, around.heads)
     if not isinstance(output, Output):
         join(Output, output, around.heads.dim)

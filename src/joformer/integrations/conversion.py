@@ -33,15 +33,17 @@ from joformer.integrations.folders import (
     leave_finished,
     load_model,
     require_free,
+    require_same,
     write,
     writing,
 )
 from joformer.integrations.transport import strength_of, transport_values
-from joformer.training import Text, load_text
+from joformer.training import Text, checkpoints, load_text
 from joformer.training.runs import Lock
 
 if TYPE_CHECKING:
     from joformer.integrations.finetuning import Course, Progress, Tokens
+    from joformer.training.checkpoints import Checkpoint
 
 
 def convert(
@@ -59,7 +61,7 @@ def convert(
     power: int | float = 1.0,
     seed: int = 0,
     save_every: int | None = None,
-    say: Callable[[str], object] | None = None,
+    say: Callable[[str], None] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Write the model in `model_dir` to `out` with its values transported, or with `off` without; what was done.
@@ -69,8 +71,9 @@ def convert(
         s(step) = s₀ + (s₁ − s₀) · min(1, step / anneal)^power,
 
     and then for `settle` steps (a quarter as many) at full strength, on `data`: as `joformer train lm` takes it. A call
-    that was cut short is continued by the same call. With `data`, the loss on held-out text is measured before and
-    after: keys `loss_before`, `loss_after`. `progress(step, steps, strength)` is told of every step.
+    that was cut short is continued by the same call, from the newest checkpoint whose checksums are right. With `data`,
+    the loss on held-out text is measured before and after: keys `loss_before`, `loss_after`. `progress(step, steps,
+    strength)` is told of every step.
 
     Weights are read from safetensors alone, no code of the folder is run, nothing of it is fetched.
 
@@ -138,11 +141,12 @@ def convert(
             record = begun(place, settings) or record
             if record["finished"]:
                 return leave_finished(place, record, tell)
-            before = finetuning.latest(place / CHECKPOINTS)
+            before = checkpoints.latest(place / CHECKPOINTS, tell)
             if before is not None:
-                tell(f"{place} goes on from {before.name}")
+                require_same(before.state.get("settings", {}), settings, place)
+                tell(f"{place} goes on from step {before.step} of {course.steps}")
             write_json(place / RECORD, record)
-            return _trained(model, source, place, record, tokens, course, progress)
+            return _trained(model, source, place, record, tokens, course, before, progress)
 
 
 def _check(strength: Any, off: bool, counts: dict[str, tuple[Any, int]], positive: dict[str, Any]) -> None:
@@ -171,7 +175,7 @@ def _require_change(source: Path, start: float, strength: float, off: bool, anne
 
 
 def _tokens(
-    model: Any, source: Path, text: Text, context: int | None, wanted: int, tell: Callable[[str], object]
+    model: Any, source: Path, text: Text, context: int | None, wanted: int, tell: Callable[[str], None]
 ) -> Tokens:
     from joformer.integrations import finetuning
 
@@ -192,9 +196,9 @@ def _at_once(
         from joformer.integrations.finetuning import held_out_loss
 
         record["loss_after"] = held_out_loss(model, tokens, batch)
-    record["finished"] = True
     partial = place.with_name(f".{place.name}{PARTIAL}")
     write(model, source, partial)
+    record |= {"finished": True, "sha256": hash_of(partial)}
     write_json(partial / RECORD, record)
     with writing(place):
         if place.is_dir():
@@ -206,14 +210,14 @@ def _at_once(
 
 def _trained(
     model: Any, source: Path, place: Path, record: dict[str, Any], tokens: Tokens, course: Course,
-    progress: Progress | None,
+    before: Checkpoint | None, progress: Progress | None,
 ) -> dict[str, Any]:  # fmt: skip
     from joformer.integrations import finetuning
 
     precisions = {name: parameter.dtype for name, parameter in model.named_parameters()}
     model.float()  # small steps are lost in half precision
     try:
-        finetuning.train_on(model, tokens, course, place / CHECKPOINTS, progress)
+        finetuning.train_on(model, tokens, course, place / CHECKPOINTS, before, record["settings"], progress)
     except ImportError:
         raise ValueError(NEEDS) from None
     for name, parameter in model.named_parameters():
@@ -229,7 +233,7 @@ def _trained(
                 shutil.rmtree(place / path.name, ignore_errors=True)
             os.replace(path, place / path.name)
         partial.rmdir()
-    record |= {"finished": True, "steps": course.steps}
+    record |= {"finished": True, "steps": course.steps, "sha256": hash_of(place)}
     write_json(place / RECORD, record)
     shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)
     return record

@@ -1,39 +1,37 @@
-"""Training a causal language model on while its values come to be transported: text, loss, transformers' Trainer.
+"""Training a causal language model on while its values come to be transported: text, loss, the steps.
 
     step   0 ────────────▸ steps ─────────▸ steps + settle
     s      start  (Anneal)   end    settle    end
 
-Windows begin at random places of the text, drawn beforehand: step n sees the same ones in a run that was never
-interrupted and in one that was. A checkpoint counts only with the list of its files, which is written last.
+Windows begin at random places of the text, and dropout is random too: both follow from the seed and the step, so that
+weights, moments and the step are all that a checkpoint (training/checkpoints.py) has to hold.
 """
 
 from __future__ import annotations
 
-import json
-import re
-import shutil
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_callback import PrinterCallback
+from transformers import AutoTokenizer
 
-from joformer.files import synchronise, write_json
 from joformer.integrations.annealing import Anneal
-from joformer.training.checkpoints import require_room
-from joformer.training.data import Text, windows
+from joformer.integrations.saving import one_line
+from joformer.integrations.transport import transport_values
+from joformer.training import Processes, Recipe, Stopped, Text, checkpoints
+from joformer.training.conditions import only_one, signals
+from joformer.training.data import windows
 from joformer.training.data.tokenizer import threads
-from joformer.training.draws import generator
+from joformer.training.draws import generator, reseed
+from joformer.training.state import State
 
 HELD_OUT = 200
 """Windows that the loss is measured on."""
 PIECE = 1 << 16
-WHOLE = "whole.json"
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "*.model", "*.tiktoken")
 
 Progress = Callable[[int, int, float], object]
@@ -146,109 +144,73 @@ class Course:
     def steps(self) -> int:
         return self.anneal.steps + self.settle
 
-
-def train_on(model: Any, tokens: Tokens, course: Course, folder: Path, progress: Progress | None = None) -> None:
-    """Train the model, whose values are transported, along the course; checkpoints are in `folder`, or come there."""
-    used = model.config.use_cache
-    arguments = TrainingArguments(
-        output_dir=str(folder), max_steps=course.steps, per_device_train_batch_size=course.batch,
-        learning_rate=course.lr, lr_scheduler_type="cosine", warmup_steps=course.steps // 20, weight_decay=0.0,
-        seed=course.seed, save_strategy="steps", save_steps=course.save_every, save_total_limit=2,
-        logging_strategy="no", report_to="none", disable_tqdm=True, remove_unused_columns=False,
-        dataloader_pin_memory=torch.accelerator.is_available(),
-    )  # fmt: skip
-    arguments._n_gpu = min(1, arguments.n_gpu)  # else a step would be of as many batches as there are GPUs
-    before = latest(folder)
-    if before is None:
-        require_room(folder, 3 * sum(p.numel() * p.element_size() for p in model.parameters()))
-    callbacks = [course.anneal, *([] if progress is None else [_Shown(course, progress)])]
-    trainer = _Trainer(
-        model=model, args=arguments, callbacks=callbacks,
-        train_dataset=_Windows(tokens, course.steps * course.batch, course.seed),
-    )  # fmt: skip
-    trainer.remove_callback(PrinterCallback)
-    try:
-        trainer.train(resume_from_checkpoint=None if before is None else str(before))
-    finally:
-        model.config.use_cache = used
+    def rate(self, step: int) -> float:
+        """The learning rate at a step, counted from 0: a warm-up from 0 over a twentieth, then a cosine down to 0."""
+        warmup = self.steps // 20
+        if step < warmup:
+            return self.lr * step / warmup
+        return self.lr * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, self.steps - warmup)))
 
 
-def latest(folder: Path) -> Path | None:
-    """The newest whole checkpoint in the folder; what is newer was never finished, and is removed.
+def train_on(
+    model: Any,
+    tokens: Tokens,
+    course: Course,
+    folder: Path,
+    before: checkpoints.Checkpoint | None = None,
+    settings: dict[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Train the model, whose values are transported, along the course; checkpoints come into `folder`.
 
-    >>> latest(Path("nowhere")) is None
-    True
+    Args:
+        model: A causal language model of transformers, in float32.
+        tokens: What it is trained on.
+        course: For how long, and how.
+        folder: Where its checkpoints are; their names are the steps taken.
+        before: One of them to resume from: the end is then bit-identical to that of an uninterrupted run.
+        settings: What every checkpoint keeps of the conversion it belongs to.
+        progress: Called with the step, the number of steps and the strength, at the start and after every step.
+
+    Raises:
+        Stopped: If SIGINT or SIGTERM came; a checkpoint of the step it came in was saved.
     """
-    named = [path for path in folder.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
-    for path in sorted(named, key=lambda path: int(path.name.split("-")[1]), reverse=True):
-        if _is_whole(path):
-            return path
-        shutil.rmtree(path, ignore_errors=True)
-    return None
+    recipe = Recipe(steps=course.steps, lr=course.lr, weight_decay=0.0, betas=(0.9, 0.999))
+    state, step = State(model, recipe, Processes()), 0
+    if before is not None:
+        state.restore(before)
+        step = before.step
+    checkpoints.sweep(folder)
+    if step < course.steps:
+        checkpoints.require_room(folder, state.size)
+    starts = window_starts(tokens, course)
+    shown = progress or (lambda *_: None)
+    model.train()
+    with only_one(), signals() as asked:
+        shown(step, course.steps, course.anneal(step))
+        while step < course.steps:
+            transport_values(model, course.anneal(step))
+            ids = windows(tokens.train, starts[step], tokens.context).to(model.device)
+            reseed(course.seed, "convert", step)
+            state.model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+            state.norm()
+            state.update(course.rate(step))
+            step += 1
+            shown(step, course.steps, course.anneal(step))
+            stop = asked()
+            if step % course.save_every == 0 or step == course.steps or stop:
+                if not state.finite():
+                    raise ValueError(f"the weights are not finite after step {step}: take a lower lr, another folder")
+                kept = {"settings": settings or {}, "strength": course.anneal(step)}
+                described = {"conversion": type(model).__name__}
+                checkpoints.save(folder, step, state.tensors(), kept, described, keep=2)
+            if stop and step < course.steps:
+                raise Stopped(f"saved {folder.parent} at step {step}; the same command continues it", 128 + stop)
+    transport_values(model, course.anneal(step))
 
 
-def one_line(error: Exception) -> str:
-    """The first line of what an error says.
-
-    >>> one_line(ValueError("too long\\nand more"))
-    'too long'
-    """
-    said = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
-    return said.splitlines()[0]
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        files = json.loads((path / WHOLE).read_bytes())["files"]
-        return bool(files) and all((path / name).stat().st_size == size for name, size in files.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
-
-
-class _Windows(torch.utils.data.Dataset[dict[str, Tensor]]):
-    """As many windows as a run takes, in its order."""
-
-    def __init__(self, tokens: Tokens, count: int, seed: int) -> None:
-        self.tokens = tokens
-        last = len(tokens.train) - tokens.context
-        self.starts = torch.randint(last + 1, (count,), generator=generator(seed, "windows"))
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def __getitem__(self, at: int) -> dict[str, Tensor]:
-        ids = windows(self.tokens.train, self.starts[at : at + 1], self.tokens.context)[0]
-        return {"input_ids": ids, "labels": ids}
-
-
-class _Trainer(Trainer):
-    """Takes the windows in their order, and knows which of its checkpoints are whole."""
-
-    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
-        return torch.utils.data.SequentialSampler(self.train_dataset)
-
-    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        place = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-        try:
-            super()._save_checkpoint(*args, **kwargs)
-            files = [path for path in place.iterdir() if path.is_file()]
-            for path in files:
-                synchronise(path)
-        except (OSError, RuntimeError, SafetensorError) as error:  # torch says RuntimeError where the disk is full
-            shutil.rmtree(place, ignore_errors=True)
-            raise ValueError(
-                f"cannot save the checkpoint {place}: {one_line(error)}; make room and start the same command again"
-            ) from None
-        write_json(place / WHOLE, {"files": {path.name: path.stat().st_size for path in files}})
-
-
-class _Shown(TrainerCallback):
-    """Tells how far the training is."""
-
-    def __init__(self, course: Course, progress: Progress) -> None:
-        self.course, self.progress = course, progress
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.progress(state.global_step, state.max_steps, self.course.anneal(state.global_step))
-
-    on_step_end = on_train_begin
+def window_starts(tokens: Tokens, course: Course) -> Tensor:
+    """Where the windows of every step begin, (steps, batch)."""
+    last = len(tokens.train) - tokens.context
+    chosen = torch.randint(last + 1, (course.steps * course.batch,), generator=generator(course.seed, "windows"))
+    return chosen.view(course.steps, course.batch)

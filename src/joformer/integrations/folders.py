@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from joformer.files import synchronise
-from joformer.integrations.saving import SETTING, load
+from joformer.integrations.saving import SETTING, architecture, load, read
 from joformer.training.data.sources import content_hash
 
 RECORD, CHECKPOINTS, PARTIAL = "conversion.json", "checkpoints", ".partial"
@@ -26,11 +26,11 @@ def described(source: Path) -> str:
         raise ValueError(f"{source} does not exist: give the folder of a Hugging Face model")
     try:
         config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-        names = config.get("architectures") or [None]
+        names = list(config.get("architectures") or [None])
     except OSError:
         more = ", but an adapter: merge it into its model first" if (source / "adapter_config.json").exists() else ""
         raise ValueError(f"{source} holds no model: it has no config.json{more}") from None
-    except (ValueError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{source / 'config.json'} is damaged: fetch it again") from None
     if (source / "adapter_config.json").exists():
         raise ValueError(f"{source} holds an adapter beside the model: merge it into the model first")
@@ -40,28 +40,16 @@ def described(source: Path) -> str:
         import transformers
     except ImportError:
         raise ValueError(NEEDS) from None
-    cls = getattr(transformers, str(names[0]), None)
-    if not (isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)):
+    cls = architecture(config)
+    if cls is None:
         raise ValueError(f"{source} holds a {names[0]}, which transformers {transformers.__version__} does not have")
-    return str(names[0])
+    return cls.__name__
 
 
 def load_model(source: Path) -> Any:
-    import transformers
-
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    how = {"use_safetensors": True, "local_files_only": True, "dtype": "auto", "output_loading_info": True}
-    try:
-        read = load if SETTING in config else getattr(transformers, config["architectures"][0]).from_pretrained
-        model, found = read(str(source), **how)
-    except Exception as error:  # whatever a damaged folder makes of it
-        from joformer.integrations.finetuning import one_line
-
-        raise ValueError(f"{source} cannot be loaded: {one_line(error)}") from None
+    model = load(source, dtype="auto") if SETTING in config else read(architecture(config), source, dtype="auto")[0]
     _save_any_generation(model)
-    missing = sorted(map(str, [*found["missing_keys"], *found.get("mismatched_keys", [])]))
-    if missing:
-        raise ValueError(f"{source} lacks {len(missing)} of its weights, such as {missing[0]}: fetch it again")
     return model
 
 
@@ -101,17 +89,24 @@ def begun(place: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
         record["finished"]
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(f"{place / RECORD} is damaged: remove {place}, or give another folder") from None
+    require_same(before, settings, place)
+    return record
+
+
+def require_same(before: dict[str, Any], settings: dict[str, Any], place: Path) -> None:
+    """The settings that a conversion was begun with, or one line naming the first that differs."""
     for name in [*before, *settings]:
         if before.get(name) != settings.get(name):
             what = {"model": "of another model", "data": "on other data"}.get(
                 name, f"with {name} = {before.get(name)}, not {settings.get(name)}"
             )
             raise ValueError(f"{place} holds a conversion {what}: give the same to go on with it, or another folder")
-    return record
 
 
 def leave_finished(place: Path, record: dict[str, Any], tell: Callable[[str], object]) -> dict[str, Any]:
-    """Say that all was done before; checkpoints go, where the end was cut short."""
+    """Say that all was done before, and is as it was written; checkpoints go, where the end was cut short."""
+    if record.get("sha256") != hash_of(place):
+        raise ValueError(f"{place} was altered since it was written: remove it, and convert again")
     tell(f"{place} is finished: nothing is done again")
     shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)
     return record

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
-from joformer.integrations import looking_timm
-from joformer.integrations.carrying import Attention, Embedding, Strength, check_leave, join, leave, surround
-from joformer.integrations.looking import look
+from joformer.integrations import looking, looking_timm
+from joformer.integrations.carrying import Attention, Embedding, Part, Strength, check_leave, join, leave, surround
+from joformer.integrations.saving import follow
 from joformer.integrations.timm import Rope, RopeAttention
 
 Model = TypeVar("Model", bound=nn.Module)
 _KEPT = "_joformer_transport"
 
 
-@dataclass
+@dataclass(eq=False)
 class Transport:
-    """What was changed in a model: all that is needed to follow it and to undo it."""
+    """What one call changed in a model; the module it was called on carries this, and so does each of the attentions.
+
+    Not the model itself: who copies or pickles a part of it must not get the rest as well. Empty once it is undone.
+    """
 
     strength: Strength
     embeddings: list[nn.Module] = field(default_factory=list)
     attentions: list[nn.Module] = field(default_factory=list)
-    marked: list[nn.Module] = field(default_factory=list)
 
 
 def transport_values(model: Model, strength: int | float = 1.0, *, off: bool = False) -> Model:
@@ -39,6 +43,9 @@ def transport_values(model: Model, strength: int | float = 1.0, *, off: bool = F
     attention implementation works unchanged. At strength 0 the model computes what it always did, to the last bit;
     between 0 and 1 lies a path from there to full transport (`Anneal` walks it, in training). Calling again changes
     the strength; `off=True` removes every trace. What cannot be done is refused before anything is changed.
+
+    Called on a part of a model (one tower of two), it changes that part; called then on the whole model, it changes the
+    rest too. Which attentions are transported is saved by name.
 
     Works on the models of Hugging Face's transformers, with adapters or quantised projections in them or not, and on
     timm's rotary vision transformers.
@@ -60,35 +67,93 @@ def transport_values(model: Model, strength: int | float = 1.0, *, off: bool = F
         raise ValueError(f"off must be True or False, got {off!r}")
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch module, got {type(model).__name__}: load it first")
-    kept = find(model)
+    found = find(model)
+    if model.__dict__.get(_KEPT) not in found:  # it is a part of what was changed, or has such parts
+        _require_whole(model, found)
     if off:
-        if kept is not None:
-            _undo(kept)
-    elif kept is not None:
-        kept.strength.set(float(strength))
-        for attention in kept.attentions:
+        _undo(model, found)
+    elif len(found) == 1 and not _has_others(model, found[0]):
+        found[0].strength.set(float(strength))
+        for attention in found[0].attentions:
             surround(attention)
-        _mark(model, kept)
+        model.__dict__.setdefault(_KEPT, found[0])
     else:
-        _install(model, float(strength))
+        with _undone(model, found):
+            _install(model, float(strength))
+        follow()
     return model
 
 
 def strength_of(model: nn.Module) -> float | None:
-    """The strength of a model's transport, or None where it has none."""
-    kept = find(model)
-    return None if kept is None else kept.strength.value
+    """The strength of a model's transport, or None where it has none.
+
+    Raises:
+        ValueError: If parts of it have different strengths.
+    """
+    strengths = {kept.strength.value for kept in find(model)}
+    if len(strengths) > 1:
+        raise ValueError(f"parts of this {type(model).__name__} have the strengths {sorted(strengths)}: ask a part")
+    return strengths.pop() if strengths else None
 
 
-def find(model: nn.Module) -> Transport | None:
-    """The transport of a model, or of the model inside it: adapters and parallel wrappers are seen through."""
-    return next((kept for part in model.modules() if (kept := part.__dict__.get(_KEPT)) is not None), None)
+def find(model: nn.Module) -> list[Transport]:
+    """The transport of a model, of the parts inside it (adapters and wrappers are seen through), or of the whole."""
+    own = model.__dict__.get(_KEPT)
+    if own is not None and own.attentions and not isinstance(model, Part):
+        return [own]
+    found = (part.__dict__[_KEPT] for part in model.modules() if _KEPT in part.__dict__)
+    return list({id(kept): kept for kept in found if kept.attentions}.values())
+
+
+def transported(model: nn.Module) -> list[dict[str, Any]]:
+    """Which attentions of a model are transported, by name: an entry for each call on it or a part of it.
+
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> model = LlamaForCausalLM(
+    ...     LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    ... )
+    >>> _ = transport_values(model.model, 0.5)
+    >>> transported(model)
+    [{'part': 'model', 'strength': 0.5, 'attentions': ['model.layers.0.self_attn']}]
+    """
+    found, named = [], dict(model.named_modules())
+    for kept in find(model):
+        turning = {id(each) for each in kept.attentions if getattr(each._of, "heads", True)}
+        names = [name for name, part in named.items() if id(part) in turning]
+        if kept.strength.on and names:
+            called = (name for name, part in named.items() if _carries(part, kept))
+            found.append({"part": next(called, ""), "strength": kept.strength.value, "attentions": names})
+    return sorted(found, key=lambda entry: entry["part"])
+
+
+def _carries(part: nn.Module, kept: Transport) -> bool:
+    return part.__dict__.get(_KEPT) is kept and not isinstance(part, Part)
+
+
+def _require_whole(model: nn.Module, found: list[Transport]) -> None:
+    """Strength and rotary embedding are shared: a part of what was changed cannot be changed by itself."""
+    inside = {id(part) for part in model.modules()}
+    if any(id(attention) not in inside for kept in found for attention in kept.attentions):
+        raise ValueError(
+            f"this {type(model).__name__} is a part of a model whose values are transported as a whole: "
+            "call transport_values on that model"
+        )
+
+
+def _has_others(model: nn.Module, kept: Transport) -> bool:
+    """Whether a model has attentions with positions beside the part that is transported."""
+    if _carries(model, kept):
+        return False
+    parts = [part for part in model.modules() if _carries(part, kept)]
+    inside = {id(each) for part in parts for each in part.modules()}
+    takers = [*looking.attentions(model).values(), *looking_timm.attentions(model).values()]
+    return bool(parts) and any(id(taker) not in inside for taker in takers)
 
 
 def _install(model: nn.Module, strength: float) -> None:
     kept = Transport(Strength(strength))
     of_timm = bool(looking_timm.attentions(model))
-    tables, around = (looking_timm.look if of_timm else look)(model, kept.strength)
+    tables, around = (looking_timm.look if of_timm else looking.look)(model, kept.strength)
     try:
         for name, table in tables.items():
             kept.embeddings.append(model.get_submodule(name))
@@ -100,33 +165,45 @@ def _install(model: nn.Module, strength: float) -> None:
     except ValueError:
         _leave(kept)
         raise
-    _mark(model, kept)
+    for carrier in (model, *kept.attentions):
+        carrier.__dict__[_KEPT] = kept
 
 
-def _mark(model: nn.Module, kept: Transport) -> None:
-    """Not the model alone: an adapter's wrapper may be thrown away, and the model inside it used or saved by itself."""
-    from joformer.integrations.saving import mark_saves
-
-    if model.__dict__.get(_KEPT) is kept:
-        return
-    for part in model.modules():
-        if (part is model or hasattr(type(part), "save_pretrained")) and _KEPT not in part.__dict__:
-            kept.marked.append(part)
-            part.__dict__[_KEPT] = kept
-            mark_saves(part)
+def _parts(kept: Transport) -> list[nn.Module]:
+    return [*kept.embeddings, *(part for attention in kept.attentions for part in attention.modules())]
 
 
 def _leave(kept: Transport) -> None:
-    parts = [*kept.embeddings, *(part for attention in kept.attentions for part in attention.modules())]
     for each in (check_leave, leave):  # all or none
-        for part in parts:
+        for part in _parts(kept):
             each(part)
 
 
-def _undo(kept: Transport) -> None:
-    from joformer.integrations.saving import unmark_saves
+def _undo(model: nn.Module, found: list[Transport]) -> None:
+    for kept in found:
+        _leave(kept)
+        for part in (*model.modules(), *kept.attentions):
+            if part.__dict__.get(_KEPT) is kept:
+                del part.__dict__[_KEPT]
+        kept.embeddings.clear()
+        kept.attentions.clear()
 
-    _leave(kept)
-    for part in kept.marked:
-        del part.__dict__[_KEPT]
-        unmark_saves(part)
+
+@contextmanager
+def _undone(model: nn.Module, found: list[Transport]) -> Iterator[None]:
+    """Within it the parts that were transported are not; if it fails, they are again."""
+    parts = {id(part): part for kept in found for part in _parts(kept) if isinstance(part, Part)}
+    before = [(part, type(part).__bases__[0], part._of) for part in parts.values()]
+    carriers = [(each, each.__dict__[_KEPT]) for each in model.modules() if each.__dict__.get(_KEPT) in found]
+    lists = [(kept, [*kept.embeddings], [*kept.attentions]) for kept in found]
+    _undo(model, found)
+    try:
+        yield
+    except BaseException:
+        for part, cls, of in before:
+            join(cls, part, of)
+        for carrier, kept in carriers:
+            carrier.__dict__[_KEPT] = kept
+        for kept, embeddings, attentions in lists:
+            kept.embeddings[:], kept.attentions[:] = embeddings, attentions
+        raise

@@ -73,6 +73,12 @@ def rotate_real(x: Tensor, unit: Tensor, layout: Layout, inverse: bool) -> Tenso
     return rotated.flatten(2, 3) if heads != 1 else rotated
 
 
+def new_like(x: Tensor) -> Tensor:
+    """An empty tensor for a rotated x, in its memory order where that leaves no gaps."""
+    dense = x.is_contiguous() or x.transpose(1, 2).is_contiguous()
+    return torch.empty_like(x) if dense else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
 def rotate_into(x: Tensor, unit: Tensor, layout: Layout, out: Tensor) -> None:
     """Write the rotated x into out, which may be x itself."""
     if unit.dtype is _COMPLEX.get(x.dtype):
@@ -158,8 +164,7 @@ class Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, angles: Tensor | None, units: UnitPair, inverse: bool) -> Tensor:
         unit, _, layout = units
-        dense = x.is_contiguous() or x.transpose(1, 2).is_contiguous()
-        out = torch.empty_like(x) if dense else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        out = new_like(x)
         rotate_into(x, unit, layout, out)
         ctx.units, ctx.inverse = units, inverse
         ctx.save_for_backward(angles, out if angles is not None and angles.requires_grad else None)

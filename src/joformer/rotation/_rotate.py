@@ -31,6 +31,7 @@ from joformer.rotation._eager import (
     RotatePacked,
     UnrotateLinear,
     cut_heads,
+    new_like,
     rotate_into,
     rotate_packed_into_parts,
     rotate_real,
@@ -62,14 +63,20 @@ def rotate(
         >>> rotate(torch.tensor([1.0, 0.0]).view(1, 1, 1, 2), frames).flatten().round(decimals=3).tolist()
         [-0.0, 1.0]
     """
-    check_fits(x, frames)
     if not is_flat(frames):
+        check_fits(x, frames)
         return _rotate_curved(x, frames, inverse)
-    if frames.is_identity:
-        return x
-    if is_traced():
+    if frames.is_identity or is_traced():
+        check_fits(x, frames)
+        if frames.is_identity:
+            return x
         unit = frames.cos_sin if x.dtype != torch.float64 else cos_sin(frames.angles, x.dtype, frames.layout)
         return rotate_real(x, unit, frames.layout, inverse)
+    unit = unit_for(frames, x, inverse)
+    if not torch.is_grad_enabled() or not (x.requires_grad or frames.angles.requires_grad):
+        out = new_like(x)
+        rotate_into(x, unit, frames.layout, out)
+        return out
     return Rotate.apply(x, frames.angles, unit_pair(frames, x.dtype, x.shape[2], inverse), inverse)
 
 

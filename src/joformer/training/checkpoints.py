@@ -13,9 +13,9 @@ the newest is in place.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ from typing import Any
 
 from torch import Tensor
 
-from joformer.files import make_folder, synchronise
+from joformer.files import check_files, checksum, make_folder, read_sealed, sealed, synchronise
+from joformer.models.saving import Layout, header
 
 Say = Callable[[str], None]
 STATE = "state.json"
@@ -56,8 +57,17 @@ class Checkpoint:
         """What was saved under this name; empty where nothing was."""
         from safetensors.torch import load_file
 
+        path = self._path(name)
+        return {} if path is None else load_file(path)
+
+    def layout(self, name: str) -> Layout:
+        """The dtypes and shapes of what `tensors` would give, which are not read for that."""
+        path = self._path(name)
+        return {} if path is None else header(path)
+
+    def _path(self, name: str) -> Path | None:
         path = self.folder / f"{name}.safetensors"
-        return load_file(path) if path.name in self.state["files"] else {}
+        return path if path.name in self.state["files"] else None
 
 
 def save(
@@ -85,8 +95,7 @@ def save(
 
     make_folder(folder)
     place = folder / f"{step:08d}"
-    partial = folder / f"{PARTIAL}{place.name}"
-    shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed here
+    partial = folder / f"{PARTIAL}{place.name}-{secrets.token_hex(8)}"
     try:
         partial.mkdir()
         described = partial / "config.json"
@@ -98,8 +107,8 @@ def save(
                 save_file({key: value.contiguous() for key, value in entries.items()}, path)
                 shutil.copymode(described, path)  # safetensors lets only the owner read
                 files[path.name] = _written(path)
-        (partial / STATE).write_bytes(_stated({**state, "step": step, "files": files}))
-        _written(partial / STATE)
+        (partial / STATE).write_bytes(sealed({**state, "step": step, "files": files}))
+        synchronise(partial / STATE)
         synchronise(partial)
         if place.exists():  # damaged, or it would have been continued from
             _aside(place)
@@ -124,19 +133,38 @@ def save(
     return place
 
 
-def latest(folder: Path, say: Say) -> Checkpoint | None:
+class Unfit(ValueError):
+    """A checkpoint that is whole and does not fit what is beside it, as a log that was cut short.
+
+    >>> issubclass(Unfit, ValueError)
+    True
+    """
+
+
+def latest(folder: Path, say: Say, fits: Callable[[Checkpoint], None] | None = None) -> Checkpoint | None:
     """The newest checkpoint in the folder that is whole; `say` hears a line about each newer one that is not.
+
+    `fits` may raise a ValueError about one that cannot be used all the same. Where that is `Unfit` for some and none
+    before them can be used, it is raised: whole checkpoints are there, and to begin anew would lose them.
 
     >>> latest(Path("nowhere"), print) is None
     True
     """
-    found = _steps(folder)
+    found, unfit = _steps(folder), None
     for at, place in reversed(list(enumerate(found))):
         try:
-            return read(place)
+            checkpoint = read(place)
+            if fits is not None:
+                fits(checkpoint)
+            return checkpoint
         except ValueError as damage:
-            before = f"the one before it, {found[at - 1].name}" if at else "to begin anew, there is none before it"
-            say(f"{damage}; trying {before}")
+            unfit = unfit or (damage if isinstance(damage, Unfit) else None)
+            if at:
+                say(f"{damage}; trying the one before it, {found[at - 1].name}")
+            elif unfit is None:
+                say(f"{damage}; trying to begin anew, there is none before it")
+    if unfit is not None:
+        raise unfit
     return None
 
 
@@ -147,39 +175,47 @@ def read(place: Path) -> Checkpoint:
     Traceback (most recent call last):
     ValueError: nowhere is no checkpoint: it has no state.json
     """
+    if not (place / STATE).is_file():
+        raise ValueError(f"{place} is no checkpoint: it has no {STATE}{_pickled(place)}")
     try:
-        raw = (place / STATE).read_bytes()
-        state = json.loads(raw)
-        del state["sha256"]
-        files, step = dict(state["files"]), int(state["step"])
-    except OSError:
-        raise ValueError(f"{place} is no checkpoint: it has no {STATE}{_pickled(place)}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"{place / STATE} is damaged{_pickled(place / STATE)}") from None
-    if raw != _stated(state) or place.name != f"{step:08d}":
-        raise ValueError(f"{place / STATE} was altered: its checksum is wrong")
-    for name, digest in files.items():
-        path = place / name
-        if not path.is_file():
-            raise ValueError(f"{path} is missing")
-        if _hash(path) != digest:
-            raise ValueError(f"{path} was cut short or altered: its checksum is wrong{_pickled(path)}")
+        state = read_sealed(place / STATE)
+    except ValueError as damage:
+        raise ValueError(f"{damage}{_pickled(place / STATE)}") from None
+    step, files = state.get("step"), state.get("files")
+    if type(step) is not int or not isinstance(files, dict):
+        raise ValueError(f"{place / STATE} is damaged: it has no step, or no files")
+    if place.name != f"{step:08d}":
+        raise ValueError(f"{place / STATE} was altered: its step is {step}")
+    for name in files:
+        try:
+            check_files(place, files, [name])
+        except ValueError as damage:
+            raise ValueError(f"{damage}{_pickled(place / name)}") from None
     return Checkpoint(place, state)
 
 
-def require_room(folder: Path, size: int) -> None:
-    """Refuse, before any work is done, a folder that could not take two checkpoints of `size` bytes.
+def require_room(folder: Path, size: int, count: int = 2) -> None:
+    """Refuse, before any work is done, a folder that could not take `count` more checkpoints of `size` bytes.
 
     >>> from tempfile import gettempdir
     >>> require_room(Path(gettempdir()), 10)
     """
     make_folder(folder)
     free = shutil.disk_usage(folder).free
-    if free < 2 * size:
+    if free < count * size:
         raise ValueError(
-            f"{folder} has {free / 1e6:,.1f} MB free and a checkpoint takes {size / 1e6:,.1f} MB, two at a time: "
-            "make room or choose another --out"
+            f"{folder} has {free / 1e6:,.1f} MB free and a checkpoint takes {size / 1e6:,.1f} MB, "
+            f"{'two' if count == 2 else count} at a time: make room or choose another --out"
         )
+
+
+def held(folder: Path) -> int:
+    """How many checkpoints are in the folder, whole or not.
+
+    >>> held(Path("nowhere"))
+    0
+    """
+    return len(_steps(folder))
 
 
 def sweep(folder: Path) -> None:
@@ -206,7 +242,7 @@ def _ours(path: Path) -> bool:
 
 def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
-    if path.is_file():  # someone's own, named like a checkpoint
+    if path.is_file() or path.is_symlink():  # someone's own, named like a checkpoint
         path.unlink()
 
 
@@ -220,21 +256,7 @@ def _aside(place: Path) -> None:
 def _written(path: Path) -> str:
     """Synchronise the file and give the checksum of what the disk has."""
     synchronise(path)
-    return _hash(path)
-
-
-def _hash(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def _stated(content: Mapping[str, Any]) -> bytes:
-    """The bytes of state.json: the only ones for this content, so that any other byte is seen."""
-    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()
-    return (json.dumps({**content, "sha256": digest}, indent=2) + "\n").encode()
+    return checksum(path)
 
 
 def _pickled(path: Path) -> str:

@@ -15,21 +15,21 @@ import json
 import math
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from joformer.files import write_json
+from joformer.console import tell
+from joformer.files import MANIFEST, check_files, checksum, read_sealed, sealed, write_json, write_whole
 from joformer.models import adapt, initialise
-from joformer.models.saving import MODELS, WEIGHTS, save_weights, written
+from joformer.models.saving import MODELS, WEIGHTS, blank, save_weights, written
 from joformer.training import checkpoints
-from joformer.training.checkpoints import Checkpoint, Say
+from joformer.training.checkpoints import STATE, Checkpoint, Say, Unfit
 from joformer.training.conditions import deterministic, only_one, signals
 from joformer.training.diagnosis import where_it_broke
 from joformer.training.draws import reseed
@@ -38,6 +38,7 @@ from joformer.training.recipe import UNDECIDING, Recipe
 from joformer.training.runs import (
     CHECKPOINTS,
     CONFIG,
+    KEPT,
     METRICS,
     SPEED,
     Lock,
@@ -49,7 +50,7 @@ from joformer.training.runs import (
 )
 from joformer.training.schedules import learning_rate, stage_at
 from joformer.training.stages import changed, foresee
-from joformer.training.state import State
+from joformer.training.state import State, require_fit
 from joformer.training.tasks import Task
 from joformer.training.watching import Watch
 
@@ -82,10 +83,39 @@ def train(
     >>> result["step"], result["bits_per_byte"] < 10
     (3, True)
     """
-    say = say or (lambda line: print(line, file=sys.stderr))
+    say = say or tell
     run = _Run(config, task, recipe, Path(out), seed, drift, dict(notes or {}), say)
-    with only_one(), run.alone(), closing(task), deterministic(recipe.deterministic), signals() as asked:
-        return run.result() if run.begin() else run.steps(asked)
+    watched, exact = run.processes.watched(), deterministic(recipe.deterministic)
+    with only_one(), watched, run.alone(), closing(task), exact, signals() as asked:
+        found = run.begin()
+        if not found.measured:
+            run.steps(asked)
+        elif not found.sealed:
+            run.finish()
+        return run.result()
+
+
+STATED = {
+    "stage": int, "settings": dict, "circumstances": dict, "drifted": list, "recent": list, "scaler": dict,
+    "metrics": dict,
+}  # fmt: skip
+"""What a checkpoint of a run says beside its step, and of which kind."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What is in the folder: the checkpoint to go on from, whether the log has its last line, what is wrong at the end.
+
+    A run that has ended is `sealed`: all its files are what its manifest says.
+    """
+
+    newest: Checkpoint | None
+    measured: bool = False
+    damage: tuple[str, ...] = ()
+
+    @property
+    def sealed(self) -> bool:
+        return self.measured and not self.damage
 
 
 class _Run:
@@ -124,67 +154,130 @@ class _Run:
 
     # -- beginning and continuing ------------------------------------------------------------------------------------
 
-    def begin(self) -> bool:
-        """Build everything, as new or from the newest checkpoint; True if the run had ended before."""
-        newest = self.processes.first(self._newest)
+    def begin(self) -> _Found:
+        """Build everything, as new or from the newest checkpoint, unless the run has ended."""
+        found = self.processes.first(self._look)
+        newest = found.newest
         if newest is not None:
             self.step, self.stage = newest.step, newest.state["stage"]
-        for stage in self.recipe.sequence[: self.stage + 1]:
-            self.config = changed(self.config, stage.frames)
-        raw = MODELS[written(self.config)["model"]](self.config)
-        initialise(raw, self.seed)
-        self.task.to(self.processes.device)
-        self.state = State(raw, self.recipe, self.processes)
-        if newest is not None:
-            self.state.restore(newest)
-            self.saved, self.recent = newest.folder, list(newest.state["recent"])
-            self.drifted = [*newest.state["drifted"], *self._drift(newest)]
-            if newest.state["scaler"]:
-                self.processes.accelerator.scaler.load_state_dict(newest.state["scaler"])
-        self.processes.first(lambda: self._prepare(newest))
-        return self._ended()
+        if not found.sealed:
+            self.config = self._config_of(self.stage)
+            raw = MODELS[written(self.config)["model"]](self.config)
+            initialise(raw, self.seed)
+            self.task.to(self.processes.device)
+            self.state = State(raw, self.recipe, self.processes)
+            if newest is not None:
+                self._restore(newest)
+        self.processes.first(lambda: self._prepare(found))
+        return found
 
-    def _newest(self) -> Checkpoint | None:
-        newest = checkpoints.latest(self.out / CHECKPOINTS, self.say)
+    def _restore(self, newest: Checkpoint) -> None:
+        self.state.restore(newest)
+        self.saved, self.recent = newest.folder, list(newest.state["recent"])
+        self.drifted = [*newest.state["drifted"], *self._drift(newest)]
+        if newest.state["scaler"]:
+            self.processes.accelerator.scaler.load_state_dict(newest.state["scaler"])
+
+    def _look(self) -> _Found:
+        try:
+            newest = checkpoints.latest(self.out / CHECKPOINTS, self.say, self._fits)
+        except Unfit as unfit:
+            raise ValueError(f"{unfit}, and no other checkpoint fits: put it back, or choose another --out") from None
         if newest is None:
             if (self.out / WEIGHTS).is_file():
                 raise ValueError(f"{self.out} holds a model and no good checkpoint to continue: choose another --out")
-            return None
+            return _Found(None)
         require_same(newest.state["settings"], self.settings, self.out)
-        over = newest.step == self.recipe.total and (self.out / WEIGHTS).is_file()  # and so the bits are what they are
-        if not (self.drift or over):
+        measured, damage = False, dict[str, str]()
+        if newest.step == self.recipe.total:
+            damage = self._damage()
+            measured = METRICS not in damage and self.log.ends(newest.state["metrics"], newest.step)
+        if not (self.drift or measured):  # then nothing is computed any more, and so the bits are what they are
             require_exact(newest.state["circumstances"], self.circumstances, self.out)
-        return newest
+        return _Found(newest, measured, tuple(damage.values()))
+
+    def _fits(self, checkpoint: Checkpoint) -> None:
+        """Raise `Unfit` where a whole checkpoint is not one that a run like this saved, or its log is cut short."""
+        state, place = checkpoint.state, checkpoint.folder / STATE
+        for name, kind in STATED.items():
+            if type(state.get(name)) is not kind:
+                raise Unfit(f"{place} makes no sense: its {name} is no {kind.__name__}")
+        if state["settings"] != self.settings:
+            return  # which is the user's to decide: see `require_same`
+        step, metrics = checkpoint.step, state["metrics"]
+        if not 1 <= step <= self.recipe.total or state["stage"] != stage_at(self.recipe.sequence, step - 1)[0]:
+            raise Unfit(f"{place} makes no sense: step {step} of {self.recipe.total} is not in stage {state['stage']}")
+        if type(metrics.get("bytes")) is not int or metrics["bytes"] < 0 or type(metrics.get("sha256")) is not str:
+            raise Unfit(f"{place} makes no sense: its metrics have no bytes, or no sha256")
+        if not all(type(loss) is float and math.isfinite(loss) for loss in state["recent"]):
+            raise Unfit(f"{place} makes no sense: its recent losses are no finite numbers")
+        if self.log.is_shorter(metrics):
+            raise Unfit(f"{self.log.path} is not what it was when {checkpoint.folder} was saved, but shorter")
+        require_fit(checkpoint, blank(self._config_of(state["stage"])), bool(self.recipe.average))
+
+    def _damage(self) -> dict[str, str]:
+        """What is wrong with the files of the end, by name; the manifest itself where it is missing or damaged."""
+        wrong = {}
+        try:
+            files = read_sealed(self.out / MANIFEST)["files"]
+            if not isinstance(files, dict):
+                raise TypeError
+        except (ValueError, KeyError, TypeError) as error:
+            place = self.out / MANIFEST
+            said = str(error) if type(error) is ValueError else f"{place} is damaged: it lists no files"
+            return {MANIFEST: said if place.exists() else f"{place} is missing"}
+        for name in {CONFIG, METRICS, WEIGHTS, *files}:
+            try:
+                check_files(self.out, files, [name])
+            except ValueError as error:
+                wrong[name] = str(error)
+        return dict(sorted(wrong.items()))
+
+    def _config_of(self, last: int) -> Any:
+        """The configuration in this stage."""
+        config = self.config
+        for stage in self.recipe.sequence[: last + 1]:
+            config = changed(config, stage.frames)
+        return config
 
     def _drift(self, newest: Checkpoint) -> list[Any]:
         """The trace that is left where a run goes on under other circumstances."""
         before = newest.state["circumstances"]
         return [] if before == self.circumstances else [{"step": newest.step, "before": before}]
 
-    def _prepare(self, newest: Checkpoint | None) -> None:
+    def _prepare(self, found: _Found) -> None:
         checkpoints.sweep(self.out / CHECKPOINTS)
-        for name in (CONFIG, WEIGHTS, "tokenizer.json", "classes.json"):  # which a run was killed while writing
+        for name in (CONFIG, WEIGHTS, MANIFEST, *KEPT):  # which a run was killed while writing
             for left in self.out.glob(f".{name}.[0-9]*"):
                 left.unlink()
-        if self._ended():
+        if found.sealed:
             self.say(f"{self.out} has ended after its {self.recipe.total} steps")
             return
-        if self.step < self.recipe.total:
-            checkpoints.require_room(self.out / CHECKPOINTS, self.state.size)
-        self.log.restore(None if newest is None else newest.state["metrics"])
+        newest, was_over = found.newest, (self.out / WEIGHTS).is_file() or (self.out / MANIFEST).exists()
+        if not found.measured:
+            if self.step < self.recipe.total:
+                checkpoints.require_room(self.out / CHECKPOINTS, self.state.size, self._room())
+            self.log.restore(None if newest is None else newest.state["metrics"])
+            (self.out / MANIFEST).unlink(missing_ok=True)
         if newest is None:
             self.speed.restore(None)
             self._describe()
             self.task.keep(self.out)
+        elif newest.step == self.recipe.total and was_over:
+            for line in found.damage:
+                self.say(f"{line}; repaired from {newest.folder}")
         else:
             self.say(f"continuing {self.out} at step {self.step} of {self.recipe.total}")
 
-    def _ended(self) -> bool:
-        return self.step == self.recipe.total and (self.out / WEIGHTS).is_file()
+    def _room(self) -> int:
+        """How many checkpoints there must be room for: at most `keep` are kept, beside one that is being written."""
+        every, total, held = self.recipe.save_every, self.recipe.total, checkpoints.held(self.out / CHECKPOINTS)
+        coming = total // every - self.step // every + (total % every > 0)
+        return max(1, min(self.recipe.keep, held + coming) + 1 - held)
 
     # -- the steps ---------------------------------------------------------------------------------------------------
 
-    def steps(self, asked: Callable[[], int]) -> dict[str, Any]:
+    def steps(self, asked: Callable[[], int]) -> None:
         recipe, total = self.recipe, self.recipe.total
         with Watch(self.out, self.step, total, self.speed, shown=self.processes.main) as watch:
             while True:
@@ -209,8 +302,7 @@ class _Run:
                     self.save()
                 if stop and self.step < total:
                     raise Stopped(f"saved {self.out} at step {self.step}; the same command continues it", 128 + stop)
-        self._finish()
-        return self.result()
+        self.finish()
 
     def _step(self, rate: float, asked: int) -> tuple[float, float, int]:
         """One update of the weights; the loss and the norm of its gradient, and whether anyone was asked to stop."""
@@ -306,13 +398,19 @@ class _Run:
             )
         )
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Write what a finished run has; all processes bring their shards, the first one writes."""
         with torch.no_grad(), self.state.averaged():
             weights = self.state.weights()
 
         def write() -> None:
+            self.log.place()  # its last line must be on the disk before anything says that the run has ended
             self._describe()
-            save_weights(weights, self.out)  # last: with it the run has ended
+            self.task.keep(self.out)
+            save_weights(weights, self.out)
+            names = [CONFIG, METRICS, WEIGHTS, *(name for name in KEPT if (self.out / name).is_file())]
+            files = {name: checksum(self.out / name) for name in sorted(names)}
+            write_whole(self.out / MANIFEST, sealed({"steps": self.recipe.total, "files": files}))
 
         self.processes.first(write)
 

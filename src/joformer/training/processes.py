@@ -14,6 +14,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +23,8 @@ from torch import Tensor, nn
 from joformer._precision import KeepsPrecision
 
 T = TypeVar("T")
+PATIENCE = "JOFORMER_TIMEOUT"
+"""The environment variable that says for how many seconds a process waits for the others; half an hour by default."""
 
 
 class Processes:
@@ -35,7 +38,9 @@ class Processes:
     def __init__(self, precision: str = "fp32") -> None:
         from accelerate import Accelerator
         from accelerate.state import AcceleratorState
+        from accelerate.utils import InitProcessGroupKwargs
 
+        self.patience = _patience()
         if precision == "fp16" and not torch.accelerator.is_available():
             raise ValueError("fp16 cannot be had on the CPU: take bf16, or fp32")
         # Not for accelerate to see: we shard ourselves, and what decides a run is what is written down in its folder.
@@ -47,9 +52,17 @@ class Processes:
                 # Without being told so it overlooks on the CPU that torchrun started several.
                 cpu=not torch.accelerator.is_available() or "ACCELERATE_USE_CPU" in hidden,
                 mixed_precision="no" if precision == "fp32" else precision,
+                kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=self.patience))],
             )
         except ValueError as error:
             raise ValueError(f"{precision} cannot be had on this device: {str(error).splitlines()[0]}") from None
+        except RuntimeError as error:
+            if not _is_lost(error):
+                raise
+            raise ValueError(
+                f"the processes did not find each other within {self.patience:g} s ({PATIENCE}): end them all, and "
+                "start as many as WORLD_SIZE says"
+            ) from None
         finally:
             os.environ.update(hidden)
         self.device = self.accelerator.device
@@ -110,6 +123,20 @@ class Processes:
             raise ValueError(outcome[1])
         return outcome[0]
 
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Within it, waiting in vain for another process (one that hangs, or died) is a ValueError in one line."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not _is_lost(error):
+                raise
+            raise ValueError(
+                f"process {self.rank} of {self.count} waited in vain for another, which hangs or has died "
+                f"({PATIENCE} is {self.patience:g} s): end them all, and the same command goes on from the last "
+                "checkpoint"
+            ) from None
+
     def everyone(self, value: T) -> list[T]:
         """The value of every process, in order."""
         if self.count == 1:
@@ -117,6 +144,23 @@ class Processes:
         found: list[Any] = [None] * self.count
         torch.distributed.all_gather_object(found, value)
         return found
+
+
+def _is_lost(error: RuntimeError) -> bool:
+    """Whether it is torch's or gloo's way to say that another process does not answer."""
+    known = getattr(torch.distributed, "DistError", ())
+    return isinstance(error, known) or "gloo" in str(error)
+
+
+def _patience() -> float:
+    given = os.environ.get(PATIENCE, "1800")
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e7:
+        raise ValueError(f"{PATIENCE} is {given!r}: give the seconds to wait for another process, above 0")
+    return seconds
 
 
 def whole(value: Tensor) -> Tensor:

@@ -4,7 +4,9 @@
     metrics.jsonl       what was measured: a function of the command alone, hence without times
     speed.jsonl         how fast it went
     checkpoints/        see checkpoints.py
+    tokenizer.json      (text) or classes.json (images)
     model.safetensors   when finished, so that `models.load` reads the folder
+    manifest.json       last: sha256 of all the files above that are results, and of itself; with it the run has ended
 
 Starting the same command on the same folder continues it. Where that could not give the bits of a run that was never
 interrupted (other settings, other data, another machine), it is refused with the reason.
@@ -24,9 +26,11 @@ from typing import Any
 import torch
 
 import joformer
-from joformer.files import make_folder
+from joformer.files import LINKED, make_folder, open_log
 
 CONFIG, METRICS, SPEED, CHECKPOINTS = "config.json", "metrics.jsonl", "speed.jsonl", "checkpoints"
+KEPT = ("tokenizer.json", "classes.json")
+"""What a task may keep beside the model (`Task.keep`)."""
 
 
 class Stopped(Exception):
@@ -56,6 +60,8 @@ class Lock:
         from filelock import FileLock
 
         make_folder(folder)
+        if (folder / ".lock").is_symlink():  # which older versions of filelock would follow and empty
+            raise ValueError(f"cannot lock {folder / '.lock'}: {LINKED}; remove it, or choose another --out")
         self.folder, self._lock = folder, FileLock(folder / ".lock", timeout=0, is_singleton=False)
 
     def __enter__(self) -> Lock:
@@ -91,6 +97,22 @@ class Log:
     _bytes: int = 0
     _hash: Any = field(default_factory=hashlib.sha256)
 
+    def is_shorter(self, place: Mapping[str, Any]) -> bool:
+        """Whether the file is there, and a part of what was there at `place` is not."""
+        return self.path.is_file() and self.path.stat().st_size < place["bytes"]
+
+    def ends(self, place: Mapping[str, Any], step: int) -> bool:
+        """Whether nothing but the evaluation of this step follows `place`, wholly."""
+        data = self.path.read_bytes() if self.path.is_file() else b""
+        kept, line = data[: place["bytes"]], data[place["bytes"] :]
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            return False
+        right = isinstance(entry, dict) and entry.get("step") == step and "train_loss" not in entry
+        whole = line == (json.dumps(entry) + "\n").encode()
+        return right and whole and hashlib.sha256(kept).hexdigest() == place["sha256"]
+
     def restore(self, place: Mapping[str, Any] | None) -> None:
         """Back to `place`; an earlier part that is not what it was cannot be continued."""
         kept = self.path.read_bytes()[: place["bytes"]] if place and self.path.is_file() else b""
@@ -101,14 +123,17 @@ class Log:
                 "put it back, or choose another --out"
             )
         if not self.path.is_file() or self.path.stat().st_size != len(kept):
-            with open(self.path, "ab") as file:
-                file.truncate(len(kept))
+            try:
+                with open_log(self.path) as file:
+                    file.truncate(len(kept))
+            except OSError as error:
+                raise ValueError(f"cannot write {self.path}: {error.strerror}; choose another --out") from None
 
     def write(self, entry: Mapping[str, Any]) -> None:
         """One line more; on the disk when `place` is next asked for."""
         line = (json.dumps(entry) + "\n").encode()
         try:
-            with open(self.path, "ab") as file:
+            with open_log(self.path) as file:
                 file.write(line)
         except OSError as error:
             raise ValueError(f"cannot write {self.path}: {error.strerror}; make room and start again") from None
@@ -119,7 +144,7 @@ class Log:
         """How much there is, and its checksum; all of it on the disk."""
         if flush and self.path.is_file():
             try:
-                with open(self.path, "ab") as file:
+                with open_log(self.path) as file:
                     os.fsync(file.fileno())
             except OSError as error:
                 raise ValueError(f"cannot write {self.path}: {error.strerror}; make room and start again") from None

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from joformer.models.saving import own_state
-from joformer.training.checkpoints import Checkpoint
+from joformer.models.saving import Layout, difference, layout, own_state
+from joformer.training.checkpoints import Checkpoint, Unfit
 from joformer.training.processes import Processes, fill, whole
 from joformer.training.recipe import Recipe, groups
 
@@ -103,11 +103,9 @@ class State:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """What `tensors` gave, back in its place."""
-        own, saved = own_state(self.raw), checkpoint.tensors("model")
-        if own.keys() != saved.keys():
-            odd = min(own.keys() ^ saved.keys())
-            raise ValueError(f"{checkpoint.folder} does not fit the model, first at {odd!r}: another version made it")
-        for key, value in saved.items():
+        require_fit(checkpoint, self.raw, bool(self.average))
+        own = own_state(self.raw)
+        for key, value in checkpoint.tensors("model").items():
             fill(own[key], value)
         fused = self.optimizer.param_groups[0]["fused"]
         for key, value in checkpoint.tensors("optimizer").items():
@@ -134,3 +132,27 @@ class State:
         """Whether all weights are, in this process."""
         local = (p.to_local() if hasattr(p, "to_local") else p for p in self.parameters.values())
         return all(bool(p.isfinite().all()) for p in local)
+
+
+def require_fit(checkpoint: Checkpoint, model: nn.Module, averaged: bool) -> None:
+    """Raise `Unfit` where the headers of the checkpoint's files are not those of this model, which may be on meta.
+
+    A tensor of one number would otherwise be spread over a whole weight, and one of another dtype rounded.
+    """
+    parameters = layout(dict(model.named_parameters()))
+    moments = checkpoint.layout("optimizer")
+    trained = [name for name in parameters if f"step/{name}" in moments]  # the others had no gradient
+    wanted: dict[str, Layout] = {
+        "model": layout(own_state(model)),
+        "averaged": parameters if averaged else {},
+        "optimizer": {
+            **{f"{kind}/{name}": parameters[name] for name in trained for kind in ("exp_avg", "exp_avg_sq")},
+            **{f"step/{name}": (moments[f"step/{name}"][0], ()) for name in trained},
+        },
+    }
+    for name, needed in wanted.items():
+        odd, how = difference(checkpoint.layout(name), needed)
+        if odd:
+            raise Unfit(
+                f"{checkpoint.folder} does not fit the model, first at {odd} of {name}: another version made it ({how})"
+            )

@@ -6,14 +6,13 @@ correction: who looks at twelve intervals must expect one of them to be wrong ev
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
 from joformer.experiments.gathered import Table
-from joformer.experiments.statistics import LEVEL, Difference, Estimate, against, estimate, holm, paired
+from joformer.experiments.statistics import LEVEL, Difference, Estimate, Verdict, against, estimate, holm, paired
 
 
 @dataclass(frozen=True)
@@ -50,10 +49,18 @@ class Comparison:
             and self.corrected <= 1 - LEVEL + 1e-12
         )
 
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict of the report: that of the difference where it stands after the correction, else undecided."""
+        return self.difference.verdict if self.decided else "undecided"
+
 
 @dataclass(frozen=True)
 class Cost:
-    """What a model takes: parameters, milliseconds a step, and the time's ratio to the baseline."""
+    """What a model takes: parameters and, where it was measured beside the baseline, the time of a step.
+
+    The steps of training runs are no such measurement: what else ran at the time is in them too.
+    """
 
     model: str
     size: str
@@ -113,10 +120,7 @@ class Analysis:
         together = len(table.sizes) > 1 and all(len(cell.measured) > 1 for cell in table.cells)
         for size in table.sizes[:1] if together else table.sizes:
             for model in self.models:
-                took = {
-                    cell.seed: ms for cell in self._cells(model, size) if (ms := cell.number("step_ms")) is not None
-                }
-                took = table.values(model, size, "ms") or took
+                took = table.values(model, size, "ms")
                 count = self._parameters(model, size)
                 if not took and count is None:
                     continue
@@ -135,24 +139,10 @@ class Analysis:
                 )
         return found
 
-    def side_by_side(self, model: str, size: str) -> bool:
-        """Whether the ratio of times was measured with both models taking turns, undisturbed by what else ran."""
-        return bool(self.table.values(model, size, "time_ratio"))
-
     def time_ratio(self, model: str, size: str) -> float | None:
-        """A step's time over the baseline's: measured side by side where that was done, else from the runs."""
-        table = self.table
-        if side := table.values(model, size, "time_ratio"):
-            return fmean(side.values())
-        if table.baseline is None or model == table.baseline:
-            return None
-        ours, theirs = (
-            {cell.seed: ms for cell in self._cells(name, size) if (ms := cell.number("step_ms")) is not None and ms > 0}
-            for name in (model, table.baseline)
-        )
-        shared = ours.keys() & theirs.keys()
-        # The geometric mean: the ratio of the times the other way round is then its inverse.
-        return math.exp(fmean(math.log(ours[s] / theirs[s]) for s in shared)) if shared else None
+        """A step's time over the baseline's where both models took turns, undisturbed by what else ran."""
+        side = self.table.values(model, size, "time_ratio")
+        return fmean(side.values()) if side else None
 
     @cached_property
     def remarks(self) -> list[str]:

@@ -66,7 +66,7 @@ def differences(words: Wording) -> Columns:
 
 
 def costs(words: Wording) -> Columns:
-    """Parameters and the time of a step, and how many times those of the baseline."""
+    """Parameters and, where measured beside the baseline, the time of a step, and how many times the baseline's."""
     found = words.about.costs
     timed, ratios = any(cost.step_ms is not None for cost in found), any(cost.ratio is not None for cost in found)
     more = any(cost.more is not None for cost in found)

@@ -68,9 +68,9 @@ def _opening(tables: Sequence[Wording]) -> str:
     return (
         f'<p class="lead">{escape(", ".join(told))}.</p>'
         "<p>Brackets hold what is known of a number from the seeds that were run. A verdict compares two models on the "
-        "same seeds; where the interval of their difference reaches across no difference the verdict is "
-        "<em>undecided</em>, which is a result too. Bold is what is better than the baseline after correction for the "
-        "number of comparisons in its table. The paper’s own figures are of one seed and have no interval.</p>"
+        "same seeds; where their difference does not stand out of its interval, or not after correction for the number "
+        "of comparisons in its table, the verdict is <em>undecided</em>, which is a result too. Bold is what is better "
+        "than the baseline. The paper’s own figures are of one seed and have no interval.</p>"
     )
 
 
@@ -85,8 +85,7 @@ def _section(key: str, words: Wording) -> str:
         parts.append(_differences(key, words))
     parts.append(_learning(key, words))
     if about.costs:
-        timing = f'<p class="quiet">{escape(words.timing)}</p>' if words.timing else ""
-        parts.append(f"<h3>Cost</h3>{_table(words.cost, columns.costs(words))}{timing}")
+        parts.append(f"<h3>Cost</h3>{_table(words.cost, columns.costs(words))}")
     if notes := [*about.remarks, *table.notes]:
         parts.append(f"<h3>Notes</h3><ul>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>")
     parts.append(_running(words))

@@ -25,7 +25,7 @@ def as_json(gathered: Gathered) -> dict[str, Any]:
                 "summary": words.summary(),
                 "rows": [asdict(row) for row in words.about.rows],
                 "comparisons": [
-                    {**asdict(one), "decided": one.decided, "sentence": words.sentence(one)}
+                    {**asdict(one), "decided": one.decided, "verdict": one.verdict, "sentence": words.sentence(one)}
                     for one in words.about.comparisons
                 ],
                 "costs": [asdict(cost) for cost in words.about.costs],

@@ -45,7 +45,7 @@ def lines(gathered: Gathered) -> list[str]:
         for above, shown in (
             (f"{words.measure}: {words.centre} [{words.interval}]", columns.results(words)),
             (words.judged, columns.differences(words)),
-            (f"{words.cost}. {words.timing}".strip(), columns.costs(words)),
+            (f"{words.cost}.", columns.costs(words)),
         ):
             if shown.groups:
                 told += [*_wrapped(above), *_plain(shown), ""]
@@ -74,7 +74,7 @@ def markdown(gathered: Gathered) -> str:
             parts.append(f"\n### {_md(words.judged)}\n\n{_md(words.method)}\n")
             parts += _md_table(columns.differences(words))
         if words.about.costs:
-            parts.append(f"\n### Cost\n\n{_md(f'{words.cost}. {words.timing}')}\n")
+            parts.append(f"\n### Cost\n\n{_md(words.cost)}.\n")
             parts += _md_table(columns.costs(words))
         notes = [*words.about.remarks, *table.notes]
         if table.missing:

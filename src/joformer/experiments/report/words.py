@@ -1,6 +1,7 @@
 """How the numbers and verdicts of a table are written, the same in every form of the report.
 
-Numbers have as many digits as their interval deserves. "Undecided" is a result, and said as such.
+Numbers have as many digits as their interval deserves. A verdict is what stands after Holm's correction; "undecided" is
+a result, and said as such.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from joformer.experiments.gathered import Gathered, Table
 from joformer.experiments.report.analysis import Analysis, Comparison, label, seeds
 from joformer.experiments.report.numbers import digits_for, duration, exact, number, probability
-from joformer.experiments.statistics import Estimate
+from joformer.experiments.statistics import LEVEL, Estimate
 
 
 @dataclass(frozen=True)
@@ -86,10 +87,7 @@ class Wording:
         return text if d.low is None or d.high is None else f"{text} {self.bounds(d.low, d.high, digits)}"
 
     def verdict(self, one: Comparison) -> str:
-        d = one.difference
-        if d.verdict == "undecided":
-            return f"undecided: {d.why}" if d.why else "undecided"
-        return d.verdict if one.decided else f"{d.verdict} before correction"
+        return f"{one.verdict}: {one.difference.why}" if one.difference.why else one.verdict
 
     def other(self, one: Comparison) -> str:
         return one.other if one.other is not None else exact(self.table.reference)
@@ -100,7 +98,7 @@ class Wording:
         The interval is in the direction of the word before it, so that "lower by 0.03 [0.01, 0.05]" reads as it is.
         """
         d, digits, unit, other = one.difference, self.difference_digits, self.unit, self.other(one)
-        decided = d.verdict != "undecided"
+        decided = one.decided
         word = "higher" if d.centre > d.null else "lower" if d.centre < d.null else "no different"
         if self.ratio or one.other is None:
             amount = f"{number(d.centre, digits)}{' ×' if self.ratio else ''}"
@@ -124,16 +122,13 @@ class Wording:
             parts.append(f"p {'' if d.p < 0.0005 else '= '}{probability(d.p).replace('<', '< ')}")
         parts.append(f"{d.n} seed{'s' * (d.n != 1)}")
         told = ", ".join(parts)
-        if decided and one.family > 1:
+        if d.verdict != "undecided" and one.family > 1:
             told += f"; after correction for {one.family} comparisons {'still' if one.decided else 'no longer'} decided"
         if d.alone:
             told += f"; {seeds(d.alone)} in only one of the two, left out"
         ratio = self.about.time_ratio(one.model, one.size)
         if ratio is not None and one.other == self.table.baseline:
-            beside = self.about.side_by_side(one.model, one.size)
-            told += (
-                f"; a step {'takes' if beside else 'took'} {ratio:.2f} × the time{'' if beside else ' in these runs'}"
-            )
+            told += f"; a step takes {ratio:.2f} × the time"
         return told
 
     def summary(self) -> str:
@@ -156,19 +151,12 @@ class Wording:
                 else f"{label(best.model, best.size)} comes first with {said}"
             )
             return f"{done}{named}; nothing to compare it with, so no verdict."
-        kinds = {
-            "better": "better",
-            "worse": "worse",
-            "better before": "better, but not after correction",
-            "worse before": "worse, but not after correction",
-            "undecided": "undecided",
-        }
         told = []
-        for kind, said in kinds.items():
-            if some := [one for one in found if _kind(one) == kind]:
+        for kind in ("better", "worse", "undecided"):
+            if some := [one for one in found if one.verdict == kind]:
                 why = {one.difference.why for one in some}
                 told.append(
-                    f"{said}: {self._listed(some)}" + (f" ({why.pop()})" if len(why) == 1 and why != {""} else "")
+                    f"{kind}: {self._listed(some)}" + (f" ({why.pop()})" if len(why) == 1 and why != {""} else "")
                 )
         whom = table.baseline if table.baseline is not None else exact(table.reference)
         start = "In pairs" if whom == "–" else f"Against {whom}"
@@ -188,7 +176,7 @@ class Wording:
         if len(names) <= 6:
             return "; ".join(names) if any("," in name for name in names) else ", ".join(names)
         counted = f"{len(some)} of {len(found)}"
-        if _kind(some[0]) == "undecided":
+        if some[0].verdict == "undecided":
             return counted
         first = max(some, key=lambda one: abs(one.difference.centre - one.difference.null))
         return f"{counted}, most of all {label(first.model, first.size)}"
@@ -206,13 +194,6 @@ class Wording:
         """What the table of costs shows."""
         base = self.table.baseline
         return "What a model takes" if base is None else f"What a model takes, and how many times what {base} takes"
-
-    @property
-    def timing(self) -> str:
-        """Where ratios of times come from, if not from both models taking turns."""
-        timed = [cost for cost in self.about.costs if cost.ratio is not None and cost.model != self.table.baseline]
-        beside = all(self.about.side_by_side(cost.model, cost.size or self.table.sizes[0]) for cost in timed)
-        return "" if beside else "Times are those of the runs, which may have shared the machine with others."
 
     @property
     def method(self) -> str:
@@ -233,8 +214,8 @@ class Wording:
         test = "t on logarithms" if self.ratio else "t"
         return (
             f"{'; or: '.join(what)} [95 % interval] and two-sided p ({test}). A verdict other than undecided says that "
-            f"the interval leaves out {' or '.join(map(exact, nulls))}; "
-            f"the corrected p (Holm) counts that this table makes {family} comparison{'s' * (family != 1)}."
+            f"the interval leaves out {' or '.join(map(exact, nulls))} and that p, corrected (Holm) for the {family} "
+            f"comparison{'s' * (family != 1)} of this table, is at most {1 - LEVEL:.2g}."
         )
 
     @property
@@ -259,11 +240,6 @@ class Wording:
 def wordings(gathered: Gathered) -> list[Wording]:
     """Each table with its analysis and its words."""
     return [Wording(Analysis(table)) for table in gathered.tables]
-
-
-def _kind(one: Comparison) -> str:
-    verdict = one.difference.verdict
-    return verdict if one.decided or verdict == "undecided" else f"{verdict} before"
 
 
 def _and(sizes: Sequence[str], all_of: int) -> str:

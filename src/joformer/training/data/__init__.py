@@ -8,7 +8,7 @@ from pathlib import Path
 
 from joformer.training.data.audio import load_audio
 from joformer.training.data.images import Images, Labelled, load_images
-from joformer.training.data.sources import files_under, is_hub, require_path
+from joformer.training.data.sources import files_under, is_hub, open_parquet, require_path
 from joformer.training.data.streamed import Streamed
 from joformer.training.data.text import Text, Tokenizer, load_text, windows
 
@@ -58,12 +58,11 @@ def _sounds(source: str | os.PathLike[str]) -> bool:
 
 
 def _first_is_wav(table: Path) -> bool:
-    import pyarrow as pa
-    from pyarrow import parquet
+    import pyarrow
 
     try:
-        rows = next(parquet.ParquetFile(table).iter_batches(1), None)
-    except (OSError, pa.ArrowInvalid):
+        rows = next(open_parquet(table).iter_batches(1), None)
+    except (OSError, ValueError, pyarrow.ArrowException):
         return False  # and whoever opens it as images says what is wrong with it
     cells = [] if rows is None else list(rows.to_pylist()[0].values())
     held = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in cells]

@@ -15,9 +15,9 @@ Sources are those of `joformer.training.data.streamed`, and "tones" and "words",
 from __future__ import annotations
 
 import io
+import math
 import os
 import warnings
-from math import gcd
 from pathlib import Path
 
 import torch
@@ -25,10 +25,11 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from joformer.training.data.images import Images, Made, embedded, kept, stored
-from joformer.training.data.records import CLIPS, Files, Rows, Say, silent
+from joformer.training.data.records import CLIPS, Files, Rows, Say, reason_of, silent
 from joformer.training.data.sources import content_hash
 
 RANGE = 80.0  # decibels from white to black
+RATES = 1_000, 768_000  # samples a second that a recording can have; a header may say anything
 EMBEDDED = (1200, 300)  # clips that train and that test
 
 
@@ -80,10 +81,10 @@ def load_audio(
 
     def make(train: Files | Rows, test: Files | Rows, classes: tuple[str, ...]) -> Made:
         tell(f"reading {len(train) + len(test):,} clips, once")
-        train_clips, test_clips = (
-            [_clip(records, row, rate) for row in range(len(records))] for records in (train, test)
-        )
         limit = _span(rate, frames)
+        train_clips, test_clips = (
+            [_clip(records, row, rate, limit + 1) for row in range(len(records))] for records in (train, test)
+        )
         longer = sum(len(clip) > limit for clip in train_clips + test_clips)
         if longer:
             tell(f"{longer:,} clips last longer than {frames} frames ({limit / rate:.2f} s) and lose their end")
@@ -162,12 +163,14 @@ def resampled(wave: Float[Tensor, " samples"], have: int, want: int) -> Float[Te
 
     if have == want:
         return wave
-    common = gcd(have, want)
+    common = math.gcd(have, want)
     return torch.from_numpy(resample_poly(wave.double().numpy(), want // common, have // common)).float()
 
 
-def decode_wav(data: bytes, name: str) -> tuple[Float[Tensor, " samples"], int]:
+def decode_wav(data: bytes, name: str, seconds: float | None = None) -> tuple[Float[Tensor, " samples"], int]:
     """Samples in [−1, 1], stereo mixed down, and the rate; PCM of 8, 16, 24 and 32 bits and floats.
+
+    With `seconds`, no more than the first of so many.
 
     >>> import numpy, scipy.io.wavfile
     >>> file = io.BytesIO()
@@ -175,8 +178,6 @@ def decode_wav(data: bytes, name: str) -> tuple[Float[Tensor, " samples"], int]:
     >>> decode_wav(file.getvalue(), "a.wav")
     (tensor([ 0.0000,  0.5000, -1.0000]), 8000)
     """
-    import struct
-
     import numpy as np
     from scipy.io import wavfile
 
@@ -185,15 +186,22 @@ def decode_wav(data: bytes, name: str) -> tuple[Float[Tensor, " samples"], int]:
             warnings.filterwarnings("ignore", "Chunk", wavfile.WavFileWarning)  # chunks that hold no sound
             warnings.filterwarnings("error", "Reached EOF", wavfile.WavFileWarning)
             rate, samples = wavfile.read(io.BytesIO(data))
-    except (ValueError, EOFError, struct.error, ArithmeticError, wavfile.WavFileWarning, UnboundLocalError) as error:
-        reason = " ".join(str(error).split())
+    except Exception as error:  # scipy believes the header, and fails in many ways where it lies
+        reason = reason_of(error)
         raise ValueError(f"{name} is damaged, cut short or no wav file ({reason}): repair it or take it out") from None
     if not samples.size or rate <= 0:
         raise ValueError(f"{name} holds no sound ({len(samples)} samples at {rate} a second): repair it or take it out")
+    if not RATES[0] <= rate <= RATES[1]:
+        raise ValueError(
+            f"{name} says that it has {rate:,} samples a second: {RATES[0]:,} to {RATES[1]:,} are possible, repair it "
+            "or take it out"
+        )
+    if samples.dtype.kind == "f" and not np.isfinite(samples).all():
+        raise ValueError(f"{name} holds samples that are not finite: repair it or take it out")
+    if seconds is not None:
+        samples = samples[: math.ceil(seconds * rate)]
     if samples.dtype.kind == "f":
         wave = samples.astype(np.float64)
-        if not np.isfinite(wave).all():
-            raise ValueError(f"{name} holds samples that are not finite: repair it or take it out")
     else:
         # scipy gives 24 bits in the upper bits of 32; 8 bits have no sign.
         half = 2.0 ** (8 * samples.dtype.itemsize - 1)
@@ -201,6 +209,9 @@ def decode_wav(data: bytes, name: str) -> tuple[Float[Tensor, " samples"], int]:
     return torch.from_numpy(wave.reshape(len(wave), -1).mean(1)).float(), rate
 
 
-def _clip(records: Files | Rows, row: int, rate: int) -> Tensor:
-    wave, have = decode_wav(records.read(row), records.name(row))
+def _clip(records: Files | Rows, row: int, rate: int, samples: int) -> Tensor:
+    """A clip at this rate, or so much of it that its first `samples` are those of the whole."""
+    # The filter of resample_poly reaches ten samples of the lower rate to each side.
+    seconds = samples / rate + 12 / min(rate, RATES[0])
+    wave, have = decode_wav(records.read(row), records.name(row), seconds)
     return resampled(wave, have, rate)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from joformer.files import make_folder, synchronise
+from joformer.files import make_folder, open_log, read_json, synchronise
 from joformer.training.data.sources import content_hash
 
 MANIFEST = "manifest.json"
@@ -92,12 +92,14 @@ def is_whole(folder: Path) -> bool:
     False
     """
     try:
-        listed = json.loads((folder / MANIFEST).read_bytes())
+        listed = read_json(folder / MANIFEST)
+        if not listed or {*listed, MANIFEST} != {path.name for path in folder.iterdir()}:
+            return False
         # Sizes first: they cost nothing and find what was cut short.
         return all((folder / name).stat().st_size == size for name, (size, _) in listed.items()) and all(
             content_hash(folder / name) == digest for name, (_, digest) in listed.items()
         )
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError):
         return False
 
 
@@ -118,7 +120,7 @@ def _locked(path: Path, say: Callable[[str], object] | None) -> Iterator[bool]:
         yield False
         return
     try:
-        file = path.open("w")
+        file = open_log(path)
     except OSError as error:
         raise ValueError(f"cannot write into {path.parent}: {error.strerror}; set JOFORMER_CACHE") from None
     with file:

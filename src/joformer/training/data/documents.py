@@ -21,7 +21,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from joformer.training.data.sources import files_under, hub, hub_identity, hub_name, is_hub, read_chunks, require_path
+from joformer.files import open_file
+from joformer.training.data.sources import (
+    Expansion,
+    files_under,
+    hub,
+    hub_identity,
+    hub_name,
+    is_hub,
+    open_parquet,
+    read_chunks,
+    require_path,
+)
 
 NAMES = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "test": "test"}
 ROWS = 256
@@ -112,7 +123,8 @@ def stdlib_source(limit_bytes: int = 8_000_000) -> bytes:
     for path in files_under(root, ASIDE) if root.is_dir() else []:
         if path.suffix != ".py":
             continue
-        data = path.read_bytes()
+        with open_file(path) as file:
+            data = file.read(limit_bytes + 1)
         if len(source) + len(data) > limit_bytes:
             break
         try:
@@ -155,12 +167,16 @@ def _is_parquet(file: Path) -> bool:
 
 def _of_parquet(file: Path) -> Iterator[tuple[str, Iterable[bytes]]]:
     import pyarrow
-    import pyarrow.parquet
 
+    table = open_parquet(file)
+    column = _text_column(str(file), table.schema_arrow)
+    held = Expansion(file)
     try:
-        table = pyarrow.parquet.ParquetFile(file)
-        column = _text_column(str(file), table.schema_arrow)
-        yield from _of_rows(str(file), (batch.column(0) for batch in table.iter_batches(ROWS, columns=[column])))
+        for name, chunks in _of_rows(
+            str(file), (batch.column(0) for batch in table.iter_batches(ROWS, columns=[column]))
+        ):
+            held.add(sum(map(len, chunks)))
+            yield name, chunks
     except (pyarrow.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{file} is damaged or no parquet ({reason}): fetch it again") from None
@@ -193,7 +209,7 @@ def _text_column(name: str, schema: Any) -> str:
     raise ValueError(f"{name} has no column 'text', only {', '.join(schema.names) or 'none'}: rename the one to read")
 
 
-def _of_rows(name: str, columns: Iterable[Any]) -> Iterator[tuple[str, Iterable[bytes]]]:
+def _of_rows(name: str, columns: Iterable[Any]) -> Iterator[tuple[str, list[bytes]]]:
     import pyarrow
 
     row = 0

@@ -12,7 +12,15 @@ from typing import Any, NamedTuple
 
 from joformer.training.data.folders import open_files
 from joformer.training.data.records import Files, Kind, Records, Rows, Say, hold_out
-from joformer.training.data.sources import content_hash, files_under, hub, hub_identity, is_hub, require_path
+from joformer.training.data.sources import (
+    content_hash,
+    files_under,
+    hub,
+    hub_folders,
+    hub_identity,
+    is_hub,
+    require_path,
+)
 from joformer.training.data.tables import Split, open_rows, parquet_splits
 
 
@@ -75,14 +83,15 @@ def open_records(found: Found, kind: Kind, *, label: str | None, folder: Path, s
     test: Files | Rows | None
     if found.path is None:
         tables: dict[str, Split] = {name: (table, ()) for name, table in found.tables.items()}
-        train, test, classes = open_rows(tables, kind, label, folder, say)
+        train, test, classes = open_rows(tables, kind, label, folder, say, hub_folders())
     elif parquet := [file for file in found.files if file.suffix.lower() == ".parquet"]:
         media = next((file for file in found.files if file.suffix.lower() in kind.suffixes), None)
         if media is not None:
             raise ValueError(
                 f"{found.path} holds both {parquet[0].name} and {media.name}: keep one kind of source in a folder"
             )
-        train, test, classes = open_rows(parquet_splits(found.path, parquet), kind, label, folder, say)
+        inside = os.path.realpath(found.path if found.path.is_dir() else found.path.parent)
+        train, test, classes = open_rows(parquet_splits(found.path, parquet), kind, label, folder, say, (inside,))
     elif found.path.is_file():
         raise ValueError(f"{found.path} is no parquet file: give a folder of {kind.word} files, or parquet")
     else:

@@ -8,17 +8,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from joformer import files
 from joformer.training.draws import generator
 
 TESTS = ("test", "validation", "valid", "val")  # the first of these that has labels is the test split
 Say = Callable[[str], object]
+EXAMPLE = 1 << 28  # bytes of one encoded image or clip: nobody's are larger
 
 
 def silent(line: str) -> None:
@@ -82,6 +83,7 @@ class Rows:
     files: tuple[tuple[str, int], ...]  # where the rows came from: name, count
     rows: Tensor
     labels: Tensor
+    folders: tuple[str, ...] = ()  # with what is below them, all that rows may name by path; without links
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -96,9 +98,24 @@ class Rows:
         held = cell if isinstance(cell, dict) else {"bytes": cell}
         if held["bytes"] is not None:
             return held["bytes"]
-        if held.get("path") is None:
+        path = held.get("path")
+        if not isinstance(path, str) or not path:
             raise ValueError(f"{self.name(index)}: {self.column} is missing: fill it or take the row out")
-        return read_file(held["path"])
+        return read_file(self._place(index, path), f"{self.name(index)}: ")
+
+    def _place(self, index: int, path: str) -> str:
+        """Where a row's path leads, from its table's folder: a row could name any file of this machine."""
+        table = row_place(self.files, int(self.rows[index]))[0]
+        try:
+            place = os.path.realpath(os.path.join(os.path.dirname(table), path))
+        except (OSError, ValueError) as error:  # ValueError: a null byte
+            raise ValueError(f"{self.name(index)}: {self.column} names {path!r}: {reason_of(error)}") from None
+        if not any(place.startswith(os.path.join(folder, "")) for folder in self.folders):
+            raise ValueError(
+                f"{self.name(index)}: {self.column} names {path!r}, outside of the data's folder: "
+                "put the file into it, or its bytes into the row"
+            )
+        return place
 
     def take(self, rows: Tensor) -> Rows:
         """The examples of these numbers, in this order."""
@@ -135,19 +152,25 @@ def hold_out(labels: Int64[Tensor, " n"], share: float = 0.1) -> tuple[Tensor, T
     return kept.nonzero().squeeze(1), held
 
 
-def read_file(path: str) -> bytes:
+def read_file(path: str, where: str = "") -> bytes:
     try:
-        return Path(path).read_bytes()
+        return files.read_file(path, EXAMPLE)
     except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+        raise ValueError(f"{where}cannot read {path}: {error.strerror}") from None
+
+
+def row_place(files: tuple[tuple[str, int], ...], row: int) -> tuple[str, int]:
+    """The file in which a row is, and its number there."""
+    for name, count in files:
+        if row < count:
+            return name, row
+        row -= count
+    raise IndexError(row)
 
 
 def row_name(files: tuple[tuple[str, int], ...], row: int) -> str:
-    for name, count in files:
-        if row < count:
-            return f"{name}, row {row}"
-        row -= count
-    raise IndexError(row)
+    name, number = row_place(files, row)
+    return f"{name}, row {number}"
 
 
 def pick_test(present: Iterable[str], labelled: Callable[[str], bool], say: Say) -> str | None:

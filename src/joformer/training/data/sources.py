@@ -12,11 +12,13 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+from joformer.files import LIMITS, allowed, not_a_file, open_file
 
 HUB: dict[str, tuple[str, str | None]] = {
     "mnist": ("ylecun/mnist", None),
@@ -26,6 +28,10 @@ HUB: dict[str, tuple[str, str | None]] = {
     "openwebtext": ("Skylion007/openwebtext", None),
 }
 CHUNK = 1 << 20
+# What a compressed file may become: this many bytes, and so many times its own. Text is seldom packed to less than a
+# thirtieth, a bomb of zeros to a thousandth (gz) or a millionth.
+FREE, RATIO = 1 << 26, 100
+XZ_MEMORY = 1 << 28  # to unpack what `xz -9` made takes a quarter of this
 HIDDEN = re.compile(r"\..*")
 # None of these can begin text in UTF-8, so that what a file holds is told by its first bytes, whatever its name.
 MAGIC = {b"\x1f\x8b": "gz", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zst"}
@@ -64,7 +70,7 @@ def require_path(source: str | os.PathLike[str]) -> Path:
         if path.is_dir():
             next(path.iterdir(), None)
         else:
-            path.open("rb").close()
+            open_file(path).close()
     except (FileNotFoundError, NotADirectoryError):
         names = "stdlib, wikipedia, openwebtext for text; digits, tones, words, mnist, cifar100, imagenet for classes"
         known = f", or a name: {names}" if len(path.parts) == 1 else ""
@@ -78,6 +84,7 @@ def files_under(folder: Path, aside: re.Pattern[str] = HIDDEN) -> list[Path]:
     """All files in the folder and in those below it, in the same order on every machine.
 
     Files and folders with a name that `aside` matches stay out: those with a leading dot, if not told otherwise.
+    A pipe, a socket or a device among them is one line that names it.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as name:
@@ -99,13 +106,18 @@ def files_under(folder: Path, aside: re.Pattern[str] = HIDDEN) -> list[Path]:
         seen.add(real)
         below[:] = [name for name in below if not aside.fullmatch(name)]
         found += [Path(here, name) for name in names if not aside.fullmatch(name)]
+    for path in found:
+        with suppress(OSError):  # whoever reads it says so
+            if reason := not_a_file(path.stat().st_mode):
+                raise ValueError(f"cannot read {path}: {reason}")
     return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
 
 
 def read_chunks(path: Path, size: int = CHUNK) -> Iterator[bytes]:
     r"""The bytes of a file, a chunk at a time, with gz, xz and zst undone.
 
-    Which it is is told by the first bytes, else by the suffix. A truncated or damaged file is one line that names it.
+    Which it is is told by the first bytes, else by the suffix. A truncated or damaged file is one line that names it,
+    and so is one that expands beyond all measure.
 
     >>> import gzip
     >>> from tempfile import TemporaryDirectory
@@ -115,28 +127,68 @@ def read_chunks(path: Path, size: int = CHUNK) -> Iterator[bytes]:
     ...     b"".join(read_chunks(path))
     b'line\nline\nline\n'
     """
-    import gzip
     import lzma
     import zlib
 
-    with _reading(path), path.open("rb") as file:
+    with _reading(path), open_file(path) as file:
         start = file.read(6)
         kind = next((kind for magic, kind in MAGIC.items() if start.startswith(magic)), path.suffix.lower().lstrip("."))
         file.seek(0)
         if kind not in MAGIC.values() or not start:
-            while chunk := file.read(size):
-                yield chunk
+            yield from _all_of(file, size)
             return
+        held = Expansion(path)
         try:
-            openers: dict[str, Callable[[Any], Any]] = {"gz": gzip.open, "xz": lzma.open, "zst": _open_zst}
-            stream = openers[kind](file)
-            while chunk := stream.read(size):
+            for chunk in _UNPACKED[kind](file, size):
+                held.add(len(chunk))
                 yield chunk
         except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
             if isinstance(error, OSError) and error.errno:
                 raise
             reason = " ".join(str(error).split())
             raise ValueError(f"{path} is damaged or cut short ({kind}: {reason}): fetch it again") from None
+
+
+class Expansion:
+    """How much a file becomes when it is read: more than its size allows is one line that says how to allow it.
+
+    >>> Expansion(Path(__file__)).add(10)
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path, self.size, self.given = path, os.stat(path).st_size, 0
+        self.most = allowed(FREE + RATIO * self.size)
+
+    def add(self, size: int) -> None:
+        """So many bytes more."""
+        self.given += size
+        if self.given > self.most:
+            raise ValueError(
+                f"{self.path} expands from {self.size:,} to more than {self.most:,} bytes: if you trust it, "
+                f"set {LIMITS}=10 to allow ten times as much"
+            )
+
+
+def open_parquet(path: str | os.PathLike[str]) -> Any:
+    """The `pyarrow.parquet.ParquetFile`; one that is none, or that claims to hold far more than it can, is one line.
+
+    >>> open_parquet(__file__)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    ValueError: ...sources.py is damaged or no parquet file (...): fetch it again
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with open_file(path):  # it would wait for a pipe
+            table = pyarrow.parquet.ParquetFile(os.fspath(path))
+        about = table.metadata
+        sizes = [about.row_group(number).total_byte_size for number in range(about.num_row_groups)]
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} is damaged or no parquet file ({reason}): fetch it again") from None
+    Expansion(path).add(max(sum(sizes), 8 * about.num_rows))
+    return table
 
 
 def hub(name: str, split: str | None = None) -> Any:
@@ -203,6 +255,18 @@ def hub_identity(dataset: Any) -> str:
     return json.dumps([dataset.num_rows, str(dataset.split), sorted(map(str, fetched.items())) or dataset._fingerprint])
 
 
+def hub_folders() -> tuple[str, ...]:
+    """Where what was fetched from the hub lies: files that a row of a hub's data set may name.
+
+    >>> len(hub_folders())
+    2
+    """
+    import datasets
+    from huggingface_hub import constants
+
+    return tuple(map(os.path.realpath, (constants.HF_HUB_CACHE, datasets.config.HF_DATASETS_CACHE)))
+
+
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     try:
@@ -211,16 +275,51 @@ def _reading(path: Path) -> Iterator[None]:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def _open_zst(file: Any) -> Any:
+def _all_of(stream: Any, size: int) -> Iterator[bytes]:
+    while chunk := stream.read(size):
+        yield chunk
+
+
+def _gz(file: Any, size: int) -> Iterator[bytes]:
+    import gzip
+
+    return _all_of(gzip.open(file), size)
+
+
+def _zst(file: Any, size: int) -> Iterator[bytes]:
     import pyarrow
 
-    return pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd")
+    return _all_of(pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd"), size)
+
+
+def _xz(file: Any, size: int) -> Iterator[bytes]:
+    """`lzma.open` would take any memory that the header asks for, up to 4 GB."""
+    import lzma
+
+    decoder, data = lzma.LZMADecompressor(memlimit=allowed(XZ_MEMORY)), b""
+    while True:
+        if decoder.eof:  # another stream may follow, after zeros that fill up
+            data = decoder.unused_data.lstrip(b"\0")
+            while not data and (more := file.read(CHUNK)):
+                data = more.lstrip(b"\0")
+            if not data:
+                return
+            decoder = lzma.LZMADecompressor(memlimit=allowed(XZ_MEMORY))
+        elif decoder.needs_input:
+            data = file.read(CHUNK)
+            if not data:
+                raise EOFError("it ends before its end-of-stream marker")
+        if chunk := decoder.decompress(data, size):
+            yield chunk
+        data = b""
+
+
+_UNPACKED = {"gz": _gz, "xz": _xz, "zst": _zst}
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
-    with _reading(path), path.open("rb") as file:
-        while piece := file.read(CHUNK):
-            yield piece
+    with _reading(path), open_file(path) as file:
+        yield from _all_of(file, CHUNK)
 
 
 @contextmanager

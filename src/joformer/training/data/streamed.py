@@ -12,13 +12,16 @@ import io
 import math
 import os
 import signal
+import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
+from joformer.files import LIMITS, allowed
 from joformer.training.data.cache import cache_folder
 from joformer.training.data.opening import find, identity, open_records
 from joformer.training.data.records import IMAGES, Say, reason_of, silent
@@ -27,6 +30,7 @@ from joformer.training.data.sources import content_hash
 # Only these are tried: PIL knows formats that start other programs. Guessing first halves the time of small images.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 MAGIC = {b"\x89PNG": "PNG", b"\xff\xd8": "JPEG", b"RIFF": "WEBP"}
+PIXELS = 89_478_485  # from which on PIL suspects a bomb: 270 MB in colour
 
 
 def decode_image(data: bytes, name: str) -> Any:
@@ -40,8 +44,13 @@ def decode_image(data: bytes, name: str) -> Any:
 
     try:
         likely = next((name for start, name in MAGIC.items() if data.startswith(start)), None)
-        image: Image.Image = Image.open(io.BytesIO(data), formats=(likely,) if likely else FORMATS)
-        image.load()
+        with _bounded(Image):
+            image: Image.Image = Image.open(io.BytesIO(data), formats=(likely,) if likely else FORMATS)
+            image.load()
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ValueError(
+            f"{name} is too large ({reason_of(error)}): if you trust it, set {LIMITS}=10 to allow ten times as much"
+        ) from None
     except Exception as error:  # decoders raise whatever they like
         reason = "cannot identify it" if isinstance(error, Image.UnidentifiedImageError) else reason_of(error)
         raise ValueError(f"{name} cannot be decoded as an image ({reason}): repair it or take it out") from None
@@ -54,6 +63,19 @@ def decode_image(data: bytes, name: str) -> Any:
     if image.mode in ("P", "PA"):
         image = image.convert("RGBA")  # first: a palette may hold transparency
     return image.convert("L" if image.mode in ("1", "L", "LA", "La") else "RGB")
+
+
+@contextmanager
+def _bounded(pil: Any) -> Iterator[None]:
+    """Images of more pixels than are allowed raise; PIL itself would only warn up to twice its limit."""
+    before = pil.MAX_IMAGE_PIXELS
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pil.DecompressionBombWarning)
+        pil.MAX_IMAGE_PIXELS = allowed(PIXELS)
+        try:
+            yield
+        finally:
+            pil.MAX_IMAGE_PIXELS = before
 
 
 def centred(image: Any, shorter: int | float, size: int) -> Any:

@@ -6,8 +6,8 @@ file.parquet  folder/…/train-0.parquet  …           struct{bytes, path} or b
 
 from __future__ import annotations
 
+import os
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from joformer.files import make_folder, random_name
 from joformer.training.data.records import TESTS, Kind, Rows, Say, pick_test, reason_of, row_name
+from joformer.training.data.sources import Expansion, content_hash, open_parquet
 
+ROWS = 64  # copied at a time
 Split = tuple[Any, tuple[tuple[str, int], ...]]  # a Dataset, or the paths of its parquet files; (name, rows) of each
 
 
 def parquet_splits(found: Path, files: list[Path]) -> dict[str, Split]:
     """The files of each split; a file alone is the training split."""
-    import pyarrow
-    import pyarrow.parquet
-
     named: dict[str, str | None] = {}
     for file in files:
         words = [word for part in file.relative_to(found).parts[::-1] for word in re.split("[^a-z]+", part.lower())]
@@ -36,18 +36,16 @@ def parquet_splits(found: Path, files: list[Path]) -> dict[str, Split]:
         raise ValueError(f"{nameless} belongs to no split: name it train-… or test-…, or move it away")
     splits: dict[str, Split] = {}
     for name, split in named.items():
-        try:
-            rows = pyarrow.parquet.ParquetFile(name).metadata.num_rows
-        except (OSError, pyarrow.ArrowException) as error:
-            raise ValueError(f"{name} is damaged or no parquet file ({reason_of(error)}): fetch it again") from None
+        rows = open_parquet(name).metadata.num_rows
         paths, counts = splits.get(split or "train", ([], ()))
         splits[split or "train"] = ([*paths, name], (*counts, (name, rows)))
     return splits
 
 
 def open_rows(
-    splits: dict[str, Split], kind: Kind, label: str | None, folder: Path, say: Say
+    splits: dict[str, Split], kind: Kind, label: str | None, folder: Path, say: Say, folders: tuple[str, ...]
 ) -> tuple[Rows, Rows | None, tuple[str, ...]]:
+    """Both splits; rows that name a file instead of holding its bytes may name one below `folders`."""
     if "train" not in splits:
         raise ValueError(f"there are the splits {', '.join(splits)} but no train split: name the training split train")
     opened: dict[str, tuple[Any, str, str, Any]] = {}
@@ -78,7 +76,7 @@ def open_rows(
     table, data, column, held = open_split("train")
     feature = table.features[column]
     classes, train = _numbered(held, getattr(feature, "names", None), None, splits["train"][1], column)
-    rows = Rows(table, data, splits["train"][1], torch.arange(len(train)), train)
+    rows = Rows(table, data, splits["train"][1], torch.arange(len(train)), train, folders)
     test = pick_test(splits, labelled, say)
     if test is None:
         return rows, None, classes
@@ -86,7 +84,7 @@ def open_rows(
     if getattr(table.features[column], "names", None) != getattr(feature, "names", None):
         raise ValueError(f"{splits[test][1][0][0]} names other classes in {column} than {splits['train'][1][0][0]}")
     _, labels = _numbered(held, getattr(feature, "names", None), classes, splits[test][1], column)
-    return rows, Rows(table, data, splits[test][1], torch.arange(len(labels)), labels), classes
+    return rows, Rows(table, data, splits[test][1], torch.arange(len(labels)), labels, folders), classes
 
 
 def _copy(
@@ -95,48 +93,51 @@ def _copy(
     """The two columns of these parquet files as a memory-mapped `datasets.Dataset` kept in the folder."""
     import datasets
     import pyarrow
-    import pyarrow.parquet
 
     paths = [path for path, _ in files]
-    schemas = [pyarrow.parquet.read_schema(path) for path in paths]
+    schemas = [open_parquet(path).schema_arrow for path in paths]
     columns = _columns(schemas[0], kind, label, paths[0])
     for path, schema in zip(paths, schemas, strict=True):
         for name in columns:
             if name not in schema.names or schema.field(name).type != schemas[0].field(name).type:
                 raise ValueError(f"{path} has no column {name} of the type it has in {paths[0]}: keep them alike")
-    bars, level = not datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
-    datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL + 1)  # what goes wrong is told below, in one line
-    try:
-        for again in (True, False):
-            try:
-                table = datasets.Dataset.from_parquet(paths, cache_dir=str(folder), columns=list(columns))
-                if len(table) == sum(rows for _, rows in files):
-                    return table, columns
-            except (OSError, ValueError, pyarrow.ArrowException, datasets.exceptions.DatasetsError) as error:
-                if not again:
-                    _blame(paths, columns)
-                    raise ValueError(
-                        f"cannot copy {paths[0]} into {folder}: {reason_of(error.__cause__ or error)}"
-                    ) from None
-            shutil.rmtree(folder, ignore_errors=True)  # a copy made before may be damaged: it is made again
-    finally:
-        datasets.logging.set_verbosity(level)
-        if bars:
-            datasets.enable_progress_bars()
-    raise ValueError(f"{paths[0]}: the copy in {folder} does not hold all rows: make room, or remove the folder")
-
-
-def _blame(paths: list[str], columns: tuple[str, str]) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
-    for path in paths:
+    schema = pyarrow.schema([schemas[0].field(name).with_nullable(True) for name in columns], schemas[0].metadata)
+    stats = [(path, (about := os.stat(path)).st_size, about.st_mtime_ns) for path in paths]
+    place, reason = folder / f"rows-{content_hash(repr((columns, stats)))[:32]}.arrow", "rows are missing"
+    for _ in range(2):
+        if not place.is_file():
+            _write_rows(paths, schema, place)
         try:
-            for _ in pyarrow.parquet.ParquetFile(path).iter_batches(columns=list(columns)):
-                pass
-        except (OSError, pyarrow.ArrowException) as error:
-            raise ValueError(f"{path} is damaged ({reason_of(error)}): fetch it again") from None
+            table = datasets.Dataset.from_file(str(place))
+            if len(table) == sum(rows for _, rows in files):
+                return table, columns
+        except Exception as error:  # `datasets` believes what a file says of its features, and fails in many ways
+            reason = reason_of(error)
+        place.unlink(missing_ok=True)  # a copy made before may be damaged: it is made again
+    raise ValueError(f"{paths[0]} cannot be read from its copy in {folder} ({reason}): fetch it again, or make room")
+
+
+def _write_rows(paths: list[str], schema: Any, place: Path) -> None:
+    """The columns of this schema, of all files, as one Arrow file: whole or not at all, and of a bounded size."""
+    import pyarrow
+
+    make_folder(place.parent)
+    partial = place.with_name(random_name(place.name))
+    try:
+        with partial.open("xb") as file, pyarrow.ipc.new_stream(file, schema) as rows:
+            for path in paths:
+                held = Expansion(path)  # a few bytes may stand for very many rows
+                for batch in open_parquet(path).iter_batches(ROWS, columns=schema.names):
+                    held.add(batch.nbytes)
+                    columns = [batch.column(name) for name in schema.names]
+                    rows.write_batch(pyarrow.RecordBatch.from_arrays(columns, schema=schema))
+        os.replace(partial, place)
+    except (OSError, pyarrow.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise ValueError(f"cannot copy {path} into {place.parent}: {error.strerror}") from None
+        raise ValueError(f"{path} is damaged ({reason_of(error)}): fetch it again") from None
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _columns(schema: Any, kind: Kind, label: str | None, where: str) -> tuple[str, str]:

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from joformer.files import write_whole
+from joformer.files import read_json, write_whole
 
 # BPE's files spell a byte as one printable character (GPT-2's table): itself, or for the others one from 256 on.
 _PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -177,7 +177,7 @@ class Tokenizer:
         ValueError: cannot read nowhere.json: No such file or directory
         """
         try:
-            return _parsed(json.loads(Path(path).read_bytes()))
+            return _parsed(read_json(path))
         except OSError as error:
             raise ValueError(f"cannot read {path}: {error.strerror}") from None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
