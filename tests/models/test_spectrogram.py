@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from joformer import positions
 from joformer.models import VARIANTS, JoFormerViT, ViTConfig
 
 # CLAIMS.md, "Readings": each row of the paper's table in both versions.
@@ -56,16 +57,16 @@ def test_every_model_listens_to_recordings_of_any_length(name):
 
 
 @pytest.mark.parametrize("name", [name for name in VARIANTS if name != "learned"])
-def test_when_a_sound_starts_does_not_matter(name):
+def test_when_a_sound_starts_does_not_matter(name, monkeypatch):
     """Journeys see displacements alone, except those of LieRE, whose generators do not commute."""
     torch.manual_seed(0)
     model = JoFormerViT(ViTConfig.spectrogram(32, 20, classes=3, model=name, dim=32, layers=2, heads=2)).double().eval()
     x = torch.randn(2, 1, 32, 20, dtype=torch.float64)
-    logits, frames_of_layers = model(x), model._frames_of_layers
+    logits, grid = model(x), positions.grid
     changes = []
     for later in (0, 1000):
         start = torch.tensor([0, later], dtype=torch.float64)
-        model._frames_of_layers = lambda where, start=start: frames_of_layers(where + start)
+        monkeypatch.setattr(positions, "grid", lambda *shape, start=start, **how: grid(*shape, **how) + start)
         changes.append((model(x) - logits).abs().max())
     assert changes[0] == 0
     assert changes[1] > 1e-4 if name.startswith("liere") else changes[1] < 1e-6
