@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         ProjectedFrames,
         TreeFrames,
     )
+    from joformer.integrations import transport_values
     from joformer.rotation import convert_layout, rotate
 
 __version__ = "0.1.0"
@@ -47,10 +48,12 @@ __all__ = [
     "positions",
     "rotate",
     "spectral",
+    "transport_values",
 ]
 
 _HOME = {
     "joformer.attention": ("JourneyAttention", "JourneyCache", "journey_attention"),
+    "joformer.integrations": ("transport_values",),
     "joformer.rotation": ("convert_layout", "rotate"),
 }
 

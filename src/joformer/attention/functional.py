@@ -25,6 +25,7 @@ from joformer.attention.window import window_attention
 from joformer.frames import Frames
 from joformer.frames._types import check_is_frames, check_precise
 from joformer.rotation import rotate
+from joformer.rotation._rotate import Format, check_format
 
 Transport = Literal["none", "scores", "values", "both"]
 Weighting = Literal["softmax", "softplus"]
@@ -43,12 +44,13 @@ def journey_attention(
     transport: Transport = "both",
     causal: bool = False,
     mask: Tensor | None = None,
-    segments: Int[Tensor, "*batch keys"] | None = None,
+    segments: Int[Tensor, "*batch _keys"] | None = None,
     window: int | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
     weighting: Weighting = "softmax",
     backend: Backend = "auto",
+    format: Format = "bthd",
 ) -> Float[Tensor, "batch queries heads value_dim"]:
     """c_i = Σ_j α_ij P_{j→i} v_j with α_i = softmax_j(scale · q_iᵀ P_{j→i} k_j).
 
@@ -67,6 +69,7 @@ def journey_attention(
     scale: 1/√head_dim by default. dropout: on the weights; the caller says 0 in evaluation.
     weighting: "softplus" takes log(1 + e^s), not normalised; refused with content-dependent frames.
     backend: "auto", "sdpa", "flex", or "reference", which is slow, obvious and the oracle of the tests.
+    format: "bthd", or "bhtd" where q, k, v and the result are (batch, heads, tokens, head_dim).
 
     >>> from joformer import FixedFrames, positions
     >>> q, k, v = torch.rand(3, 2, 16, 4, 64).unbind()
@@ -74,6 +77,9 @@ def journey_attention(
     >>> journey_attention(q, k, v, frames, causal=True).shape
     torch.Size([2, 16, 4, 64])
     """
+    heads_first = check_format(format)
+    if heads_first:
+        q, k, v = (t.transpose(1, 2) if t.dim() == 4 else t for t in (q, k, v))
     _check_shapes(q, k, v)
     scores, values = sides(transport)
     check_frames(weighting, k.shape[2], frames, key_frames, value_frames, value_key_frames)
@@ -92,13 +98,16 @@ def journey_attention(
             check_precise(its)
         score_side = (frames, key_frames) if scores else None
         value_side = (value_frames, value_key_frames) if values else None
-        return reference_attention(q, k, v, score_side, value_side, **options)
-    if scores:
-        q, k = rotate(q, frames), rotate(k, key_frames)
-    if values:
-        v = rotate(v, value_key_frames)
-    out = attend(q, k, v, backend=backend, **options)
-    return rotate(out, value_frames, inverse=True) if values else out
+        out = reference_attention(q, k, v, score_side, value_side, **options)
+    else:
+        if scores:
+            q, k = rotate(q, frames), rotate(k, key_frames)
+        if values:
+            v = rotate(v, value_key_frames)
+        out = attend(q, k, v, backend=backend, **options)
+        if values:
+            out = rotate(out, value_frames, inverse=True)
+    return out.transpose(1, 2) if heads_first else out
 
 
 def attend(

@@ -17,7 +17,7 @@ import torch.utils._pytree as pytree
 from jaxtyping import Float
 from torch import Tensor
 
-from joformer._precision import Device, has_float64
+from joformer._precision import Device, has_float64, is_traced, widest
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -87,6 +87,52 @@ class FlatFrames:
             raise ValueError(f"angles must be float32 or float64 to be exact, got {angles.dtype}")
         return cls(angles, cos_sin(angles, torch.float32, layout), layout, content, end)
 
+    @classmethod
+    def from_cos_sin(cls, cos: Tensor, sin: Tensor, *, layout: Layout = "half") -> FlatFrames:
+        """Frames from tables that you already have: ``θ = atan2(sin, cos)``.
+
+        Args:
+            cos: One cosine per plane, ``(tokens, planes)``, ``(batch, tokens, planes)`` or ``(batch, tokens, heads,
+                planes)``, float32 or float64. Tables that hold every plane twice (Hugging Face's, as wide as a head)
+                are cut to one half first: ``cos[..., : head_dim // 2]``.
+            sin: The sines, of the same shape.
+            layout: Which entries of a head form a plane: "half" (GPT-NeoX, Hugging Face) or "interleaved".
+
+        Returns:
+            Frames that rotate by these tables.
+
+        Raises:
+            ValueError: If the shapes do not fit, the precision is too low, or, in eager mode on the CPU, the tables are
+                scaled: ``cos² + sin² ≠ 1``.
+
+        Example:
+            >>> angles = torch.arange(5.0)[:, None] * torch.tensor([1.0, 0.1])
+            >>> FlatFrames.from_cos_sin(angles.cos(), angles.sin())
+            FlatFrames(batch=1, tokens=5, heads=1, planes=2, layout='half')
+        """
+        check_layout(layout)
+        if cos.shape != sin.shape or cos.dim() not in (2, 3, 4):
+            raise ValueError(
+                "cos and sin must be (tokens, planes), (batch, tokens, planes) or (batch, tokens, heads, planes), got "
+                f"{tuple(cos.shape)} and {tuple(sin.shape)}"
+            )
+        if any(not t.is_floating_point() or t.dtype.itemsize < 4 for t in (cos, sin)):
+            raise ValueError(f"cos and sin must be float32 or float64 to be exact, got {cos.dtype} and {sin.dtype}")
+        if cos.dim() < 4:
+            cos, sin = (t.unsqueeze(-2) if t.dim() == 3 else t[None, :, None] for t in (cos, sin))
+        if _readable(cos) and not torch.allclose(cos**2 + sin**2, torch.ones_like(cos), atol=1e-4):
+            raise ValueError(
+                "cos and sin are scaled (cos² + sin² is not 1), as YaRN's tables may be: divide both by that factor "
+                "and give attention scale= instead, since values must be rotated, not stretched"
+            )
+        angles = torch.atan2(sin.to(widest(sin.device)), cos.to(widest(cos.device)))
+        return cls.of(angles, layout=layout)
+
+    def __repr__(self) -> str:
+        batch, tokens, heads, planes = self.angles.shape
+        content = ", content=True" if self.content else ""
+        return f"FlatFrames({batch=}, {tokens=}, {heads=}, {planes=}, layout={self.layout!r}{content})"
+
     @property
     def tokens(self) -> int:
         return self.angles.shape[1]
@@ -155,8 +201,12 @@ class CurvedFrames:
     Shapes: `matrices` (batch or 1, tokens, heads or 1, blocks, block, block), acting on the first
     blocks·block entries of each head. One block is LieRE; one block per axis is axial-dense.
 
-    >>> CurvedFrames(torch.eye(8).expand(1, 5, 1, 1, 8, 8)).tokens
-    5
+    Raises:
+        ValueError: If a block is not orthogonal: the inverse is taken to be the transpose. In eager mode on the CPU up
+            to eight tokens are looked at; elsewhere that would wait for the device or break a graph.
+
+    >>> CurvedFrames(torch.eye(8).expand(1, 5, 1, 1, 8, 8))
+    CurvedFrames(batch=1, tokens=5, heads=1, blocks=1, block=8)
     """
 
     matrices: Float[Tensor, "batch tokens heads blocks block block"]
@@ -164,6 +214,23 @@ class CurvedFrames:
 
     is_identity: ClassVar[bool] = False
     end: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        given = self.matrices
+        if not _readable(given) or not given.numel() or given.dtype.itemsize < 4:
+            return
+        step = max(1, given.shape[1] // 8)
+        some = given[:, ::step].detach().to(torch.float64)
+        product = some.mT @ some
+        if not torch.allclose(product, torch.eye(product.shape[-1], dtype=product.dtype), atol=1e-3):
+            raise ValueError(
+                "matrices must be orthogonal, AᵀA = I, since their inverse is taken to be the transpose: a camera or "
+                "another invertible matrix is no such frame; torch.linalg.qr(A).Q gives the nearest kind"
+            )
+
+    def __repr__(self) -> str:
+        batch, tokens, heads, blocks, block = self.matrices.shape[:5]
+        return f"CurvedFrames({batch=}, {tokens=}, {heads=}, {blocks=}, {block=})"
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -242,7 +309,7 @@ def check_shapes(batch: int, tokens: int, heads: int, head_dim: int, device: tor
         if heads == its_tokens:
             raise ValueError(
                 f"x {(batch, tokens, heads, head_dim)} looks heads-first: frames have {its_tokens} tokens; "
-                "use x.transpose(1, 2) to get (batch, tokens, heads, head_dim)"
+                "say format='bhtd', or use x.transpose(1, 2) to get (batch, tokens, heads, head_dim)"
             )
         raise ValueError(f"x has {tokens} tokens but the frames have {its_tokens}: give each token one frame")
     if heads % its_heads:
@@ -268,6 +335,11 @@ def check_precise(frames: Frames) -> None:
             f"frames are {dtype}, which makes other rotations of them: keep float32 or float64, and under FSDP "
             "MixedPrecisionPolicy(cast_forward_inputs=False)"
         )
+
+
+def _readable(t: Tensor) -> bool:
+    """Whether looking at the numbers is free: no device to wait for, no graph, no stand-in for a tensor."""
+    return type(t) is Tensor and t.device.type == "cpu" and not is_traced()
 
 
 def _tensor(frames: Frames) -> Tensor:

@@ -16,7 +16,7 @@ rotation is the inverse rotation, and the gradient of an angle is read off the r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeGuard
+from typing import Literal, TypeGuard
 
 import torch
 from jaxtyping import Float
@@ -41,8 +41,16 @@ from joformer.rotation._prepared import packed_plan, unit_for, unit_pair
 _FORWARD, _PLAIN = nn.Linear.forward, (nn.Parameter, Tensor)
 
 
+Format = Literal["bthd", "bhtd"]
+"""The order of dimensions: (batch, tokens, heads, head_dim) or (batch, heads, tokens, head_dim)."""
+
+
 def rotate(
-    x: Float[Tensor, "batch tokens heads head_dim"], frames: Frames, inverse: bool = False
+    x: Float[Tensor, "batch tokens heads head_dim"],
+    frames: Frames,
+    inverse: bool = False,
+    *,
+    format: Format = "bthd",
 ) -> Float[Tensor, "batch tokens heads head_dim"]:
     """Rotates each token by its frame: ``y_t = A_t x_t`` (``A_t⁻¹ x_t`` if `inverse`).
 
@@ -51,6 +59,7 @@ def rotate(
         frames: What a frames module returned for these tokens. Fewer heads than `x` are shared by groups of
             consecutive heads (grouped queries).
         inverse: Apply the inverse rotation instead.
+        format: "bthd", or "bhtd" where `x` is ``(batch, heads, tokens, head_dim)``.
 
     Returns:
         A tensor like `x`. The arithmetic is float32 (float64 for float64 `x`).
@@ -63,6 +72,8 @@ def rotate(
         >>> rotate(torch.tensor([1.0, 0.0]).view(1, 1, 1, 2), frames).flatten().round(decimals=3).tolist()
         [-0.0, 1.0]
     """
+    if check_format(format):
+        return rotate(x.transpose(1, 2), frames, inverse).transpose(1, 2)
     if not is_flat(frames):
         check_fits(x, frames)
         return _rotate_curved(x, frames, inverse)
@@ -78,6 +89,20 @@ def rotate(
         rotate_into(x, unit, frames.layout, out)
         return out
     return Rotate.apply(x, frames.angles, unit_pair(frames, x.dtype, x.shape[2], inverse), inverse)
+
+
+def check_format(format: str) -> bool:
+    """Whether heads come before tokens; raises ValueError for what is no format.
+
+    >>> check_format("bthd"), check_format("bhtd")
+    (False, True)
+    """
+    if format not in ("bthd", "bhtd"):
+        raise ValueError(
+            f"format must be 'bthd' (batch, tokens, heads, head_dim) or 'bhtd' (batch, heads, tokens, head_dim), "
+            f"got {format!r}"
+        )
+    return format == "bhtd"
 
 
 def rotate_packed_(
