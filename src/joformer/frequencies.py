@@ -5,14 +5,13 @@
     NTK         base · factor^(planes / (planes − 1))              (the lowest frequency is divided by factor)
     YaRN        ω_b kept, interpolated or blended, by how often plane b turns within the original length
 
-All are float64 tensors (planes,). A scaling is a small frozen object; a literal table may stand in place of the
-base. "JoFormer-fixed" in the paper.
+All are float64 tensors (planes,). A scaling is a small frozen object; tables of your own go to
+`FixedFrames`. "JoFormer-fixed" in the paper.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -29,7 +28,7 @@ def geometric(planes: int, base: float = 10000.0, *, device: torch.device | None
     """
     if planes < 0:
         raise ValueError(f"planes must be 0 or more, got {planes}")
-    if not 0 < base < math.inf:
+    if not isinstance(base, (int, float)) or not 0 < base < math.inf:
         raise ValueError(f"base must be a positive number, got {base}; 10000 is usual for text, 100 for images")
     return base ** (-torch.arange(planes, dtype=torch.float64, device=device) / max(planes, 1))
 
@@ -124,33 +123,22 @@ class YaRN:
 
 
 def spectrum(
-    planes: int,
-    base: float | Sequence[float] | Tensor = 10000.0,
-    scaling: Scaling | None = None,
-    *,
-    device: torch.device | None = None,
+    planes: int, base: float = 10000.0, scaling: Scaling | None = None, *, device: torch.device | None = None
 ) -> Float[Tensor, "planes"]:
-    """A geometric spectrum with its scaling, or the literal table given as `base`.
+    """A geometric spectrum with its scaling.
 
-    >>> spectrum(2, base=[0.3, 0.7]).tolist()
-    [0.3, 0.7]
+    >>> spectrum(2, base=100.0, scaling=Linear(2.0)).tolist()
+    [0.5, 0.05]
     """
-    if isinstance(base, (int, float)):
-        frequencies = geometric(planes, float(base), device=device)
-        return frequencies if scaling is None else scaling.apply(frequencies, float(base))
-    table = torch.as_tensor(base, dtype=torch.float64, device=device)
-    if table.shape != (planes,):
-        raise ValueError(f"a literal table needs one frequency per plane: ({planes},), got {tuple(table.shape)}")
-    if scaling is not None and not isinstance(scaling, Linear):
-        raise ValueError("NTK and YaRN need a base: give base=10000.0, or scale the literal table yourself")
-    return table if scaling is None else scaling.apply(table, 1.0)
+    frequencies = geometric(planes, base, device=device)
+    return frequencies if scaling is None else scaling.apply(frequencies, float(base))
 
 
 def per_axis(
     planes: int,
     axes: int,
     split: str,
-    base: float | Sequence[float] | Tensor,
+    base: float,
     scaling: Scaling | None = None,
     *,
     device: torch.device | None = None,
@@ -172,8 +160,7 @@ def per_axis(
         return whole.expand(axes, -1)
     axis = torch.arange(axes, device=device).unsqueeze(-1)
     plane = torch.arange(planes, device=device)
-    ratio = float(base) if isinstance(base, (int, float)) else 10000.0
-    slower = ratio ** (-axis.to(torch.float64) / (axes * max(planes, 1)))
+    slower = float(base) ** (-axis.to(torch.float64) / (axes * max(planes, 1)))
     bit = torch.bitwise_and(torch.bitwise_right_shift(plane, (axis - 1).clamp(min=0)), 1) * (axis > 0)
     return whole * slower * (1 - 2 * bit)
 

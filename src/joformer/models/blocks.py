@@ -98,9 +98,6 @@ class LayerFrames:
 
     Example:
         >>> from joformer import FixedFrames, positions
-        >>> frames = LayerFrames([FixedFrames(8)] * 2, positions.sequence(5), torch.rand(1, 5, 16))
-        >>> frames(0, torch.rand(1, 5, 16)) is frames(1, torch.rand(1, 5, 16))
-        False
         >>> shared = FixedFrames(8)
         >>> frames = LayerFrames([shared, shared], positions.sequence(5), torch.rand(1, 5, 16))
         >>> frames(0, torch.rand(1, 5, 16)) is frames(1, torch.rand(1, 5, 16))

@@ -68,6 +68,7 @@ def rotate(
         ValueError: If `frames` does not fit `x`: other tokens, heads that do not divide, a narrower head.
 
     Example:
+        >>> from joformer import FlatFrames
         >>> frames = FlatFrames.of(torch.full((1, 1, 1, 1), torch.pi / 2))
         >>> rotate(torch.tensor([1.0, 0.0]).view(1, 1, 1, 2), frames).flatten().round(decimals=3).tolist()
         [-0.0, 1.0]
@@ -116,6 +117,7 @@ def rotate_packed_(
     (batch, tokens, heads, head_dim) views of `packed`, which is overwritten: give a tensor that nothing else reads,
     such as the output of a linear layer. Backward writes the rotated gradients straight into one packed gradient.
 
+    >>> from joformer import FlatFrames
     >>> qkv = torch.rand(1, 3, 24)
     >>> q, k, v = rotate_packed_(qkv, [(2, 4)] * 3, [FlatFrames.of(torch.rand(1, 3, 1, 2))] * 2 + [None])
     >>> v.shape
@@ -142,6 +144,7 @@ def unrotate_linear(
 
     `o` may be overwritten, as the output of attention may be: without gradients it is rotated in place.
 
+    >>> from joformer import FlatFrames
     >>> frames = FlatFrames.of(torch.rand(1, 3, 1, 2))
     >>> o, linear = torch.rand(1, 3, 2, 4), nn.Linear(8, 5)
     >>> expected = linear(rotate(o, frames, inverse=True).flatten(2))
