@@ -513,5 +513,22 @@ def test_the_checks_can_fail(monkeypatch):
     """A running angle that begins anew at every step is seen in what is generated."""
     model, tokens = theirs("cumulative"), some()
     expected = greedy(model, tokens, use_cache=False)
-    monkeypatch.setattr(language.JoFormerForCausalLM, "_go_on", lambda self, n, module, x, where, *_: module(where, x))
+    anew = lambda frames, layer, x: frames.modules[layer](frames.positions, x)  # noqa: E731
+    monkeypatch.setattr(language._CachedFrames, "by_content", anew)
     assert not torch.equal(greedy(model, tokens), expected)
+
+
+def test_cumulative_frames_with_a_cache_raise_in_training_where_their_gradients_would_be_lost():
+    model = models.JoFormerForCausalLM(
+        models.JoFormerConfig(vocab=50, dim=32, layers=2, heads=2, frames="cumulative")
+    ).train()
+    tokens = torch.randint(50, (2, 8))
+    cache = model(tokens[:, :5], use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="do not carry the gradients of cumulative angles"):
+        model(tokens[:, 5:], past_key_values=cache)
+    with torch.no_grad():
+        cache = model(tokens[:, :5], use_cache=True).past_key_values
+        model.eval()
+        assert torch.allclose(
+            model(tokens[:, 5:], past_key_values=cache).logits, model(tokens).logits[:, 5:], atol=1e-5
+        )

@@ -11,7 +11,6 @@ the rest. Paper: "JoFormer Wikipedia Language Modeling".
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,10 +20,13 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from joformer.frames import CumulativeFrames, Frames
+from joformer.attention import JourneyAttention
+from joformer.attention.module import Inner
+from joformer.frames import Frames
 from joformer.integrations.configuration import JoFormerConfig
 from joformer.integrations.pretrained import JoFormerPreTrainedModel
 from joformer.models import JoFormerLM
+from joformer.models.blocks import LayerFrames
 from joformer.positions import NOWHERE
 
 FULL, WINDOW, REAL = "full_attention", "sliding_attention", "real_tokens"
@@ -63,17 +65,16 @@ class _Language(JoFormerPreTrainedModel):
             else self.create_masks_for_generate(self.config, x, attention_mask, cache, position_ids)
         )
         where = position_ids.unsqueeze(-1)
-        made: dict[int, Frames] = {}
-        for module in self.body.frames:
-            if not module.content and not any(True for _ in module.parameters()) and id(module) not in made:
-                made[id(module)] = module(where, x)
-        states, weights = [x], []
-        for layer in range(len(self.body.blocks)):
-            run = partial(self._layer, layer, where=where, made=made, masks=masks, cache=cache, options=options)
-            x, its = self._run(layer, run, x)
-            states.append(x)
-            weights.append(its)
-        states[-1] = self.body.norm(x)
+        frames = _CachedFrames(self.body.frames, where, x, real=masks.get(REAL), cache=cache)
+
+        def inner(layer: int, attention: JourneyAttention, weights: list[Tensor | None]) -> Inner:
+            window = attention.window
+            how = options if window is None else {**options, "sliding_window": window}
+            mask = masks[FULL if window is None else WINDOW]
+            return self._inner(attention, weights, mask=mask, cache=cache, **how)
+
+        states, weights = self._run_blocks(self.body.blocks, frames, x, inner)
+        states[-1] = self.body.norm(states[-1])
         return states, weights, cache
 
     @staticmethod
@@ -119,7 +120,7 @@ class _Language(JoFormerPreTrainedModel):
         Servers put the tokens of many requests into one row, and go on with them in another call: the sums of
         cumulative frames would then run on from one request into the next.
         """
-        if cache is not None or not any(isinstance(module, CumulativeFrames) for module in self.body.frames):
+        if cache is not None or not any(module.stateful for module in self.body.frames):
             return
         name = self.config._attn_implementation
         served = "attention_instances" in options  # of vLLM and SGLang
@@ -142,44 +143,26 @@ class _Language(JoFormerPreTrainedModel):
             use_cache = self.config.use_cache and not self.training
         return DynamicCache(config=self.config) if use_cache and given is None else given
 
-    def _layer(
-        self,
-        layer: int,
-        x: Tensor,
-        *,
-        where: Tensor,
-        made: dict[int, Frames],
-        masks: dict[str, Any],
-        cache: Cache | None,
-        options: dict[str, Any],
-    ) -> tuple[Tensor, Tensor | None]:
-        module, block = self.body.frames[layer], self.body.blocks[layer]
-        if isinstance(module, CumulativeFrames):
-            frames = self._go_on(layer, module, x, where, masks.get(REAL), cache)
-        else:
-            frames = made[id(module)] if id(module) in made else module(where, x)
-        weights: list[Tensor | None] = []
-        window = block.attention.window
-        if window is not None:
-            options = {**options, "sliding_window": window}
-        mask = masks[FULL if window is None else WINDOW]
-        x = block(x, frames, inner=self._inner(block.attention, weights, mask=mask, cache=cache, **options))
-        return x, weights[-1]
 
-    def _go_on(
-        self,
-        layer: int,
-        module: CumulativeFrames,
-        x: Tensor,
-        where: Tensor,
-        real: Tensor | None,
-        cache: Cache | None,
-    ) -> Frames:
-        """Cumulative frames from the angle that the cache holds, which then holds the angle they have reached."""
+class _CachedFrames(LayerFrames):
+    """The frames of each layer, where transformers' cache keeps the angle that cumulative ones have reached."""
+
+    def __init__(
+        self, modules: nn.ModuleList, positions: Tensor, x: Tensor, *, real: Tensor | None, cache: Cache | None
+    ) -> None:
+        super().__init__(modules, positions, x)
+        self.cache, self.training = cache, modules.training
+        # What accumulates must not count padding.
+        self.counted = positions
         if real is not None:
-            where = torch.where(real.unsqueeze(-1), where.to(torch.float64), NOWHERE)
+            self.counted = torch.where(real.unsqueeze(-1), positions.to(torch.float64), NOWHERE)
+
+    def by_content(self, layer: int, x: Tensor) -> Frames:
+        module, cache = self.modules[layer], self.cache
+        if not module.stateful:
+            return super().by_content(layer, x)
         if cache is None:
-            return module(where, x)
+            return module(self.counted, x)
         held: Any = cache.layers[layer] if layer < len(cache.layers) else None
         if not hasattr(held, "update_conv_state"):
             raise ValueError(
@@ -189,8 +172,13 @@ class _Language(JoFormerPreTrainedModel):
         # Of the layer itself: the cache's own methods for these came after transformers 5.16.
         state = held.conv_states[0] if held.has_previous_state[0] else None
         if state is not None:
+            if self.training and torch.is_grad_enabled():
+                raise ValueError(
+                    "transformers' caches do not carry the gradients of cumulative angles: train on whole sequences "
+                    "with use_cache=False, or call this under torch.no_grad()"
+                )
             state = state[..., -1:].mT.unflatten(-1, (module.heads, module.planes))
-        frames = module(where, x, state=state, every=held.record_past)
+        frames = module(self.counted, x, state=state, every=held.record_past)
         cache.update_conv_state(frames.end.detach().flatten(2).mT, layer, conv_kernel_size=1)
         return frames
 

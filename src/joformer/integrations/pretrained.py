@@ -25,6 +25,7 @@ from joformer.frames import LearnedFrames
 from joformer.frames.projected import ContentFrames
 from joformer.integrations.card import write_card
 from joformer.models import load
+from joformer.models.blocks import LayerFrames, run_blocks
 
 
 class JoFormerPreTrainedModel(PreTrainedModel):
@@ -140,10 +141,34 @@ class JoFormerPreTrainedModel(PreTrainedModel):
         super()._set_gradient_checkpointing(enable, gradient_checkpointing_func)
         self._checkpointed_every = every_n_layers
 
-    def _run(self, layer: int, run: Callable[[Tensor], Any], x: Tensor) -> Any:
-        """run(x), computed again in the backward pass where gradients are checkpointed."""
-        again = self.gradient_checkpointing and self.training and layer % self._checkpointed_every == 0
-        return self._gradient_checkpointing_func(run, x) if again else run(x)
+    def _run_blocks(
+        self,
+        blocks: nn.ModuleList,
+        frames: LayerFrames,
+        x: Tensor,
+        inner: Callable[[int, JourneyAttention, list[Tensor | None]], Inner],
+    ) -> tuple[list[Tensor], list[Tensor | None]]:
+        """What goes into the first block and leaves each, and the weights of each attention where there are any.
+
+        Args:
+            blocks: Ours.
+            frames: The frames of each layer.
+            x: What the first block reads, ``(batch, tokens, dim)``.
+            inner: Gives transformers' attention for a layer, and puts its weights into the list.
+        """
+        weights: list[Tensor | None] = []
+
+        def call(layer: int, block: Any, x: Tensor) -> Tensor:
+            def run(x: Tensor) -> tuple[Tensor, Tensor | None]:
+                its: list[Tensor | None] = []
+                return block(x, frames(layer, x), inner=inner(layer, block.attention, its)), its[-1]
+
+            again = self.gradient_checkpointing and self.training and layer % self._checkpointed_every == 0
+            x, its = self._gradient_checkpointing_func(run, x) if again else run(x)
+            weights.append(its)
+            return x
+
+        return [x, *run_blocks(blocks, frames, x, call=call)], weights
 
     def _inner(
         self,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +9,6 @@ from torch import Tensor
 from transformers.modeling_outputs import ImageClassifierOutput
 from transformers.utils import can_return_tuple
 
-from joformer.frames import Frames
 from joformer.integrations.configuration import JoFormerViTConfig
 from joformer.integrations.pretrained import JoFormerPreTrainedModel
 from joformer.models import JoFormerViT
@@ -66,12 +63,10 @@ class JoFormerForImageClassification(JoFormerPreTrainedModel):
         output_attentions, output_hidden_states = self._outputs_asked(output_attentions, output_hidden_states)
         kwargs.pop("interpolate_pos_encoding", None)  # frames need no interpolation
         tokens, frames = self.model.start(pixel_values.to(self.model.embed.weight.dtype))
-        states, weights = [tokens], []
-        for layer in range(len(self.model.blocks)):
-            tokens, its = self._run(layer, partial(self._layer, layer, frames=frames, options=kwargs), tokens)
-            states.append(tokens)
-            weights.append(its)
-        tokens = states[-1] = self.model.norm(tokens)
+        states, weights = self._run_blocks(
+            self.model.blocks, frames, tokens, lambda layer, attention, its: self._inner(attention, its, **kwargs)
+        )
+        tokens = states[-1] = self.model.norm(states[-1])
         logits = self.model.head(self.model.pooled(tokens))
         loss = None
         if labels is not None:
@@ -82,11 +77,3 @@ class JoFormerForImageClassification(JoFormerPreTrainedModel):
             hidden_states=tuple(states) if output_hidden_states else None,
             attentions=tuple(weights) if output_attentions else None,
         )
-
-    def _layer(
-        self, layer: int, tokens: Tensor, *, frames: Callable[[int, Tensor], Frames], options: dict[str, Any]
-    ) -> tuple[Tensor, Tensor | None]:
-        block = self.model.blocks[layer]
-        weights: list[Tensor | None] = []
-        inner = self._inner(block.attention, weights, **options)
-        return block(tokens, frames(layer, tokens), inner=inner), weights[-1]

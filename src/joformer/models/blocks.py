@@ -5,7 +5,7 @@ x ← x + Attention(LN(x), frames)        x ← x + W_down GELU(W_up LN(x))
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -140,6 +140,7 @@ def run_blocks(
     x: Float[Tensor, "batch tokens dim"],
     *,
     caches: Sequence[JourneyCache] | None = None,
+    call: Callable[[int, nn.Module, Tensor], Tensor] | None = None,
 ) -> Iterator[Float[Tensor, "batch tokens dim"]]:
     """What leaves each block: ``x ← block_l(x, frames_l)``, layer after layer.
 
@@ -148,6 +149,7 @@ def run_blocks(
         frames: The frames of each layer.
         x: What the first block reads, ``(batch, tokens, dim)``.
         caches: One cache per layer.
+        call: Runs a block instead, as ``call(layer, block, x)``: with another attention inside, or checkpointed.
 
     Yields:
         The tokens after each block.
@@ -160,7 +162,10 @@ def run_blocks(
         torch.Size([2, 5, 32])
     """
     for layer, block in enumerate(blocks):
-        x = block(x, frames(layer, x), cache=None if caches is None else caches[layer])
+        if call is None:
+            x = block(x, frames(layer, x), cache=None if caches is None else caches[layer])
+        else:
+            x = call(layer, block, x)
         yield x
 
 
