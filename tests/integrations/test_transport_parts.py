@@ -141,27 +141,24 @@ def test_a_part_of_what_is_transported_cannot_be_changed_by_itself():
 
 
 @pytest.mark.refused
-def test_a_whole_that_is_refused_leaves_its_part(tmp_path):
-    """Pixtral's tables are no (batch, tokens, width): the language model beside it keeps what it has."""
-    vision = T.PixtralVisionConfig(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, image_size=16, patch_size=8
-    )
-    torch.manual_seed(0)
-    config = T.LlavaConfig(vision_config=vision, text_config=T.LlamaConfig(**SHAPE), image_token_id=63)
-    model = T.LlavaForConditionalGeneration(config).eval()
-    transport_values(model.model.language_model, 0.5)
-    with torch.no_grad():
-        before = model(input_ids=IDS, use_cache=False).logits
-        with pytest.raises(ValueError, match="cannot transport its values"):
-            transport_values(model, 0.9)
-        assert torch.equal(model(input_ids=IDS, use_cache=False).logits, before)
-        assert strength_of(model) == strength_of(model.model.language_model) == 0.5
-        model.save_pretrained(tmp_path)
-        assert torch.equal(load(tmp_path)(input_ids=IDS, use_cache=False).logits, before)
-        transport_values(model.model.language_model, 0.1)
-        assert strength_of(model) == 0.1
-        transport_values(model, off=True)
-    assert strength_of(model.model.language_model) is None
+def test_a_whole_that_is_refused_leaves_its_part():
+    """The decoder makes its keys of its values, which is refused: the encoder keeps what it has."""
+    model = towers()
+    for layer in model.model.decoder.layers:
+        layer.self_attn.k_proj = layer.self_attn.v_proj
+    plain = logits(model)
+    transport_values(model.model.encoder, 0.5)
+    before, entries = logits(model), transported(model)
+    with pytest.raises(ValueError, match="keys or queries of the same numbers as its values"):
+        transport_values(model, 0.9)
+    assert torch.equal(logits(model), before)
+    assert transported(model) == entries
+    assert strength_of(model) == strength_of(model.model.encoder) == 0.5
+    transport_values(model.model.encoder, 0.1)
+    assert strength_of(model) == 0.1
+    transport_values(model, off=True)
+    assert strength_of(model.model.encoder) is None
+    assert torch.equal(logits(model), plain)
 
 
 def test_a_wrapper_does_not_keep_what_was_undone_inside():

@@ -47,10 +47,11 @@ class Projector(nn.Module):
             self.w2.reset_parameters()
 
     def forward(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens out"]:
-        if x.shape[-1] != self.w1.in_features:
-            raise ValueError(f"x must be (batch, tokens, dim={self.w1.in_features}), got {tuple(x.shape)}")
+        (dim,) = self.norm.normalized_shape  # of the norm, since servers replace linear layers by ones of their own
+        if x.shape[-1] != dim:
+            raise ValueError(f"x must be (batch, tokens, dim={dim}), got {tuple(x.shape)}")
         with without_autocast(x.device):
-            return self.w2(F.gelu(self.w1(self.norm(x.to(self.w1.weight.dtype)))))
+            return self.w2(F.gelu(self.w1(self.norm(x.to(self.norm.weight.dtype)))))
 
 
 class ContentFrames(FramesModule):

@@ -3,7 +3,7 @@
 transport_values      turn it on in a loaded model, change its strength, undo it
 Anneal                walk the strength from 0 to 1 in training
 load                  a folder that a transported model was saved to
-JoFormerForCausalLM, JoFormerForImageClassification
+JoFormerForCausalLM, JoFormerForImageClassification, JoFormerModel
                       our models with transformers' interface, and their configurations
 """
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         JoFormerConfig,
         JoFormerForCausalLM,
         JoFormerForImageClassification,
+        JoFormerModel,
         JoFormerViTConfig,
     )
 
@@ -29,6 +30,7 @@ __all__ = [
     "JoFormerConfig",
     "JoFormerForCausalLM",
     "JoFormerForImageClassification",
+    "JoFormerModel",
     "JoFormerViTConfig",
     "convert",
     "load",

@@ -9,17 +9,18 @@
 
 from __future__ import annotations
 
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForImageClassification
 
 from joformer.integrations.card import model_card
 from joformer.integrations.configuration import JoFormerConfig, JoFormerViTConfig
-from joformer.integrations.language import JoFormerForCausalLM
+from joformer.integrations.language import JoFormerForCausalLM, JoFormerModel
 from joformer.integrations.vision import JoFormerForImageClassification
 
 __all__ = [
     "JoFormerConfig",
     "JoFormerForCausalLM",
     "JoFormerForImageClassification",
+    "JoFormerModel",
     "JoFormerViTConfig",
     "model_card",
     "register",
@@ -27,7 +28,7 @@ __all__ = [
 
 
 def register() -> None:
-    """Make our models known to `AutoConfig`, `AutoModelForCausalLM` and `AutoModelForImageClassification`.
+    """Make our models known to `AutoConfig`, `AutoModel` and its kin for causal language models and for images.
 
     Done once when this module is imported; again is no harm.
 
@@ -36,6 +37,7 @@ def register() -> None:
     'joformer_axial'
     """
     for config, auto, model in (
+        (JoFormerConfig, AutoModel, JoFormerModel),
         (JoFormerConfig, AutoModelForCausalLM, JoFormerForCausalLM),
         (JoFormerViTConfig, AutoModelForImageClassification, JoFormerForImageClassification),
     ):

@@ -46,13 +46,21 @@ class JoFormerPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        self.model = self.model_class(config.to_joformer())
+        self._hold(self.model_class(config.to_joformer()))
         # What transformers' attention functions ask of the module they work for.
-        for number, block in enumerate(self.model.blocks):
+        for number, block in enumerate(self.body.blocks):
             block.attention.layer_idx, block.attention.is_causal = number, self.causal
             block.attention.num_key_value_groups = 1
         self.gradient_checkpointing, self._checkpointed_every = False, 1
         self.post_init()
+
+    def _hold(self, ours: nn.Module) -> None:
+        self.model = ours
+
+    @property
+    def body(self) -> Any:
+        """What has the blocks and frames."""
+        return self.model
 
     @classmethod
     def from_joformer(cls, source: nn.Module | str | os.PathLike[str], **changes: Any) -> Any:
@@ -75,7 +83,8 @@ class JoFormerPreTrainedModel(PreTrainedModel):
         new = cls(cls.config_class.from_joformer(model.config, **changes))
         place = next(model.parameters())
         new.to(device=place.device, dtype=place.dtype)
-        new.model.load_state_dict(model.state_dict())
+        weights = model.state_dict()
+        new.body.load_state_dict({name: weights[name] for name in new.body.state_dict()})
         return new.train(model.training)
 
     def to_joformer(self) -> Any:
@@ -155,7 +164,8 @@ class JoFormerPreTrainedModel(PreTrainedModel):
                 k, v = cache.update(k, v, attention.layer_idx)
             out, its = attend(attention, q, k, v, mask, scaling=attention.scale, dropout=dropout, **options)
             weights.append(its)
-            return out
+            batch, heads, tokens, _ = q.shape
+            return out.reshape(batch, tokens, heads, -1)  # servers give (tokens, heads · dim)
 
         return inner
 
