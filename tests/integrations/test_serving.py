@@ -42,11 +42,11 @@ def attend(module, query, key, value, attention_mask, scaling=None, attention_in
     return (out.flatten(1) if flat else out[None]), None
 
 
-class Replaced(nn.Module):
-    """A linear layer of a server's own: what is read of it is its output."""
+class Replaced(nn.Linear):
+    """A linear layer of a server's own, without weights or sizes to read; the class is for annotations alone."""
 
     def __init__(self, linear):
-        super().__init__()
+        nn.Module.__init__(self)
         self.kept = linear.weight, linear.bias
 
     def forward(self, x):
