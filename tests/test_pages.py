@@ -1,0 +1,371 @@
+"""README, docs/results.md, report and bench state the same figures and verdicts: whatever is edited alone fails.
+
+Numbers are compared as they are printed: a page's "1.04" is right where the file's number, rounded to two digits, is.
+"""
+
+import json
+import re
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from joformer.bench import page
+from joformer.experiments import report, results
+from joformer.experiments.statistics import holm, paired
+
+ROOT = Path(__file__).parents[1]
+EVIDENCE = ROOT / "results" / "evidence" / "report.json"
+NUMBER = r"[+−]?\d[\d,]*(?:\.\d+)?"
+INTERVAL = re.compile(rf"\[{NUMBER}, {NUMBER}\]")
+
+
+# -- reading a page ----------------------------------------------------------------------------------------------------
+
+
+def agrees(text, value):
+    """Whether the text is this number, rounded to as many digits as the text has."""
+    digits = len(text.partition(".")[2])
+    plain = text.replace(",", "").replace("−", "-")
+    # Halves are rounded either way in print.
+    return any(
+        f"{value + nudge:{'+' if text[0] == '+' else ''}.{digits}f}" == plain for nudge in (0.0, 1e-9, -1e-9)
+    ) or (float(plain) == 0 and abs(value) <= 0.5 * 10.0**-digits)
+
+
+def states(text, *values):
+    """Assert that the numbers of the text are these."""
+    found = re.findall(NUMBER, text)
+    assert len(found) == len(values), f"{text!r} has {len(found)} numbers, the file {len(values)}"
+    for one, value in zip(found, values):
+        assert agrees(one, value), f"{text!r}: {one} is {value} in the file"
+
+
+def sections(text):
+    """Headings of a page, each with the rows of its tables (without heads), by the first cell."""
+    found = {}
+    for part in re.split(r"^## ", text, flags=re.M)[1:]:
+        title, _, body = part.partition("\n")
+        tables = re.findall(r"(?:^\|.*\n)+", body, flags=re.M)
+        rows = [
+            [[cell.strip().strip("*") for cell in line.strip().strip("|").split("|")] for line in table.splitlines()]
+            for table in tables
+        ]
+        found[title] = [table[2:] for table in rows]
+        assert all(re.fullmatch(r":?-+:?", cell) for table in rows for cell in table[1])
+    return found
+
+
+# -- the files ---------------------------------------------------------------------------------------------------------
+
+
+class Told:
+    """One table of the report, as report.json has it."""
+
+    def __init__(self, name, steps=None):
+        tables = json.loads(EVIDENCE.read_text())["tables"]
+        (table,) = [
+            t
+            for t in tables
+            if t["about"]["name"] == name and (steps is None or t["cells"][0]["recipe"]["steps"] == steps)
+        ]
+        self.about, self.said, self.cells = table["about"], table["said"], table["cells"]
+        self.base = self.about["baseline"]
+
+    def ours(self, model, size=None):
+        size = self.about["sizes"][0] if size is None else size
+        (row,) = [r for r in self.said["rows"] if (r["model"], r["size"]) == (model, size)]
+        return row["ours"]
+
+    def value(self, model, size=None):
+        one = self.ours(model, size)
+        return (one["centre"],) if one["low"] is None else (one["centre"], one["low"], one["high"])
+
+    def paper(self, model, size=None):
+        return self.about["paper"].get(model, {}).get(self.about["sizes"][0] if size is None else size)
+
+    def comparison(self, model, other=None, size=None):
+        size = self.about["sizes"][0] if size is None else size
+        wanted = (model, other or self.base, size)
+        (one,) = [c for c in self.said["comparisons"] if (c["model"], c["other"], c["size"]) == wanted]
+        return one
+
+    def difference(self, model, other=None, size=None):
+        one = self.comparison(model, other, size)["difference"]
+        return one["centre"], one["low"], one["high"]
+
+    def verdict(self, model, other=None, size=None):
+        return self.comparison(model, other, size)["verdict"]
+
+    def p(self, model, size=None):
+        one = self.comparison(model, size=size)
+        return one["difference"]["p"], one["corrected"]
+
+
+@pytest.fixture(scope="module")
+def tables():
+    return sections((ROOT / "docs" / "results.md").read_text())
+
+
+def curves(how, of):
+    """A number of each seed's curve of the example."""
+    done = json.loads((ROOT / "results" / "annealing" / "curves.json").read_text())["curves"]
+    return {int(seed): of(list(ways[how].values())) for seed, ways in done.items()}
+
+
+def last(run):
+    return run[-1]
+
+
+UNTOUCHED, AT_ONCE, EIGHTH, HALF = "untouched", "transport at once", "annealed over an eighth", "annealed over half"
+
+
+def annealed(how, of):
+    return paired(curves(how, of), curves(AT_ONCE, of), higher=False)
+
+
+# -- docs/results.md and the report ------------------------------------------------------------------------------------
+
+
+def beside_baseline(rows, told, models):
+    """Rows of: value, difference from the baseline, verdict, the paper's."""
+    assert len(rows) == len(models)
+    for (_, value, difference, verdict, paper), model in zip(rows, models):
+        states(value, *told.value(model))
+        if model == told.base:
+            assert (difference, verdict) == ("", "")
+        else:
+            states(difference, *told.difference(model))
+            assert verdict == told.verdict(model)
+        states(paper, *[p for p in (told.paper(model),) if p is not None])
+
+
+def test_language(tables):
+    models = ["roformer", "values only", "fixed", "learned", "projected", "projected on fixed", "cumulative"]
+    (rows,) = tables["Language: enwik8, bytes"]
+    beside_baseline(rows, Told("wikipedia"), models)
+
+
+def test_images(tables):
+    models = ["learned", "rope2d", "joformer_old", "monoidal_axial", "joformer_axial"]
+    (rows,) = tables["CIFAR-100, Setup B, D = 32"]
+    beside_baseline(rows, Told("cifar100"), models)
+    assert {row[3] for row in rows} == {"", "undecided"}
+
+
+def test_spoken_digits(tables):
+    told = Told("speech", 300)
+    (rows,) = tables["Spoken digits as spectrograms"]
+    pairs = {"joformer_old": "rope2d", "joformer_axial": "monoidal_axial"}
+    for row, model in zip(rows, ["none", "rope2d", "joformer_old", "monoidal_axial", "joformer_axial"], strict=True):
+        states(row[1], *told.value(model))
+        if other := pairs.get(model):
+            states(row[2], *told.difference(model, other))
+            assert row[3] == told.verdict(model, other)
+        else:
+            assert row[2:] == ["", ""]
+
+
+def test_digits(tables):
+    told = Told("mnist")
+    sizes = ["d = 2", "d = 8", "d = 32", "d = 784"]
+    rows, start = tables["MNIST by one vector an image"]
+    ours = {0: "learned", 2: "dft", 3: "diagonal", 5: "mlp"}
+    papers = {1: "learned", 4: "diagonal", 6: "mlp"}  # the paper calls its diagonal the DFT
+    assert len(rows) == 7
+    for at, row in enumerate(rows):
+        for cell, size in zip(row[1:], sizes, strict=True):
+            if at in papers:
+                value = told.paper(papers[at], size)
+                states(cell, *[value] if value is not None else [])
+            elif ours[at] != "mlp" or size == "d = 784":
+                states(cell, *told.value(ours[at], size))
+            else:
+                assert cell == ""
+    models = ["learned, from ±0.01", "learned, from ±0.05", "learned", "learned, from ±0.5", "learned, from ±3.1"]
+    for cell, model in zip(start[0], models, strict=True):
+        states(cell, *told.value(model, "d = 2"))
+
+
+def test_lengths(tables):
+    """Models at a length; a ratio of two lengths of one model, which the report says not to read, is not printed."""
+    told, at = Told("length"), ["256", "1024", "4096"]
+    (rows,) = [table for title, found in tables.items() if title.startswith("Length") for table in found]
+    for row, model in zip(rows, ["rope", "fixed", "projected", "cumulative"], strict=True):
+        assert len(row) == 8
+        for cell, size in zip(row[1:4], at, strict=True):
+            states(cell, *told.value(model, size))
+        if model == "rope":
+            assert row[4:] == [""] * 4
+            continue
+        for cell, size in zip(row[4:7], at, strict=True):
+            states(cell, *told.difference(model, size=size))
+        assert {row[7]} == {told.verdict(model, size=size) for size in told.about["sizes"]}
+    assert any("compare models at a length, not lengths of a model" in note for note in told.about["notes"])
+
+
+def test_annealing(tables):
+    (rows,) = tables["A trained Llama gets transport"]
+    gaps = {how: [annealed(how, of) for of in (fmean, last)] for how in (EIGHTH, HALF)}
+    corrected = holm([gap.p for both in gaps.values() for gap in both])
+    assert max(corrected) <= 0.05  # so that each verdict stands after Holm's correction
+    for row, how in zip(rows, [UNTOUCHED, AT_ONCE, EIGHTH, HALF], strict=True):
+        states(row[1], fmean(curves(how, max).values()))
+        if how in gaps:
+            for (difference, verdict), gap in zip([row[2:4], row[4:6]], gaps[how], strict=True):
+                states(difference, gap.centre, gap.low, gap.high)
+                assert verdict == gap.verdict
+        else:
+            assert (row[2], row[3], row[5]) == ("", "", "")
+            states(row[4], fmean(curves(how, last).values()))
+
+
+# -- sentences ---------------------------------------------------------------------------------------------------------
+
+
+def prose():
+    """Sentences with figures on README and docs/results.md, `{}` for each number, and the numbers."""
+    enwik8, early, late = Told("wikipedia"), Told("speech", 300), Told("speech", 1500)
+    mnist, cifar, length = Told("mnist"), Told("cifar100"), Told("length")
+
+    small = ("d = 2", "d = 8", "d = 32")
+
+    def gap(of):
+        return fmean(curves(AT_ONCE, of).values()) - fmean(curves(UNTOUCHED, of).values())
+
+    def turned(centre, low, high):
+        return -centre, -high, -low
+
+    return {
+        "README.md": [
+            ("they are {} bits per byte [{}, {}] better than RoPE", turned(*enwik8.difference("fixed"))),
+            ("after {} steps on spoken digits {} points", (300, early.difference("joformer_old")[0])),
+            ("the difference is gone ({} [{}, {}])", late.difference("joformer_old")),
+        ],
+        "docs/results.md": [
+            ("scores have {} % (all three seeds)", late.value("rope2d")),
+            (
+                "scores and values {}\n  [{}, {}]: {} [{}, {}], undecided; no positions {} [{}, {}].",
+                (*late.value("joformer_old"), *late.difference("joformer_old"), *late.value("none")),
+            ),
+            ("by {} points at d = 2", mnist.difference("learned", size="d = 2")[:1]),
+            ("at d = 2 and {} at d = 8", mnist.difference("learned", size="d = 8")[:1]),
+            ("reach {} % with 32 numbers", mnist.value("learned", "d = 32")[:1]),
+            ("the advantage is gone** ({} [{}, {}], undecided)", mnist.difference("learned", size="d = 32")),
+            ("frequencies are alike ({} [{}, {}])", mnist.difference("learned", size="d = 784")),
+            ("(the DFT by {} [{}, {}])", mnist.difference("mlp", size="d = 784")),
+            ("alike (p = {} each), and after correction (p = {})", cifar.p("joformer_old")),
+            ("Fixed angles (p = {})", length.p("fixed", "256")[:1]),
+            ("cumulative ones (p = {},", length.p("cumulative", "256")[:1]),
+            ("(p = {} and {}:", (length.p("fixed", "256")[1], length.p("cumulative", "256")[1])),
+            ("The jump is small ({} nats)", (gap(lambda run: run[0]),)),
+            ("untouched one** ({} behind at the end)", (gap(last),)),
+            ("The printed frequencies give {}, {} and {} %", [mnist.value("diagonal", d)[0] for d in small]),
+            ("two-dimensional DFT give {}, {} and {} %", [mnist.value("dft", d)[0] for d in small]),
+        ],
+    }
+
+
+def claimed(template):
+    return re.compile(re.escape(template).replace(r"\{\}", f"({NUMBER})"))
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
+def test_sentences_state_what_the_files_hold(name):
+    text = (ROOT / name).read_text()
+    for template, values in prose()[name]:
+        found = claimed(template).findall(text)
+        assert len(found) == 1, f"{name} has {template!r} {len(found)} times"
+        states(" ".join([found[0]] if isinstance(found[0], str) else found[0]), *values)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md"])
+def test_no_interval_stands_unclaimed(name):
+    """Every interval and p-value is in a table, in a sentence above, or written by the bench."""
+    text = page.MARKED.sub("", (ROOT / name).read_text())
+    for template, _ in prose()[name]:
+        text = claimed(template).sub("", text)
+    text = re.sub(r"^\|.*$", "", text, flags=re.M) if name == "docs/results.md" else text
+    assert INTERVAL.findall(text) == []
+    assert re.findall(rf"p = {NUMBER}", text) == []
+
+
+def test_learned_frequencies_late_verdicts_in_words():
+    late, mnist = Told("speech", 1500), Told("mnist")
+    assert late.verdict("joformer_old") == "undecided"
+    assert mnist.verdict("learned", size="d = 32") == "undecided"
+    summaries = {t["about"]["name"]: t["said"]["summary"] for t in json.loads(EVIDENCE.read_text())["tables"]}
+    assert all("correction" not in summary for summary in summaries.values())
+    short = (ROOT / "docs" / "results.md").read_text().partition("**In short.**")[2].partition("\n## ")[0]
+    assert "undecided on CIFAR-100 and in the table of lengths" in short
+    assert "decided on enwik8 and on spoken" in short
+
+
+# -- the report itself -------------------------------------------------------------------------------------------------
+
+
+def test_the_report_is_what_its_json_makes_of_itself():
+    """The pages that are kept are the ones that `joformer report results/evidence/report.json` writes now."""
+    found = results.gather([EVIDENCE])
+    assert json.loads(EVIDENCE.read_text()) == json.loads(json.dumps(report.as_json(found)))
+    assert (EVIDENCE.parent / "report.md").read_text() == report.markdown(found)
+    assert (EVIDENCE.parent / "report.html").read_text() == report.html(found)
+    assert not re.search("ms a step|time, ×|before correction", report.markdown(found))
+
+
+# -- README and the bench ----------------------------------------------------------------------------------------------
+
+
+def test_readme_is_written_from_the_bench():
+    text, rows = (ROOT / "README.md").read_text(), page.read(ROOT / "results" / "bench.json")
+    assert [found[1] for found in page.MARKED.findall(text)] == ["costs", "transforms", "embedding", "table"]
+    assert page.filled(text, rows) == text
+    # At the start of a line a mark would be a block of HTML and end the paragraph.
+    assert re.findall(r"^ *<!-- /?bench[^>]*>", text, re.M) == ["<!-- bench:table -->", "<!-- /bench -->"]
+    assert set(page.BLOCKS) == {"costs", "transforms", "embedding", "table"}
+
+
+def test_no_other_cost_stands_on_the_readme():
+    """A ratio of times outside the marks would be nobody's."""
+    text = page.MARKED.sub("", (ROOT / "README.md").read_text())
+    assert re.findall(r"\d(?:\.\d+)? ×(?! \d)|\d+ % of the (?:time|memory)|times (?:faster|slower)", text) == []
+
+
+def test_a_figure_edited_alone_is_noticed():
+    text, rows = (ROOT / "README.md").read_text(), page.read(ROOT / "results" / "bench.json")
+    changed = {name: dict(row, value=row["value"] * 1.1) for name, row in rows.items()}
+    assert page.filled(text, changed) != text
+    assert page.filled(text.replace("within noise", "faster"), rows) == page.filled(text, rows).replace(
+        "the difference is within noise", "the difference is faster"
+    )
+    assert not agrees("1.04", 1.05)
+    assert agrees("1.05", 1.0500000001)
+    assert not agrees("−1.04", 1.04)
+    assert not agrees("+1.04", -1.04)
+    with pytest.raises(AssertionError):
+        states("1.04 [1.03, 1.05]", 1.04, 1.03)
+    with pytest.raises(AssertionError):
+        states("1.04 [1.03, 1.05]", 1.04, 1.03, 1.06)
+
+
+@pytest.mark.refused
+def test_mistakes_of_the_page_are_one_line(tmp_path, capsys):
+    good, target = tmp_path / "bench.json", tmp_path / "page.md"
+    good.write_text("[]")
+    for text, told in (
+        ("<!-- bench:table --><!-- /bench -->", "no row"),
+        ("<!-- bench:x --><!-- /bench -->", "choose"),
+    ):
+        target.write_text(text)
+        assert page.main([str(good), str(target)]) == 2
+        assert told in (err := capsys.readouterr().err)
+        assert err.count("\n") == 1
+        assert target.read_text() == text
+    row = {"name": page.EAGER, "value": 1.0, "low": None, "high": None, "rounds": 3}
+    with pytest.raises(ValueError, match="too few rounds for an interval"):
+        page.figure(row)
+    for content in ("{", "[1]", '[{"a": 1}]', '{"name": 1}'):
+        good.write_text(content)
+        assert page.main([str(good), str(target)]) == 2
+        assert "no run of the bench" in capsys.readouterr().err
+    assert page.main([]) == 2
