@@ -1,6 +1,8 @@
 """Code in the README and in the guide runs as it stands, block after block."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,9 @@ def test_the_bounds_that_are_promised_are_those_of_the_code():
         assert said in page
     # A placeholder, of a domain that cannot exist, and no host of a machine.
     assert re.findall(r"[\w.+-]+@([\w.-]+)", page) == ["joformer.example"]
+
+
+def test_the_picture_of_the_imports_is_that_of_the_source():
+    script = ROOT / "docs" / "draw_imports.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
