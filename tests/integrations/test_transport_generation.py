@@ -6,6 +6,7 @@ import transformers as T
 from families import FAMILIES, GROUPED, OTHERS, REQUIRED, TOKENS, VOCAB, answer
 
 from joformer.integrations import transport_values
+from joformer.integrations.carrying import Embedding, Step
 
 # Dynamic scaling is left out: there the model's own keys in the cache are of other frequencies than the full forward's.
 DECODERS = [name for name in (*REQUIRED, *OTHERS, "yarn", "llama3", "longrope short") if name != "dinov3"]
@@ -129,6 +130,54 @@ def test_other_precisions_decode(dtype):
         whole = answer(model, {"input_ids": tokens}, use_cache=False).double()
         parts = in_parts(model, tokens, T.DynamicCache(config=model.config), [4] + [1] * 7).double()
     assert (parts - whole).abs().mean() < {torch.float64: 1e-6, torch.bfloat16: 3e-2}[dtype]
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "dinov3"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_journey_of_one_token_is_that_of_many(name, dtype):
+    """A single token has a way of its own, by the frequencies; with gradients on it goes the way of all."""
+    model = made(name, 0.6, dtype)
+    (rotary,) = [m for m in model.modules() if isinstance(m, Embedding)]
+    for kind in rotary._of.frequencies:
+        more = () if kind is None else (kind,)
+        for at in ([[3]], [[40], [7]], [[5000]]):  # some frequencies change with the length
+            with torch.no_grad():
+                *tables, step = rotary(torch.zeros(1, dtype=dtype), torch.tensor(at), *more)
+            *same, journey = rotary(torch.zeros(1, dtype=dtype), torch.tensor(at), *more)
+            assert all(torch.equal(a, b) for a, b in zip(tables, same))
+            assert isinstance(step, Step)
+            assert not isinstance(journey, Step)
+            x = torch.randn(len(at), 1, 2, rotary._of.dim, generator=torch.Generator().manual_seed(1))
+            for inverse in (False, True):
+                assert torch.allclose(step.act(x, inverse), journey.act(x, inverse), atol=2e-6)
+            assert not torch.allclose(step.act(x), x, atol=1e-2)
+    assert rotary._of.frequencies
+
+
+@pytest.mark.parametrize("name", ["llama", "neox", "glm"])
+@pytest.mark.parametrize("strength", [1.0, 0.6])
+def test_a_decoded_token_in_bfloat16_is_as_near_as_the_whole_forward(name, strength):
+    """Far from the start, where angles of bfloat16 would be off by whole turns; rows have positions of their own."""
+    low = made(name, strength, torch.bfloat16)
+    model, tokens = made(name, strength), text()
+    model.load_state_dict({key: value.float() for key, value in low.state_dict().items()})
+    for each, other in zip(model.modules(), low.modules()):
+        each._buffers.update({key: b if b is None else b.float() for key, b in other._buffers.items()})
+    at = torch.stack((torch.arange(TEXT) + 3000, torch.arange(TEXT) * 7 + 41))
+    mask = torch.ones(2, TEXT, dtype=torch.long)  # without one transformers takes such positions for several texts
+
+    def steps(its):
+        cache, out = T.DynamicCache(config=its.config), []
+        for start, stop in zip((0, *range(4, TEXT)), range(4, TEXT + 1)):
+            now = {"position_ids": at[:, start:stop], "attention_mask": mask[:, :stop], "past_key_values": cache}
+            out.append(its(tokens[:, start:stop], **now).logits.float())
+        return torch.cat(out, 1)
+
+    with torch.no_grad():
+        whole = [m(tokens, position_ids=at, attention_mask=mask, use_cache=False).logits.float() for m in (model, low)]
+        assert near(steps(model), whole[0], 4)
+        usual = (whole[1] - whole[0]).abs().mean()
+        assert 0 < (steps(low) - whole[0]).abs().mean() < 1.5 * usual
 
 
 def test_one_token_at_a_time_where_gradients_flow():

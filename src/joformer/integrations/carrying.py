@@ -14,7 +14,7 @@ have the same names, and taking the class off again leaves no trace.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from threading import get_ident
 from types import MethodType
@@ -81,12 +81,16 @@ def spread_of(angles: Tensor) -> Spread:
     return "interleaved" if torch.equal(angles[..., 0::2], angles[..., 1::2]) else "once"
 
 
+def planes_of(angles: Tensor, spread: Spread) -> Tensor:
+    """The angle of each plane, (…, planes), from a table of angles (…, width)."""
+    if spread == "half":
+        return angles[..., : angles.shape[-1] // 2]
+    return angles[..., ::2] if spread == "interleaved" else angles
+
+
 def frames_of(angles: Tensor, spread: Spread, layout: Layout, strength: Tensor | float = 1.0) -> FlatFrames:
     """Frames from a model's table of angles, (tokens, width) or (batch or 1, tokens, width)."""
-    if spread == "half":
-        angles = angles[..., : angles.shape[-1] // 2]
-    elif spread == "interleaved":
-        angles = angles[..., ::2]
+    angles = planes_of(angles, spread)
     wide = angles if angles.dtype == torch.float64 else angles.float()
     while wide.dim() < 3:
         wide = wide.unsqueeze(0)
@@ -94,15 +98,17 @@ def frames_of(angles: Tensor, spread: Spread, layout: Layout, strength: Tensor |
 
 
 @cache
-def quarter_turn(dim: int, layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]:
-    """I and J (dim, dim) on rows: x (I cos θ + J sin θ) is x with every plane turned by θ.
+def quarter_turn(planes: int, dim: int, layout: Layout, device: torch.device) -> tuple[Tensor, Tensor]:
+    """I and J (dim, dim) on rows: x (I cos θ + J sin θ) is x with every plane turned by θ, and the rest as it was.
 
-    >>> (torch.tensor([1.0, 2.0, 3.0, 4.0]) @ quarter_turn(4, "half", torch.device("cpu"))[1]).tolist()
-    [-3.0, -4.0, 1.0, 2.0]
+    >>> rows = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+    >>> (rows @ quarter_turn(2, 5, "half", torch.device("cpu"))[1]).tolist()
+    [-3.0, -4.0, 1.0, 2.0, 0.0]
     """
     with torch.inference_mode(False):
-        identity = torch.eye(dim, device=device)
-        first, second = identity.chunk(2) if layout == "half" else (identity[0::2], identity[1::2])
+        identity = torch.eye(dim, device=device, dtype=torch.float32)
+        turned = identity[: 2 * planes]
+        first, second = turned.chunk(2) if layout == "half" else (turned[0::2], turned[1::2])
         return identity, first.T @ second - second.T @ first
 
 
@@ -160,12 +166,27 @@ class Journey:
 
 
 class Step(Journey):
-    """The journey of a single token for each row: one small matrix, which costs a decoded token least."""
+    """The journey of a single token for each row: one small matrix, which costs a decoded token least.
 
-    def __init__(self, cos: Tensor, sin: Tensor, layout: Layout) -> None:
-        identity, quarter = quarter_turn(cos.shape[-1], layout, cos.device)
-        matrix = torch.addcmul(identity * cos, quarter, sin)
-        self.forth, self.home = (matrix[0], matrix[0].T) if matrix.shape[0] == 1 else (matrix, matrix.mT)
+    It is float32, and so is its product with values of less: rounded as the values of many tokens are, once.
+    """
+
+    def __init__(self, cos: Tensor, sin: Tensor, planes: int, layout: Layout) -> None:
+        """From the cosine and sine of each entry's angle, (rows, 1, dim): 1 and 0 where it does not turn."""
+        identity, quarter = quarter_turn(planes, cos.shape[-1], layout, cos.device)
+        self.forth = torch.addcmul(identity * cos, quarter, sin).squeeze(0)
+        self.home = self.forth.mT
+
+    @classmethod
+    def of(cls, angles: Tensor, table: Table) -> Step:
+        """From the angle of each plane, (rows, 1, planes), at full strength."""
+        planes = angles.shape[-1]
+        if not table.strength.full:
+            angles = angles * table.strength.value
+        angles = torch.cat((angles, angles), -1) if table.layout == "half" else angles.repeat_interleave(2, -1)
+        if 2 * planes != table.dim:
+            angles = nn.functional.pad(angles, (0, table.dim - 2 * planes))
+        return cls(angles.cos(), angles.sin(), planes, table.layout)
 
     def to(self, device: torch.device | str, **_: Any) -> Journey:
         moved = Step.__new__(Step)
@@ -184,9 +205,11 @@ class Step(Journey):
         return self._product(o, self.home, dim)
 
     def _product(self, x: Tensor, matrix: Tensor, dim: int) -> Tensor:
-        if matrix.dim() == 2:
-            return torch.mm(x.reshape(-1, dim), matrix).view(x.shape)
-        return torch.bmm(x.reshape(matrix.shape[0], -1, dim), matrix).view(x.shape)
+        shape = (-1, dim) if matrix.dim() == 2 else (matrix.shape[0], -1, dim)
+        multiply = torch.mm if matrix.dim() == 2 else torch.bmm
+        if x.dtype == torch.float32:
+            return multiply(x.reshape(shape), matrix).view_as(x)  # cheaper than to make a shape of Python's
+        return multiply(x.reshape(shape).float(), matrix).type_as(x).view_as(x)
 
 
 class Part(nn.Module):
@@ -269,6 +292,10 @@ class Table:
     """Whether its tables are as wide as a head, in the layout's order, and not scaled: the frame itself."""
     scales: tuple[str, ...] = ()
     """Its attributes that scale the tables."""
+    dim: int = 0
+    """Of a head, where all have the same."""
+    frequencies: dict[str | None, str] = field(default_factory=dict)
+    """The buffer that positions are multiplied with to get the angles, by type of layer; empty where one has none."""
 
 
 class Embedding(Part):
@@ -281,11 +308,15 @@ class Embedding(Part):
         if not table.strength.on:
             return super().forward(*args, **kwargs)
         where = kwargs.get("position_ids", args[1] if len(args) > 1 else None)
-        one = where is not None and where.shape[-1] == 1 and table.strength.full and table.plain
-        if one and _plainly(args[0]) and all(getattr(self, name) == 1 for name in table.scales):
-            # A single token at full strength: the tables at hand are all that is needed.
+        kind = kwargs.get("layer_type", args[2] if len(args) > 2 else None)
+        name = table.frequencies.get(kind)
+        if name and where is not None and where.dim() == 2 and where.shape[1] == 1 and args and _plainly(args[0]):
             cos, sin = super().forward(*args, **kwargs)
-            return cos, sin, Step(cos, sin, table.layout)
+            whole = table.plain and table.strength.full and cos.dtype == torch.float32
+            if whole and all(getattr(self, scale) == 1 for scale in table.scales):  # the tables are all that is needed
+                return cos, sin, Step(cos, sin, table.dim // 2, table.layout)
+            frequencies: Any = self._buffers[name]  # perhaps of less precision, but angles are never
+            return cos, sin, Step.of(where.unsqueeze(2) * frequencies.float(), table)
         seen = Angles()
         with seen:  # not "as seen": the compiler loses what such a name has
             cos, sin = super().forward(*args, **kwargs)
@@ -295,9 +326,9 @@ class Embedding(Part):
 
 
 def _plainly(x: Tensor) -> bool:
-    """Whether a product of matrices is done in fp32 as it stands, and nobody differentiates or traces it."""
+    """Whether a product of matrices has the precision of x as it stands, and nobody differentiates or traces it."""
     return (
-        x.dtype == torch.float32
+        x.dtype != torch.float64
         and x.device.type == "cpu"
         and not torch.is_grad_enabled()
         and not is_traced()
@@ -391,9 +422,7 @@ class Values(Part):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         y = super().forward(*args, **kwargs)
         journey = _taken(self)
-        if journey is None:
-            return y
-        return journey.there(y, self._of)
+        return y if journey is None else journey.there(y, self._of)
 
 
 class Output(Part):

@@ -37,6 +37,7 @@ from joformer.integrations.carrying import (
     Strength,
     Table,
     frames_of,
+    planes_of,
     spread_of,
 )
 from joformer.rotation import rotate
@@ -58,6 +59,10 @@ class Tables:
     spread: Spread
     positions: Tensor | None
     """(1, tokens); None where they are places in an image."""
+    kind: str | None = None
+    """The type of layer it is for, where the embedding knows several."""
+    frequencies: str = ""
+    """The embedding's buffer that its positions are multiplied with to get the angles."""
 
 
 def refused(model: nn.Module, why: str) -> ValueError:
@@ -160,7 +165,10 @@ def look(model: nn.Module, strength: Strength) -> tuple[dict[str, Table], dict[s
         its = [table for table in tables if table.name == name]
         plain = all({table.cos.shape[-1]} == dims and torch.equal(table.cos, table.angles.cos()) for table in its)
         scales = tuple(key for key in rotary[name].__dict__ if key.endswith("attention_scaling"))
-        found[name] = Table(strength, its[0].spread, layout, plain and its[0].spread == layout, scales)
+        known = len(dims) == 1 and all(table.frequencies for table in its)
+        frequencies = {table.kind: table.frequencies for table in its} if known else {}
+        plain = plain and its[0].spread == layout
+        found[name] = Table(strength, its[0].spread, layout, plain, scales, max(dims), frequencies)
     return found, around
 
 
@@ -189,10 +197,23 @@ def _tables(model: nn.Module, name: str, module: nn.Module) -> list[Tables]:
             cos, sin = pair
             if not (isinstance(cos, Tensor) and cos.shape == sin.shape == seen.angles.shape and cos.dim() in (2, 3)):
                 raise refused(model, f"the tables of its {type(module).__name__} are not (batch, tokens, width)")
-            found.append(Tables(name, cos, sin, seen.angles, spread_of(seen.angles), positions))
+            spread = spread_of(seen.angles)
+            frequencies = ""
+            if positions is not None:
+                each = planes_of(seen.angles, spread)
+                frequencies = next(
+                    (key for key, b in module._buffers.items() if b is not None and _product(positions, b, each)), ""
+                )
+            found.append(Tables(name, cos, sin, seen.angles, spread, positions, kind, frequencies))
     except (TypeError, RuntimeError, IndexError, KeyError) as error:
         raise refused(model, f"its {type(module).__name__} does not take plain positions ({error})") from error
     return found
+
+
+def _product(positions: Tensor, frequencies: Tensor, angles: Tensor) -> bool:
+    """Whether these positions times these frequencies are these angles."""
+    fits = frequencies.is_floating_point() and frequencies.shape == angles.shape[-1:]
+    return fits and torch.equal(positions[..., None] * frequencies.to(angles), angles)
 
 
 @dataclass
