@@ -46,6 +46,7 @@ def assert_close(actual: Tensor, expected: Tensor, *, tolerance: float | None = 
 def assert_is_rotation(frames: Frames, x: Tensor, *, rotate: Rotate = library_rotate) -> None:
     """rotate(x, frames) is x multiplied by each token's matrix: R(φ) = [[cos, −sin], [sin, cos]] where flat.
 
+    >>> from joformer import FlatFrames
     >>> assert_is_rotation(FlatFrames.of(torch.rand(1, 5, 1, 4)), torch.rand(2, 5, 2, 8))
     """
     expected = torch.einsum("bthij,bthj->bthi", _matrices(frames, x), x)
@@ -55,6 +56,7 @@ def assert_is_rotation(frames: Frames, x: Tensor, *, rotate: Rotate = library_ro
 def assert_norm_preserved(frames: Frames, x: Tensor, *, rotate: Rotate = library_rotate) -> None:
     """‖A_t x_t‖ = ‖x_t‖, forward and inverse.
 
+    >>> from joformer import FlatFrames
     >>> assert_norm_preserved(FlatFrames.of(torch.rand(1, 5, 1, 4)), torch.rand(2, 5, 2, 8))
     """
     for inverse in (False, True):
@@ -64,6 +66,7 @@ def assert_norm_preserved(frames: Frames, x: Tensor, *, rotate: Rotate = library
 def assert_undone(frames: Frames, x: Tensor, *, rotate: Rotate = library_rotate) -> None:
     """A_t⁻¹ A_t x_t = x_t, and the other way round.
 
+    >>> from joformer import FlatFrames
     >>> assert_undone(FlatFrames.of(torch.rand(1, 5, 1, 4)), torch.rand(2, 5, 2, 8))
     """
     for first in (False, True):
@@ -74,6 +77,7 @@ def assert_undone(frames: Frames, x: Tensor, *, rotate: Rotate = library_rotate)
 def assert_telescopes(frames: Frames, x: Tensor, *, rotate: Rotate = library_rotate) -> None:
     """P_{j→k} P_{i→j} v = P_{i→k} v for tokens i, j, k, and P_{i→i} v = v; P_{i→j} = A_j⁻¹ A_i.
 
+    >>> from joformer import FlatFrames
     >>> assert_telescopes(FlatFrames.of(torch.rand(1, 5, 1, 4)), torch.rand(2, 5, 2, 8))
     """
 
@@ -129,6 +133,7 @@ def assert_matches_reference(
 ) -> None:
     """attention(q, k, v, frames, …) is Σ_j α_ij P_{j→i} v_j, forward and gradients, by the explicit formula.
 
+    >>> from joformer import FlatFrames
     >>> assert_matches_reference(*torch.rand(3, 1, 5, 2, 8), FlatFrames.of(torch.rand(1, 5, 1, 4)))
     """  # fmt: skip
     generator = torch.Generator().manual_seed(0)
