@@ -41,8 +41,8 @@ NONE, TIMELESS, SCORES, BOTH = (
 class Timeless(FixedFrames):
     """Frames of the row and the column alone: every moment counts as moment 0."""
 
-    def forward(self, positions, x=None):
-        return super().forward(positions * torch.tensor([1, 1, 0]), x)
+    def forward(self, positions, x=None, **context):
+        return super().forward(positions * torch.tensor([1, 1, 0]), x, **context)
 
 
 def films(digits: Labelled, count: int, dice: torch.Generator) -> Labelled:

@@ -249,7 +249,8 @@ def test_interaction_is_the_paired_test_of_the_difference_of_differences(cells, 
 def test_interaction_needs_a_seed_that_all_four_have():
     with pytest.raises(ValueError, match="no seed in common"):
         interaction({0: 1.0}, {0: 1.0}, {1: 1.0}, {0: 1.0}, higher=True)
-    assert interaction({0: 1, 1: 1}, {0: 2, 1: 2}, {0: 3, 1: 3}, {0: 5, 1: 5, 2: 9}, higher=True).alone == (2,)
+    cells = ({0: 1.0, 1: 1.0}, {0: 2.0, 1: 2.0}, {0: 3.0, 1: 3.0}, {0: 5.0, 1: 5.0, 2: 9.0})
+    assert interaction(*cells, higher=True).alone == (2,)
 
 
 @settings(max_examples=40)

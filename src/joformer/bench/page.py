@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from joformer.console import tell
 from joformer.files import write_whole
 
 MARKED = re.compile(r"(<!-- bench:(\w+) -->)(.*?)(<!-- /bench -->)", re.DOTALL)
@@ -188,18 +189,18 @@ def filled(page: str, rows: Rows) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Writes the figures of a run into pages."""
     if len(arguments) < 2:
-        print("usage: python -m joformer.bench.page BENCH.json PAGE.md ...", file=sys.stderr)
+        tell("usage: python -m joformer.bench.page BENCH.json PAGE.md ...")
         return 2
     run, *pages = map(Path, arguments)
     try:
         rows = read(run)
         texts = {page: filled(page.read_text(encoding="utf-8"), rows) for page in pages}
     except (OSError, ValueError) as mistake:
-        print(f"joformer: {mistake}", file=sys.stderr)
+        tell(f"joformer: {mistake}")
         return 2
     for page, text in texts.items():
         write_whole(page, text.encode())
-        print(page)
+        tell(f"wrote {page}")
     return 0
 
 
