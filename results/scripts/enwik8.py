@@ -4,7 +4,8 @@
     joformer report runs/enwik8                                                               one page
 
 Two processes of one thread each; a killed script resumes from the checkpoints. The stages run in the order below, and
-a later stage may be selected by name, so that several sessions can share the work.
+a later stage may be selected by name, so that several sessions can share the work. Copy what is finished from
+results/enwik8 into --out first: finished cells are not run again.
 
 The learning rate is constant after the warm-up and the weights that are evaluated are a moving average, so that every
 point of a curve is a finished model: the compute multiplier compares steps along the curve, and on a cosine schedule
@@ -35,7 +36,7 @@ BASELINE, FIXED = "scores, fixed", "both, fixed"
 FIVE = (BASELINE, FIXED, "both, learned", "both, projected", "both, cumulative")
 RATES = (1e-3, 3e-3, 1e-2)
 RATE = 3e-3
-"""The rate of every stage after `rates`, which showed it to be the best of the three (docs/log.md)."""
+"""The rate of every stage after `rates`: a guess until that stage has run for all three; then the best of them."""
 
 
 def recipe(steps: int, rate: float) -> Recipe:
