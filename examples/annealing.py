@@ -27,8 +27,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from common import BLUE, GREY, ORANGE, arguments, fit, keep, sheet
+from joformer._io import write_json
 from joformer.experiments.statistics import paired
-from joformer.files import write_json
 from joformer.integrations import Anneal, transport_values
 from joformer.training import load_text
 from joformer.training.data.text import windows

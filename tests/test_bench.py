@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from joformer import bench
-from joformer.bench.measure import Effort, Ratio, Row, fastest, geometric_mean, peak_bytes, ratio, take_turns, timed
-from joformer.bench.models import SHAPES, PeerTransformer, Shape, Transformer, peers, training_step
-from joformer.bench.running import looping
-from joformer.bench.training import CONFIG, generating, llama, llama_of, starting, transporting, update
+from joformer.bench._measure import Effort, Ratio, Row, fastest, geometric_mean, peak_bytes, ratio, take_turns, timed
+from joformer.bench._models import SHAPES, PeerTransformer, Shape, Transformer, peers, training_step
+from joformer.bench._running import looping
+from joformer.bench._training import CONFIG, generating, llama, llama_of, starting, transporting, update
 from joformer.models import JoFormerLM, LMConfig
 
 KEYS = {"name", "value", "low", "high", "rounds", "verdict", "bar", "ok"}
@@ -218,8 +218,8 @@ def test_rows_tell_noise_from_figures():
 
 
 def test_the_loop_is_measured_step_by_step(monkeypatch):
-    monkeypatch.setattr("joformer.bench.running.CONFIG", LMConfig(vocab=256, dim=16, layers=1, heads=2))
-    monkeypatch.setattr("joformer.bench.running.STEPS", 4)
+    monkeypatch.setattr("joformer.bench._running.CONFIG", LMConfig(vocab=256, dim=16, layers=1, heads=2))
+    monkeypatch.setattr("joformer.bench._running.STEPS", 4)
     (row,) = looping(ONCE, lambda _: None)
     assert row.rounds == 2  # of the four, the first two have no pair
     assert row.bar == 1.03
@@ -290,7 +290,7 @@ def test_the_language_models_side_by_side_have_the_same_shape():
 
 def test_rows_beside_llama_measure_whole_steps_and_whole_texts(monkeypatch):
     tiny = LMConfig(vocab=50, dim=32, layers=1, heads=2)
-    monkeypatch.setattr("joformer.bench.training.CONFIG", tiny)
+    monkeypatch.setattr("joformer.bench._training.CONFIG", tiny)
     said = []
     (row,) = llama(ONCE, said.append)
     assert (row.bar, row.higher) == (1.1, True)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import joformer
+from joformer._log import printable, tell
 from joformer.cli import main
-from joformer.console import printable, tell
 
 EVIL = "a\x1b]0;owned\x07\x1b[2J\rb\x9bc\u202ed"  # sets the title, clears the screen, turns what follows round
 STEERING = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -36,7 +36,7 @@ def test_no_path_of_a_machine():
 
 
 def test_the_bounds_that_are_promised_are_those_of_the_code():
-    from joformer import files
+    from joformer import _io as files
     from joformer.training.data import audio, documents, records, sources, streamed, tables
 
     page = " ".join((ROOT / "SECURITY.md").read_text().split())

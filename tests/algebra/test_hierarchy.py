@@ -8,7 +8,7 @@ from torch.autograd import gradcheck
 
 from joformer import CurvedFrames, FlatFrames, journey_attention
 from joformer.algebra import Orthogonal, Torus, hierarchy, journey, ssm_kernel
-from joformer.algebra.hierarchy import KERNELS
+from joformer.algebra._hierarchy import KERNELS
 from joformer.testing import assert_close
 
 GROUPS = {"torus": Torus(3), "orthogonal": Orthogonal(5)}

@@ -97,7 +97,7 @@ def test_flex_is_the_value_path_formula(call):
         from torch.nn.attention import flex_attention as flex
 
         # The kernel itself is compiled and slow to build: its own unfused form has the same meaning.
-        patch.setattr("joformer.attention.functional._compiled_flex", lambda: flex.flex_attention)
+        patch.setattr("joformer.attention._functional._compiled_flex", lambda: flex.flex_attention)
         patch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
         got = journey_attention(*call, **options, backend="flex")
     assert_close(got, journey_attention(*call, **options, backend="reference"), tolerance=1e-4)

@@ -25,7 +25,7 @@ def attended(backend, q, k, v, frames, mask, **options):
         return journey_attention(q, k, v, frames, mask=mask, backend=backend, **options)
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
         # The kernel itself is compiled and slow to build: its own unfused form has the same meaning.
-        patch.setattr("joformer.attention.functional._compiled_flex", lambda: flex.flex_attention)
+        patch.setattr("joformer.attention._functional._compiled_flex", lambda: flex.flex_attention)
         patch.setattr(flex, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
         return journey_attention(q, k, v, frames, mask=mask, backend=backend, **options)
 

@@ -331,7 +331,7 @@ def test_a_call_that_raises_leaves_cache_and_owner_as_they_were(fault, filled, c
         here = positions.sequence(1, filled)
         with monkeypatch.context() as patch:
             if "fail" in wrong:
-                patch.setattr(f"joformer.attention.module.{wrong.pop('fail')}", interrupted)
+                patch.setattr(f"joformer.attention._module.{wrong.pop('fail')}", interrupted)
             given = {"x": x[:, filled : filled + 1], "frames": module(here), "cache": memory, **wrong}
             with pytest.raises((ValueError, RuntimeError, KeyboardInterrupt)):
                 attention(**given)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import joformer.attention.window as module
-from joformer.attention.window import window_attention
+import joformer.attention._window as module
+from joformer.attention._window import window_attention
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from joformer.experiments.places import find
 from joformer.experiments.results import RESULT, TABLE
 from joformer.experiments.variants import NAMES, matched, variant
 from joformer.models import LMConfig, ViTConfig, initialise
-from joformer.models.saving import MODELS, written
+from joformer.models._saving import MODELS, written
 from joformer.training import Recipe
 
 SCALES = ("laptop", "paper")

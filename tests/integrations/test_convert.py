@@ -14,8 +14,11 @@ import torch
 import transformers as T
 
 from joformer import cli
-from joformer.integrations import conversion, finetuning, folders, load, strength_of, transport_values
-from joformer.integrations.conversion import convert
+from joformer.integrations import _convert as conversion
+from joformer.integrations import _finetuning as finetuning
+from joformer.integrations import _folders as folders
+from joformer.integrations import load, strength_of, transport_values
+from joformer.integrations._convert import convert
 
 TEXT = "the quick brown fox jumps over the lazy dog, and the dog — né Rex — does not mind at all.\n" * 120
 ANNEAL = {"anneal": 4, "settle": 2, "context": 16, "batch": 2, "lr": 1e-2, "save_every": 2}
@@ -192,9 +195,9 @@ def test_annealed_to_full_strength(made, annealed):
 
 def test_what_training_does_in_a_loop_of_ones_own(made, tmp_path):
     """The same steps written out: windows, AdamW, warm-up, cosine, clipping, strength."""
+    from joformer._seeding import generator
     from joformer.integrations import Anneal
     from joformer.training import load_text
-    from joformer.training.draws import generator
 
     text = load_text(made / "fox.txt", vocab=256)
     model = llama(attention_dropout=0.0).train()

@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, Quantiz
 from joformer import positions
 from joformer.attention import JourneyAttention
 from joformer.frames import CumulativeFrames
-from joformer.integrations import language, models
+from joformer.integrations.hf import _language as language
+from joformer.integrations.hf import models
 from joformer.models import JoFormerLM, LMConfig, save
 
 VOCAB = 50

@@ -6,7 +6,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 from transformers import AutoConfig, AutoModelForImageClassification
 
-from joformer.integrations import models
+from joformer.integrations.hf import models
 from joformer.models import VARIANTS, JoFormerViT, ViTConfig, save
 
 SMALL = {"shape": (8, 8), "patch": (4, 4), "channels": 1, "classes": 10, "dim": 16, "layers": 3, "heads": 2}

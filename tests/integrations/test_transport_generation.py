@@ -6,7 +6,7 @@ import transformers as T
 from families import FAMILIES, GROUPED, OTHERS, REQUIRED, TOKENS, VOCAB, answer
 
 from joformer.integrations import transport_values
-from joformer.integrations.carrying import Embedding, Step
+from joformer.integrations.hf._patch import Embedding, Step
 
 # Dynamic scaling is left out: there the model's own keys in the cache are of other frequencies than the full forward's.
 DECODERS = [name for name in (*REQUIRED, *OTHERS, "yarn", "llama3", "longrope short") if name != "dinov3"]

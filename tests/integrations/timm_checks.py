@@ -25,7 +25,7 @@ from timm.models.qwen3_vit import Qwen3VitEncoder
 from timm.models.vision_transformer import VisionTransformer
 
 from joformer.integrations import strength_of, transport_values
-from joformer.integrations.timm import unpack
+from joformer.integrations.timm._patch import unpack
 
 SIZE = {"embed_dim": 16, "depth": 2, "num_heads": 2}
 HEAD = 8

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from joformer.bench.measure import peak_bytes
-from joformer.models import JoFormerLM, LMConfig, linear_cross_entropy, losses
+from joformer.bench._measure import peak_bytes
+from joformer.models import JoFormerLM, LMConfig, linear_cross_entropy
+from joformer.models import _losses as losses
 
 SMALL = LMConfig(vocab=17, dim=32, layers=2, heads=2)
 EXACT = {torch.float32: 2e-6, torch.float64: 1e-14}

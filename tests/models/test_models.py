@@ -15,7 +15,7 @@ from joformer.models import (
     MonoidalClassifier,
     ViTConfig,
 )
-from joformer.models.blocks import Block
+from joformer.models._blocks import Block
 
 SMALL_VIT = ViTConfig(shape=(8, 12), patch=(4, 4), channels=2, classes=5, dim=32, layers=2, heads=2)
 SMALL_LM = LMConfig(vocab=17, dim=32, layers=3, heads=2)

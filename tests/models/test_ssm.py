@@ -8,8 +8,8 @@ from torch.autograd import gradcheck
 
 from joformer.algebra import Torus, hierarchy
 from joformer.models import JourneySSM
-from joformer.models import ssm as module_of_ssm
-from joformer.models.ssm import CHUNK, Transition, decayed_sums
+from joformer.models import _ssm as module_of_ssm
+from joformer.models._ssm import CHUNK, Transition, decayed_sums
 from joformer.testing import assert_close
 
 DIM, HEADS, HEAD = 6, 2, 4

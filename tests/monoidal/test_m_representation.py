@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from joformer.algebra import Generators, compose_grid
 from joformer.monoidal import MonoidalEmbedding, align, blind_spots, m_representation
-from joformer.monoidal.periods import period, whole_turns
+from joformer.monoidal._periods import period, whole_turns
 
 CLOSE = {torch.float32: 2e-4, torch.float64: 1e-10}
 TURN = 2 * math.pi

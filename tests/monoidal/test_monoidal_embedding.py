@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joformer.algebra import Generators, absolute, compose_grid
-from joformer.bench.measure import peak_bytes
+from joformer.bench._measure import peak_bytes
 from joformer.monoidal import MonoidalEmbedding, concatenate, split
-from joformer.monoidal.composition import compose_real, compose_vectors
-from joformer.monoidal.embedding import lowest_modes
+from joformer.monoidal._composition import compose_real, compose_vectors
+from joformer.monoidal._embedding import lowest_modes
 
 CLOSE = {torch.float32: 1e-4, torch.float64: 1e-10}
 KINDS = ["learned", "dft", "diagonal"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from joformer.spectral import LearnableTransform, dct, dft, dst, hadamard, idft
-from joformer.spectral.spectrum import KINDS
+from joformer.spectral._spectrum import KINDS
 
 
 def regular(kind, x, axes, norm=None):

@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 from joformer.spectral import LearnableTransform, Spectrum, composed, dct, dst, hadamard, spectrum
-from joformer.spectral.tables import _tables
+from joformer.spectral._tables import _tables
 
 TRANSFORMS = {
     "dct": dct,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from joformer import spectral
 from joformer.spectral import composed, dct, dft, dst, hadamard, idct, idft, idst
-from joformer.spectral.fast import by_fft
+from joformer.spectral._fast import by_fft
 
 NORMS = [None, "backward", "ortho", "forward"]
 REAL = {

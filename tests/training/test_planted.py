@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from joformer import files
-from joformer.files import open_log, write_json, write_whole
+from joformer import _io as files
+from joformer._io import open_log, write_json, write_whole
 from joformer.training import checkpoints
 from joformer.training.data.cache import MANIFEST, cached, is_whole
 from joformer.training.runs import Lock, Log

@@ -11,8 +11,8 @@ import torch
 from power import Disk, put
 from runner import config_of, lm_task, recipe_of
 
+from joformer._io import write_whole
 from joformer.experiments.results import gather
-from joformer.files import write_whole
 from joformer.training import train
 
 RECIPE = {"steps": 2, "save_every": 1, "evaluate_every": 1, "accumulate": 1, "log_every": 1, "keep": 1}

@@ -11,8 +11,8 @@ from runner import config_of, lm_task, recipe_of
 from safetensors.torch import load_file, save_file
 
 from joformer import cli
+from joformer._io import checksum, sealed
 from joformer.experiments.results import gather
-from joformer.files import checksum, sealed
 from joformer.models import JoFormerLM, load, save
 from joformer.training import checkpoints, open_run, train
 from joformer.training.state import State

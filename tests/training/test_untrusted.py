@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 from scipy.io import wavfile
 
-from joformer import files
+from joformer import _io as files
 from joformer.training import checkpoints
 from joformer.training.data import audio, load_audio, load_images, load_labelled, load_text, sources
 from joformer.training.data.audio import decode_wav, resampled

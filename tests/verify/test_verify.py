@@ -14,9 +14,9 @@ import torch
 
 from joformer import cli, verify
 from joformer.algebra import Orthogonal, Torus
-from joformer.algebra.groups import Group
-from joformer.verify.claims import Claim, Draw, Measured, Result, Section, default_dtype, worst
-from joformer.verify.page import lines
+from joformer.algebra._groups import Group
+from joformer.verify._claims import Claim, Draw, Measured, Result, Section, default_dtype, worst
+from joformer.verify._page import lines
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,7 +82,7 @@ def test_checks_leave_torch_as_it_was():
 
 
 def test_a_rotation_the_other_way_turns_rows_red(monkeypatch):
-    from joformer.attention import functional
+    from joformer.attention import _functional as functional
 
     right = sys.modules["joformer.rotation"].rotate
 
@@ -95,7 +95,7 @@ def test_a_rotation_the_other_way_turns_rows_red(monkeypatch):
 
 
 def test_a_rotation_never_undone_turns_rows_red(monkeypatch):
-    from joformer.attention import functional
+    from joformer.attention import _functional as functional
 
     right = sys.modules["joformer.rotation"].rotate
     for module in (functional, verify.attention):

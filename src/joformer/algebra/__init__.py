@@ -12,8 +12,8 @@ every fast path is tested against them.
 torch.Size([3, 4])
 """
 
-from joformer.algebra.elements import Element, Pair, compose, compose_grid, concatenate, scan, split, unroll
-from joformer.algebra.flatness import (
+from joformer.algebra._elements import Element, Pair, compose, compose_grid, concatenate, scan, split, unroll
+from joformer.algebra._flatness import (
     commutator,
     grid_from_potential,
     holonomy,
@@ -22,10 +22,10 @@ from joformer.algebra.flatness import (
     path_spread,
     plaquette_defect,
 )
-from joformer.algebra.generators import Generators
-from joformer.algebra.groups import Group, Orthogonal, Torus
-from joformer.algebra.hierarchy import hierarchy
-from joformer.algebra.journeys import absolute, journey, path_transport, scores_path, ssm_kernel, value_path
+from joformer.algebra._generators import Generators
+from joformer.algebra._groups import Group, Orthogonal, Torus
+from joformer.algebra._hierarchy import hierarchy
+from joformer.algebra._journeys import absolute, journey, path_transport, scores_path, ssm_kernel, value_path
 
 __all__ = [
     "Element",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from joformer.bench.measure import Effort, Row, keep_freed_memory
-from joformer.bench.rows import FIGURES, Report
+from joformer.bench._measure import Effort, Row, keep_freed_memory
+from joformer.bench._rows import FIGURES, Report
 
 __all__ = ["FIGURES", "Effort", "Row", "chosen", "run"]
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from joformer.console import tell
-from joformer.files import write_whole
+from joformer._io import write_whole
+from joformer._log import tell
 
 MARKED = re.compile(r"(<!-- bench:(\w+) -->)(.*?)(<!-- /bench -->)", re.DOTALL)
 

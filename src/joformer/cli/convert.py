@@ -52,7 +52,7 @@ class Convert:
 
     def run(self) -> int:
         names = ("strength", "off", "anneal", "settle", "data", "context", "batch", "lr", "power", "seed", "save_every")
-        from joformer.integrations.conversion import convert
+        from joformer.integrations._convert import convert
         from joformer.training import Stopped
 
         with progress_bar() as bar:

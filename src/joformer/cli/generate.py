@@ -43,9 +43,9 @@ class Generate:
             )
         import torch
 
+        from joformer._seeding import seed_of
         from joformer.models import JoFormerLM
         from joformer.training import open_run
-        from joformer.training.draws import seed_of
 
         opened = open_run(self.checkpoint)
         if not isinstance(opened.model, JoFormerLM):

@@ -27,8 +27,8 @@ class Report:
     """Print the report as {joformer, tables: [{about, said, cells}]} instead of the paths written."""
 
     def run(self) -> int:
+        from joformer._io import make_folder, write_whole
         from joformer.experiments import report, results
-        from joformer.files import make_folder, write_whole
 
         gathered = results.gather(self.runs)
         out = self.out or (self.runs[0] if self.runs[0].is_dir() else Path())

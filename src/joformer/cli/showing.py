@@ -9,7 +9,7 @@ import io
 import sys
 from typing import TYPE_CHECKING
 
-from joformer.console import printable, tell
+from joformer._log import printable, tell
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from joformer.attention.functional import Transport
+from joformer._io import make_folder
+from joformer.attention._functional import Transport
 from joformer.cli.showing import say, tell
-from joformer.files import make_folder
 from joformer.models import ClassifierConfig, LMConfig, ViTConfig
-from joformer.models.classifier import Reading
-from joformer.models.vit import eighths
+from joformer.models._classifier import Reading
+from joformer.models._vit import eighths
 from joformer.training import (
     Images,
     ImageTask,

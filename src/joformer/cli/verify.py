@@ -37,8 +37,9 @@ class Verify:
 
     def run(self) -> int:
         from joformer import verify
-        from joformer.files import make_folder, write_whole
-        from joformer.verify import figures, page
+        from joformer._io import make_folder, write_whole
+        from joformer.verify import _page as page
+        from joformer.verify import figures
 
         if self.markdown and self.only:
             raise ValueError("--markdown writes the page of all claims: leave out --only")

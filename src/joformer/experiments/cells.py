@@ -5,7 +5,7 @@
     OUT/TABLE/MODEL/SIZE/seed-N/result.json  written last, with its own sha256: with it the cell is not run again
 
 Cells of the same seed see the same data in the same order and begin with the same weights in all that they share
-(models/initial.py), so that differences between them are paired.
+(models/_initial.py), so that differences between them are paired.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from typing import Any
 import torch
 
 import joformer
+from joformer._io import make_folder, open_log, read_sealed, sealed, write_whole
 from joformer.experiments.results import RESULT
 from joformer.experiments.sources import Say, Source, TextSource
-from joformer.files import make_folder, open_log, read_sealed, sealed, write_whole
-from joformer.models.saving import MODELS, written
+from joformer.models._saving import MODELS, written
 from joformer.training import LanguageTask, Processes, Recipe, open_run, train
 from joformer.training.recipe import UNDECIDING
 from joformer.training.runs import CONFIG, SPEED, circumstances

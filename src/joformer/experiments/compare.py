@@ -14,14 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from joformer.bench.measure import geometric_mean
+from joformer.bench._measure import geometric_mean
 from joformer.experiments.cells import Cell
 from joformer.experiments.plans import Plan
 from joformer.experiments.results import RESULT, TABLE
 from joformer.experiments.sources import ImageSource, TextSource
 from joformer.experiments.variants import NAMES, variant
 from joformer.models import LMConfig, ViTConfig
-from joformer.models.vit import eighths
+from joformer.models._vit import eighths
 from joformer.training import Recipe
 from joformer.training.data.records import CLIPS, IMAGES
 from joformer.training.data.sources import files_under, is_hub, require_path

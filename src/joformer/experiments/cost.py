@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from joformer.bench.measure import fastest, keep_freed_memory
+from joformer._seeding import reseed
+from joformer.bench._measure import fastest, keep_freed_memory
 from joformer.experiments.cells import Cell, parameters
 from joformer.models import initialise
-from joformer.models.saving import MODELS, written
+from joformer.models._saving import MODELS, written
 from joformer.training import Processes
-from joformer.training.draws import reseed
 
 TURNS = 20
 

@@ -22,8 +22,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from joformer._io import open_log
 from joformer.experiments.cells import Cell, run
-from joformer.files import open_log
 from joformer.training import Stopped
 
 LOG = "workers.log"

@@ -21,7 +21,7 @@ from joformer.experiments.places import find
 from joformer.experiments.plans import Plan
 from joformer.experiments.sources import ImageSource, Scale
 from joformer.models import ClassifierConfig
-from joformer.models.classifier import Reading
+from joformer.models._classifier import Reading
 from joformer.training import Recipe
 
 EPOCHS = 50

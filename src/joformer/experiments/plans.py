@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from joformer._io import make_folder, write_json
 from joformer.experiments.cells import Cell, read_json
 from joformer.experiments.results import TABLE
 from joformer.experiments.sources import Scale, Source
-from joformer.files import make_folder, write_json
 
 METRICS = {
     # unit, whether more is better, whether seeds scatter so unevenly that a median says more than a mean

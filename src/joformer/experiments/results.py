@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from statistics import median
 from typing import Any
 
+from joformer._io import MANIFEST, check_folder, read_json, read_sealed
 from joformer.experiments.gathered import Gathered, Table, as_cell, as_table, finite
-from joformer.files import MANIFEST, check_folder, read_json, read_sealed
 
 TABLE, RESULT, REPORT = "table.json", "result.json", "report.json"
 ORDER = ("mnist", "cifar100", "imagenet", "wikipedia", "length", "overhead", "transport", "compare")

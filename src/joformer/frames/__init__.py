@@ -1,13 +1,13 @@
 """Frames: the rotation that each token carries (not a video frame), and the modules that make them."""
 
+from joformer.frames._base import FramesModule
+from joformer.frames._cumulative import CumulativeFrames
+from joformer.frames._dense import DenseFrames
+from joformer.frames._fixed import FixedFrames, NoFrames
+from joformer.frames._learned import LearnedFrames
+from joformer.frames._projected import ProjectedFrames
+from joformer.frames._tree import DenseTreeFrames, TreeFrames
 from joformer.frames._types import CurvedFrames, FlatFrames, Frames, Layout, is_flat
-from joformer.frames.base import FramesModule
-from joformer.frames.cumulative import CumulativeFrames
-from joformer.frames.dense import DenseFrames
-from joformer.frames.fixed import FixedFrames, NoFrames
-from joformer.frames.learned import LearnedFrames
-from joformer.frames.projected import ProjectedFrames
-from joformer.frames.tree import DenseTreeFrames, TreeFrames
 
 __all__ = [
     "CumulativeFrames",

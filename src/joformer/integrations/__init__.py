@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from joformer.integrations.saving import load
-from joformer.integrations.transport import strength_of, transport_values
+from joformer.integrations._transport import strength_of, transport_values
+from joformer.integrations.hf._save import load
 
 if TYPE_CHECKING:
-    from joformer.integrations.annealing import Anneal
-    from joformer.integrations.conversion import convert
-    from joformer.integrations.models import (
+    from joformer.integrations._annealing import Anneal
+    from joformer.integrations._convert import convert
+    from joformer.integrations.hf.models import (
         JoFormerConfig,
         JoFormerForCausalLM,
         JoFormerForImageClassification,
@@ -44,13 +44,13 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "Anneal":
-        from joformer.integrations.annealing import Anneal
+        from joformer.integrations._annealing import Anneal
 
         return Anneal
     if name == "convert":
-        from joformer.integrations.conversion import convert
+        from joformer.integrations._convert import convert
 
         return convert
-    from joformer.integrations import models
+    from joformer.integrations.hf import models
 
     return getattr(models, name)

@@ -5,14 +5,14 @@
 torch.Size([1, 5, 32])
 """
 
-from joformer.models.classifier import ClassifierConfig, MonoidalClassifier
-from joformer.models.initial import adapt, initialise
-from joformer.models.lm import JoFormerLM, LMConfig
-from joformer.models.losses import linear_cross_entropy
-from joformer.models.relations import RotatE
-from joformer.models.saving import load, save
-from joformer.models.ssm import JourneySSM
-from joformer.models.vit import VARIANTS, JoFormerViT, Variant, ViTConfig
+from joformer.models._classifier import ClassifierConfig, MonoidalClassifier
+from joformer.models._initial import adapt, initialise
+from joformer.models._lm import JoFormerLM, LMConfig
+from joformer.models._losses import linear_cross_entropy
+from joformer.models._relations import RotatE
+from joformer.models._saving import load, save
+from joformer.models._ssm import JourneySSM
+from joformer.models._vit import VARIANTS, JoFormerViT, Variant, ViTConfig
 
 __all__ = [
     "VARIANTS",

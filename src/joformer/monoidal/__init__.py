@@ -17,9 +17,9 @@ True
 """
 
 from joformer.algebra import concatenate, split
-from joformer.monoidal.alignment import Alignment, align
-from joformer.monoidal.embedding import MonoidalEmbedding
-from joformer.monoidal.representation import BlindSpots, blind_spots, m_representation
+from joformer.monoidal._alignment import Alignment, align
+from joformer.monoidal._embedding import MonoidalEmbedding
+from joformer.monoidal._representation import BlindSpots, blind_spots, m_representation
 
 __all__ = [
     "Alignment",

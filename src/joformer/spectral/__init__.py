@@ -14,12 +14,12 @@ True
 True
 """
 
-from joformer.spectral.composed import composed
-from joformer.spectral.fourier import dft, idft
-from joformer.spectral.learnable import LearnableTransform
-from joformer.spectral.spectrum import Spectrum, spectrum
-from joformer.spectral.trigonometric import dct, dst, idct, idst
-from joformer.spectral.walsh import hadamard, sequency_rows
+from joformer.spectral._composed import composed
+from joformer.spectral._fourier import dft, idft
+from joformer.spectral._learnable import LearnableTransform
+from joformer.spectral._spectrum import Spectrum, spectrum
+from joformer.spectral._trigonometric import dct, dst, idct, idst
+from joformer.spectral._walsh import hadamard, sequency_rows
 
 __all__ = [
     "LearnableTransform",

@@ -24,8 +24,8 @@ from typing import Any
 
 from torch import Tensor
 
-from joformer.files import check_files, checksum, make_folder, read_sealed, sealed, synchronise
-from joformer.models.saving import Layout, header
+from joformer._io import check_files, checksum, make_folder, read_sealed, sealed, synchronise
+from joformer.models._saving import Layout, header
 
 Say = Callable[[str], None]
 STATE = "state.json"

@@ -24,15 +24,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joformer.console import tell
-from joformer.files import MANIFEST, check_files, checksum, read_sealed, sealed, write_json, write_whole
+from joformer._io import MANIFEST, check_files, checksum, read_sealed, sealed, write_json, write_whole
+from joformer._log import tell
+from joformer._seeding import reseed
 from joformer.models import adapt, initialise
-from joformer.models.saving import MODELS, WEIGHTS, blank, save_weights, written
+from joformer.models._saving import MODELS, WEIGHTS, blank, save_weights, written
 from joformer.training import checkpoints
 from joformer.training.checkpoints import STATE, Checkpoint, Say, Unfit
 from joformer.training.conditions import deterministic, only_one, signals
 from joformer.training.diagnosis import where_it_broke
-from joformer.training.draws import reseed
 from joformer.training.processes import Processes, reshard
 from joformer.training.recipe import UNDECIDING, Recipe
 from joformer.training.runs import (

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 import joformer
-from joformer.files import LINKED, make_folder, open_log
+from joformer._io import LINKED, make_folder, open_log
 
 CONFIG, METRICS, SPEED, CHECKPOINTS = "config.json", "metrics.jsonl", "speed.jsonl", "checkpoints"
 KEPT = ("tokenizer.json", "classes.json")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from joformer.models.saving import MODELS, own_state, written
+from joformer.models._saving import MODELS, own_state, written
 from joformer.training.schedules import Stage
 
 

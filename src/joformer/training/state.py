@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from joformer.models.saving import Layout, difference, layout, own_state
+from joformer.models._saving import Layout, difference, layout, own_state
 from joformer.training.checkpoints import Checkpoint, Unfit
 from joformer.training.processes import Processes, fill, whole
 from joformer.training.recipe import Recipe, groups

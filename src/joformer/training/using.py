@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from joformer import models
-from joformer.console import tell
-from joformer.files import MANIFEST, check_folder, read_json
-from joformer.models.saving import WEIGHTS, blank, difference, layout, read_config
+from joformer._io import MANIFEST, check_folder, read_json
+from joformer._log import tell
+from joformer.models._saving import WEIGHTS, blank, difference, layout, read_config
 from joformer.training import checkpoints
 from joformer.training.checkpoints import STATE, Checkpoint, Say
 from joformer.training.data.tokenizer import Tokenizer

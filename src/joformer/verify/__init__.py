@@ -12,8 +12,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from joformer.verify import algebra, attention, order, tables, transforms
-from joformer.verify.claims import VERDICTS, Claim, Draw, Measured, Result, default_dtype, worst
+from joformer.verify import _algebra as algebra
+from joformer.verify import _attention as attention
+from joformer.verify import _order as order
+from joformer.verify import _tables as tables
+from joformer.verify import _transforms as transforms
+from joformer.verify._claims import VERDICTS, Claim, Draw, Measured, Result, default_dtype, worst
 
 __all__ = ["CLAIMS", "SECTIONS", "VERDICTS", "Claim", "Draw", "Measured", "Result", "choose", "run"]
 

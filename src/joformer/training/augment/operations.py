@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from joformer.algebra.checks import in_float64
+from joformer.algebra._checks import in_float64
 
 Images = UInt8[Tensor, "batch channels h w"]
 Strengths = Float[Tensor, " batch"]

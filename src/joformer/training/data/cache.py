@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from joformer.files import make_folder, open_log, read_json, synchronise
+from joformer._io import make_folder, open_log, read_json, synchronise
 from joformer.training.data.sources import content_hash
 
 MANIFEST = "manifest.json"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from joformer.files import open_file
+from joformer._io import open_file
 from joformer.training.data.sources import (
     Expansion,
     files_under,

@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
+from joformer._seeding import generator
 from joformer.training.data.records import hold_out
-from joformer.training.draws import generator
 
 RATE = 8000
 SAMPLES = 8192  # 1.024 s

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from joformer import files
-from joformer.training.draws import generator
+from joformer import _io as files
+from joformer._seeding import generator
 
 TESTS = ("test", "validation", "valid", "val")  # the first of these that has labels is the test split
 Say = Callable[[str], object]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from joformer.files import LIMITS, allowed, not_a_file, open_file
+from joformer._io import LIMITS, allowed, not_a_file, open_file
 
 HUB: dict[str, tuple[str, str | None]] = {
     "mnist": ("ylecun/mnist", None),

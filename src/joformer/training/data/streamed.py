@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from joformer.files import LIMITS, allowed
+from joformer._io import LIMITS, allowed
 from joformer.training.data.cache import cache_folder
 from joformer.training.data.opening import find, identity, open_records
 from joformer.training.data.records import IMAGES, Say, reason_of, silent

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joformer.files import make_folder, random_name
+from joformer._io import make_folder, random_name
 from joformer.training.data.records import TESTS, Kind, Rows, Say, pick_test, reason_of, row_name
 from joformer.training.data.sources import Expansion, content_hash, open_parquet
 

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from joformer.files import read_json, write_whole
+from joformer._io import read_json, write_whole
 
 # BPE's files spell a byte as one printable character (GPT-2's table): itself, or for the others one from 256 on.
 _PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from joformer.files import write_json
+from joformer._io import write_json
+from joformer._seeding import generator, seed_of
 from joformer.training.augment import Augment, Mix
 from joformer.training.data import Images, Streamed
-from joformer.training.draws import generator, seed_of
 from joformer.training.processes import Processes
 from joformer.training.tasks.parts import divides, rounds, share
 

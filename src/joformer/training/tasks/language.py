@@ -15,8 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from joformer._seeding import generator
 from joformer.training.data import Text, windows
-from joformer.training.draws import generator
 from joformer.training.processes import Processes
 from joformer.training.tasks.parts import divides, rounds, share
 

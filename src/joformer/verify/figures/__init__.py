@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from joformer.files import make_folder
+from joformer._io import make_folder
 from joformer.verify.figures.fields import angle_fields_figure
 from joformer.verify.figures.order import order_awareness_figure
 from joformer.verify.figures.sheet import FORMATS, require_matplotlib, write

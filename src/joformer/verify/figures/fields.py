@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from joformer.frames import CumulativeFrames, FixedFrames, LearnedFrames, ProjectedFrames, is_flat
-from joformer.frames.base import FramesModule, wrap
+from joformer.frames._base import FramesModule, wrap
 from joformer.positions import grid
 from joformer.verify.figures.sheet import Figure, sheet
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from joformer.files import write_whole
+from joformer._io import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

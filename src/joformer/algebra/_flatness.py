@@ -1,0 +1,208 @@
+"""Flat or curved: does the transport depend on the path?
+
+    R_i R_j = R_j R_i for all i, j     ⇔  every ordering of the same steps gives the same transport
+                                       ⇔  the transport round every loop is the identity
+
+for generators shared by all points. With a generator per datum, commuting is not enough: it takes
+
+    R_x(i,j) R_y(i,j+1) = R_y(i,j) R_x(i+1,j)        (x moves the column j, y the row i)
+
+which steps between the values of a potential satisfy by construction. Paper: "Path Transport and Commutativity",
+"Proof of Path Independence", "Flat/Curved Dichotomy".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from math import factorial, prod
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from joformer.algebra._checks import whole_numbers
+from joformer.algebra._generators import Generators
+from joformer.algebra._groups import Group, Torus
+from joformer.algebra._journeys import path_transport, unpack_letter
+
+MOST_ORDERINGS = 1000  # compared pairwise: a million distances
+
+
+def commutator(a: Tensor, b: Tensor, *, group: Group) -> Float[Tensor, "..."]:
+    """a b a⁻¹ b⁻¹, (..., *element): the identity exactly where a and b commute.
+
+    >>> from joformer.algebra import Orthogonal
+    >>> swap, flip = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, -1.0]])
+    >>> commutator(swap, flip, group=Orthogonal(2)) + 0
+    tensor([[-1.,  0.],
+            [ 0., -1.]])
+    """
+    return group.multiply(group.multiply(a, b), group.multiply(group.inverse(a), group.inverse(b)))
+
+
+def is_flat(generators: Generators, tol: float | None = None) -> bool:
+    """Whether all axis-step generators commute, ‖R_i R_j − R_j R_i‖ ≤ tol (default: √ε of the dtype).
+
+    >>> is_flat(Generators.torus(torch.randn(3, 2)))
+    True
+    """
+    return generators.curved_pair(tol) is None
+
+
+def path_spread(
+    generators: Generators, counts: Sequence[int], *, samples: int | None = None, seed: int = 0
+) -> Float[Tensor, ""]:
+    """The largest distance between the transports along orderings of counts[k] steps on each axis k.
+
+    All orderings when there are at most 1,000; otherwise, or with `samples`, that many drawn at random plus the
+    two that take whole axes at a time: a lower bound of the true spread.
+
+    >>> float(path_spread(Generators.torus(torch.ones(2, 1)), [2, 2])) < 1e-6
+    True
+    """
+    taken = whole_numbers(counts, generators.axes, "counts")
+    if min(taken) < 0:
+        raise ValueError(f"counts {taken} are negative: count 0 or more steps along each axis")
+    canonical = [k for k, n in enumerate(taken) for _ in range(n)]
+    orderings = factorial(sum(taken)) // prod(map(factorial, taken))
+    if samples is not None and samples < 1:
+        raise ValueError(f"samples must be 1 or more orderings, or None for all of them, got {samples}")
+    if samples is None and orderings <= MOST_ORDERINGS:
+        words = list(_orderings(taken))
+    else:
+        rng = torch.Generator().manual_seed(seed)
+        drawn = range(MOST_ORDERINGS if samples is None else samples)
+        shuffles = ([canonical[i] for i in torch.randperm(len(canonical), generator=rng).tolist()] for _ in drawn)
+        words = [canonical, canonical[::-1], *shuffles]
+    group = generators.group
+    steps = generators.steps[torch.tensor(words, dtype=torch.long, device=generators.steps.device)]
+    if not canonical:
+        return steps.new_zeros(())
+    ends = group.matrix(group.prefixes(steps.movedim(1, 0), exclusive=False)[-1]).flatten(-2)
+    return torch.cdist(ends, ends, compute_mode="donot_use_mm_for_euclid_dist").max()
+
+
+def holonomy(
+    steps: Generators | Sequence[Tensor],
+    loop: Sequence[int],
+    *,
+    group: Group | None = None,
+    start: Sequence[int] | None = None,
+) -> Float[Tensor, "..."]:
+    """The transport round a closed word of steps (k forward, ~k back on axis k), (*element): I when flat.
+
+    `steps` is one set of generators for all points, or a generator per datum as (down, across) of
+    `grid_from_potential` with their group; then `start` is the (row, column) the loop leaves from, by default (0, 0).
+
+    >>> float(holonomy(Generators.torus(torch.randn(2, 1)), [0, 1, ~0, ~1]).abs().max()) < 1e-6
+    True
+    """
+    axes = steps.axes if isinstance(steps, Generators) else len(steps)
+    moved: Counter[int] = Counter()
+    for letter in loop:
+        axis, n = unpack_letter(letter)
+        if axis >= axes:
+            raise ValueError(f"unknown axis {axis}: the generators have axes 0 to {axes - 1}")
+        moved[axis] += n
+    if any(moved.values()):
+        axis, n = next((k, n) for k, n in moved.items() if n)
+        raise ValueError(f"the loop is not closed, it ends {n:+d} along axis {axis}: every step k needs its ~k")
+    if isinstance(steps, Generators):
+        return path_transport(steps, loop)
+    if group is None:
+        raise ValueError("holonomy got steps per datum and no group: say Torus(planes) or Orthogonal(dim)")
+    if axes != 2:
+        raise ValueError(f"steps per datum came for {axes} axes: give two, (down, across)")
+    fields = _fields(steps[0], steps[1], group)
+    at = list(whole_numbers((0, 0) if start is None else start, 2, "start"))
+    transport = group.identity().to(fields[0])
+    for letter in loop:
+        axis, n = unpack_letter(letter)
+        edge = [p - (n < 0 and k == axis) for k, p in enumerate(at)]
+        if any(not 0 <= p < size for p, size in zip(edge, fields[axis].shape, strict=False)):
+            raise ValueError(f"the loop leaves the grid at {tuple(at)} along axis {axis}: it must stay inside")
+        step = fields[axis][tuple(edge)]
+        transport = group.multiply(transport, step if n > 0 else group.inverse(step))
+        at[axis] += n
+    return transport
+
+
+def interchange_defect(generators: Generators, extents: Sequence[int]) -> Float[Tensor, ""]:
+    """How far (x ∘_i y) ∘_j (z ∘_i w) is from (x ∘_j z) ∘_i (y ∘_j w) when x has these extents.
+
+    It is the largest ‖R_i^{n_i} R_j^{n_j} − R_j^{n_j} R_i^{n_i}‖ over pairs of axes: the law can hold for some
+    extents and curved generators, namely where those powers commute.
+
+    >>> swap, flip = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, -1.0]])
+    >>> g = Generators.orthogonal(torch.stack([swap, flip]))
+    >>> [round(float(interchange_defect(g, n)), 3) for n in ((1, 1), (2, 1))]
+    [2.828, 0.0]
+    """
+    reach = whole_numbers(extents, generators.axes, "extents")
+    if min(reach) < 0:
+        raise ValueError(f"extents {reach} are negative: an element reaches 0 or more cells along each axis")
+    group = generators.group
+    powers = [generators.power(k, n) for k, n in enumerate(reach)]
+    defects = [group.distance(group.multiply(a, b), group.multiply(b, a)) for a, b in combinations(powers, 2)]
+    return torch.stack([generators.steps.new_zeros(()), *defects]).max()
+
+
+def plaquette_defect(down: Tensor, across: Tensor, *, group: Group) -> Float[Tensor, "_rows _columns"]:
+    """‖R_x(i,j) R_y(i,j+1) − R_y(i,j) R_x(i+1,j)‖ round every unit square of a grid with a generator per datum.
+
+    Axes are in array order. down (rows − 1, columns, *element) is R_y: down[i, j] leads from (i, j) to (i+1, j).
+    across (rows, columns − 1, *element) is R_x: across[i, j] leads from (i, j) to (i, j+1). The result has shape
+    (rows − 1, columns − 1) and is zero exactly when no two paths on the grid disagree.
+
+    >>> down, across = torch.zeros(2, 3, 1), torch.zeros(3, 2, 1)
+    >>> across[1, 0] = torch.pi
+    >>> plaquette_defect(down, across, group=Torus(1)).round(decimals=3)
+    tensor([[2.8280, 0.0000],
+            [2.8280, 0.0000]])
+    """
+    down, across = _fields(down, across, group)
+    across_then_down = group.multiply(across[:-1], down[:, 1:])
+    down_then_across = group.multiply(down[:, :-1], across[1:])
+    return group.distance(across_then_down, down_then_across)
+
+
+def grid_from_potential(theta: Tensor, *, group: Group | None = None) -> tuple[Tensor, Tensor]:
+    """Steps (down, across) between neighbours of a potential θ (rows, columns, *element), as `plaquette_defect` wants.
+
+    Each is the journey back from the next point, A(p)⁻¹ A(p + e_k), on the torus θ(p + e_k) − θ(p). The group is
+    the torus unless given; with matrices the grid is path-independent although they need not commute.
+
+    >>> down, across = grid_from_potential(torch.randn(3, 4, 2))
+    >>> tuple(down.shape), tuple(across.shape)
+    ((2, 4, 2), (3, 3, 2))
+    """
+    group = Torus(theta.shape[-1]) if group is None else group
+    group.check(theta, "the potential")
+    if theta.ndim != 2 + group.rank or min(theta.shape[:2]) < 1:
+        raise ValueError(f"the potential has shape {tuple(theta.shape)}: give (rows, columns, ...), none empty")
+    return group.journey(theta[1:], theta[:-1]), group.journey(theta[:, 1:], theta[:, :-1])
+
+
+def _fields(down: Tensor, across: Tensor, group: Group) -> tuple[Tensor, Tensor]:
+    group.check(down, "down")
+    group.check(across, "across")
+    rows, columns = across.shape[0], down.shape[1] if down.ndim > 1 else 0
+    if down.ndim != 2 + group.rank or down.ndim != across.ndim or not rows or not columns:
+        raise ValueError(f"steps have shapes {tuple(down.shape)}, {tuple(across.shape)}: both are (rows, columns, ...)")
+    if down.shape[0] != rows - 1 or across.shape[1] != columns - 1:
+        raise ValueError(
+            f"the grid is ragged, down {tuple(down.shape[:2])} and across {tuple(across.shape[:2])}: "
+            "they must be (rows − 1, columns) and (rows, columns − 1), in this order"
+        )
+    return down, across
+
+
+def _orderings(counts: Sequence[int]) -> Iterator[list[int]]:
+    if not any(counts):
+        yield []
+    for k, n in enumerate(counts):
+        if n:
+            rest = [m - (i == k) for i, m in enumerate(counts)]
+            yield from ([k, *tail] for tail in _orderings(rest))

@@ -1,0 +1,139 @@
+"""Axis-step generators: one operator per axis, shared by every point of the grid.
+
+    A_n = R_1^{n_1} ⋯ R_D^{n_D},        flat  ⇔  R_i R_j = R_j R_i for all i, j
+
+Paper: "Path Transport and Commutativity", "Flat/Curved Dichotomy".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+
+from torch import Tensor
+
+from joformer.algebra._checks import require_tensor
+from joformer.algebra._groups import Group, Orthogonal, Torus
+
+
+@dataclass(frozen=True, eq=False)
+class Generators:
+    """A group and its axis-step generators R_1 … R_D, `steps` (axes, *element); checked when made.
+
+    >>> import torch
+    >>> rows_and_columns = Generators.torus(torch.tensor([[0.1, 0.0], [0.0, 0.2]]))
+    >>> rows_and_columns.axes, rows_and_columns.dim
+    (2, 4)
+    >>> rows_and_columns.power(1, 3)
+    tensor([0.0000, 0.6000])
+    """
+
+    group: Group
+    steps: Tensor
+
+    def __post_init__(self) -> None:
+        if self.steps.ndim != 1 + self.group.rank or not self.steps.shape[0]:
+            wanted = ", ".join(map(str, self.group.shape))
+            raise ValueError(f"generators have shape {tuple(self.steps.shape)}: give one per axis, (axes, {wanted})")
+        for axis, step in enumerate(self.steps):
+            self.group.check(step, f"the generator of axis {axis}")
+
+    @classmethod
+    def torus(cls, angles: Tensor) -> Generators:
+        """Generators from angles (axes, planes): R_k = diag(R(φ_k1), …); always flat.
+
+        >>> import torch
+        >>> Generators.torus(torch.zeros(3, 5)).group
+        Torus(planes=5)
+        """
+        require_tensor(angles, "angles", "(axes, planes)")
+        if angles.ndim != 2 or not angles.numel():
+            raise ValueError(f"angles have shape {tuple(angles.shape)}: give (axes, planes), neither of them 0")
+        return cls(Torus(angles.shape[-1]), angles)
+
+    @classmethod
+    def orthogonal(cls, matrices: Tensor, *, flat: bool = False) -> Generators:
+        """Generators from orthogonal matrices (axes, dim, dim): R_k is the matrix; flat or curved.
+
+        With `flat` they are promised to commute, and refused where they do not.
+
+        >>> import torch
+        >>> Generators.orthogonal(torch.eye(3).expand(2, 3, 3)).group
+        Orthogonal(dim=3)
+        """
+        require_tensor(matrices, "matrices", "(axes, dim, dim)")
+        if matrices.ndim != 3 or not matrices.numel() or matrices.shape[1] != matrices.shape[2]:
+            raise ValueError(f"matrices have shape {tuple(matrices.shape)}: give (axes, dim, dim), none of them 0")
+        generators = cls(Orthogonal(matrices.shape[-1]), matrices)
+        if flat:
+            generators.require_flat()
+        return generators
+
+    @property
+    def axes(self) -> int:
+        """The number of axes D."""
+        return self.steps.shape[0]
+
+    @property
+    def dim(self) -> int:
+        """The dimension d of the content acted on."""
+        return self.group.dim
+
+    def axis(self, axis: int | None) -> int:
+        """The axis itself once it is known to exist; None stands for the only one.
+
+        >>> import torch
+        >>> Generators.torus(torch.zeros(2, 1)).axis(2)
+        Traceback (most recent call last):
+        ValueError: unknown axis 2: the generators have axes 0 to 1
+        """
+        if axis is None and self.axes == 1:
+            return 0
+        if axis is None:
+            raise ValueError(f"no axis given: the generators have {self.axes}, so say axis=0 to {self.axes - 1}")
+        if not 0 <= axis < self.axes:
+            raise ValueError(f"unknown axis {axis}: the generators have axes 0 to {self.axes - 1}")
+        return axis
+
+    def power(self, axis: int, n: int | float | Tensor) -> Tensor:
+        """R_axisⁿ, (..., *element) for n (...)."""
+        return self.group.power(self.steps[self.axis(axis)], n)
+
+    def same_as(self, other: Generators) -> bool:
+        """Whether the other set has the same group and the same values.
+
+        >>> import torch
+        >>> Generators.torus(torch.zeros(1, 2)).same_as(Generators.torus(torch.ones(1, 2)))
+        False
+        """
+        if self.steps is other.steps:
+            return True
+        same_kind = self.group == other.group and self.steps.shape == other.steps.shape
+        return same_kind and bool((self.steps.detach() == other.steps.detach()).all())
+
+    def curved_pair(self, tol: float | None = None) -> tuple[int, int] | None:
+        """The first pair of axes whose generators do not commute, or None when all do.
+
+        >>> import torch
+        >>> swap, flip = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, -1.0]])
+        >>> Generators.orthogonal(torch.stack([swap, flip])).curved_pair()
+        (0, 1)
+        """
+        for i, j in combinations(range(self.axes), 2):
+            if not self.group.commutes(self.steps[i], self.steps[j], tol):
+                return i, j
+        return None
+
+    def require_flat(self, tol: float | None = None) -> Generators:
+        """These generators, where flatness is promised: refused, naming the pair, unless all commute.
+
+        >>> import torch
+        >>> Generators.orthogonal(torch.eye(2).expand(2, 2, 2)).require_flat().axes
+        2
+        """
+        pair = self.curved_pair(tol)
+        if pair is not None:
+            raise ValueError(
+                f"the generators of axes {pair[0]} and {pair[1]} do not commute: flat ones must, as on a torus"
+            )
+        return self

@@ -1,0 +1,300 @@
+"""The two groups a journey can live in: the torus (angles) and the orthogonal group (matrices).
+
+    R(φ) = [[cos φ, −sin φ], [sin φ, cos φ]]          on the interleaved pair (2b, 2b+1)
+    P_{src→dst} = A_dst⁻¹ A_src                        the journey, in either group
+
+Paper: "Compositional Data Points", "Journey Operator and Score/Value Attention". Everything else in this
+package is written once over `Group`, so whatever is said of rotations by angles is said of matrices too.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from joformer.algebra._checks import in_float64, require_finite, require_tensor, tolerance
+
+TURN = 2 * math.pi
+SCAN_BLOCK = 128  # rows summed in one go: measured fastest between 16 and 256
+
+
+class Group(ABC):
+    """What a group of operators on ℝ^dim offers; an element is a tensor whose last `rank` dimensions are its own.
+
+    >>> [(type(g).__name__, g.dim, g.rank) for g in (Torus(3), Orthogonal(6))]
+    [('Torus', 6, 1), ('Orthogonal', 6, 2)]
+    """
+
+    rank: ClassVar[int]
+
+    if TYPE_CHECKING:  # a real property here would become the default of Orthogonal's field of that name
+
+        @property
+        def dim(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one element."""
+
+    @abstractmethod
+    def identity(self, *batch: int, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
+        """The identity, (*batch, *shape)."""
+
+    @abstractmethod
+    def multiply(self, a: Tensor, b: Tensor) -> Tensor:
+        """The product ab: b acts first."""
+
+    @abstractmethod
+    def inverse(self, a: Tensor) -> Tensor:
+        """The inverse a⁻¹."""
+
+    @abstractmethod
+    def power(self, a: Tensor, n: int | float | Tensor) -> Tensor:
+        """The power aⁿ, n a number or a tensor broadcastable to the batch of a."""
+
+    @abstractmethod
+    def matrix(self, a: Tensor) -> Tensor:
+        """The operator as a matrix (..., dim, dim)."""
+
+    @abstractmethod
+    def act(self, a: Tensor, v: Tensor) -> Tensor:
+        """The operator applied to vectors v (..., dim), in their dtype where it is floating point."""
+
+    @abstractmethod
+    def distance(self, a: Tensor, b: Tensor) -> Tensor:
+        """The Frobenius norm of the difference of the two matrices, (...)."""
+
+    @abstractmethod
+    def prefixes(self, steps: Tensor, *, exclusive: bool) -> Tensor:
+        """All left-to-right products along the first dimension; `scan` is the checked, general form."""
+
+    def journey(self, src: Tensor, dst: Tensor) -> Tensor:
+        """P_{src→dst} = A_dst⁻¹ A_src from two absolute operators, batches broadcast."""
+        return self.multiply(self.inverse(dst), src)
+
+    def commutes(self, a: Tensor, b: Tensor, tol: float | None = None) -> Bool[Tensor, "..."]:
+        """Whether ab = ba, up to `tol` (default: √ε of the dtype) in `distance`; (...)."""
+        limit = tolerance(torch.promote_types(a.dtype, b.dtype)) if tol is None else tol
+        return self.distance(self.multiply(a, b), self.multiply(b, a)) <= limit
+
+    def check_shape(self, a: Tensor, name: str = "element") -> None:
+        """Refuse a tensor whose last dimensions are not those of an element."""
+        require_tensor(a, name, f"(..., {', '.join(map(str, self.shape))})")
+        if tuple(a.shape[a.ndim - self.rank :]) != self.shape or a.ndim < self.rank:
+            raise ValueError(
+                f"{name} has shape {tuple(a.shape)}: {self} needs (..., {', '.join(map(str, self.shape))})"
+            )
+
+    def check_vector(self, v: Tensor, name: str = "vector") -> None:
+        """Refuse vectors whose last dimension is not `dim`."""
+        require_tensor(v, name, f"(..., {self.dim})")
+        if v.ndim and v.shape[-1] == self.dim:
+            return
+        torn = self.rank == 1 and v.ndim and v.shape[-1] % 2
+        odd = "an odd dimension cannot be split into planes, " if torn else ""
+        raise ValueError(f"{name} has shape {tuple(v.shape)}: {odd}{self} needs (..., {self.dim})")
+
+    def check(self, a: Tensor, name: str = "element") -> None:
+        """Refuse what is not an element of this group: wrong shape, NaN, infinity, not orthogonal."""
+        self.check_shape(a, name)
+        require_finite(a, name)
+
+
+@dataclass(frozen=True)
+class Torus(Group):
+    """SO(2)^planes: an element is its angles (..., planes), in radians, equal modulo 2π.
+
+    Products and powers are formed in fp64 and kept within one turn, so that an angle in fp32 stays accurate
+    however many steps it sums.
+
+    >>> torus = Torus(2)
+    >>> quarter = torch.tensor([math.pi / 2, 0.0])
+    >>> torus.act(quarter, torch.tensor([1.0, 0.0, 1.0, 0.0])).round(decimals=4) + 0
+    tensor([0., 1., 1., 0.])
+    >>> bool(torus.distance(torus.power(quarter, 4), torus.identity()) < 1e-6)
+    True
+    """
+
+    planes: int
+    rank: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.planes, int) or self.planes < 1:
+            raise ValueError(f"a torus of {self.planes} planes acts on nothing: planes must be 1 or more")
+
+    @classmethod
+    def from_dim(cls, dim: int) -> Torus:
+        """The torus that acts on ℝ^dim, dim even.
+
+        >>> Torus.from_dim(8)
+        Torus(planes=4)
+        """
+        if dim % 2:
+            raise ValueError(f"dimension {dim} is odd: a torus needs pairs, so an even dimension such as {dim + 1}")
+        return cls(dim // 2)
+
+    @property
+    def dim(self) -> int:
+        """The dimension acted on, two per plane."""
+        return 2 * self.planes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.planes,)
+
+    def identity(
+        self, *batch: int, dtype: torch.dtype | None = None, device: torch.device | None = None
+    ) -> Float[Tensor, "*batch _planes"]:
+        return torch.zeros(*batch, self.planes, dtype=dtype, device=device)
+
+    def multiply(
+        self, a: Float[Tensor, "... _planes"], b: Float[Tensor, "... _planes"]
+    ) -> Float[Tensor, "... _planes"]:
+        self.check_shape(a)
+        self.check_shape(b)
+        return _within_a_turn(in_float64(a) + in_float64(b)).to(a.device, torch.promote_types(a.dtype, b.dtype))
+
+    def inverse(self, a: Float[Tensor, "... _planes"]) -> Float[Tensor, "... _planes"]:
+        self.check_shape(a)
+        return -a
+
+    def power(self, a: Float[Tensor, "... _planes"], n: int | float | Tensor) -> Float[Tensor, "... _planes"]:
+        """aⁿ for any real n: n times the angle given, (..., planes)."""
+        self.check_shape(a)
+        angles = in_float64(a)
+        return _within_a_turn(angles * (n.to(angles)[..., None] if isinstance(n, Tensor) else n)).to(a)
+
+    def matrix(self, a: Float[Tensor, "... _planes"]) -> Float[Tensor, "... _dim _dim"]:
+        self.check_shape(a)
+        cos, sin = a.cos(), a.sin()
+        blocks = torch.stack([cos, -sin, sin, cos], -1).unflatten(-1, (2, 2))
+        placed = torch.einsum("...prc,pq->...prqc", blocks, torch.eye(self.planes, dtype=a.dtype, device=a.device))
+        return placed.flatten(-2).flatten(-3, -2)
+
+    def act(self, a: Float[Tensor, "... _planes"], v: Float[Tensor, "... _dim"]) -> Float[Tensor, "... _dim"]:
+        self.check_shape(a)
+        self.check_vector(v)
+        first, second = v[..., 0::2], v[..., 1::2]
+        cos, sin = a.cos(), a.sin()
+        # In the content's own dtype, however precise the angles are.
+        turned = torch.stack([cos * first - sin * second, sin * first + cos * second], -1).flatten(-2)
+        return turned.to(v.dtype) if v.is_floating_point() else turned
+
+    def distance(self, a: Float[Tensor, "... _planes"], b: Float[Tensor, "... _planes"]) -> Float[Tensor, "..."]:
+        self.check_shape(a)
+        self.check_shape(b)
+        # ‖R(α) − R(β)‖² = 8 sin²((α − β)/2) per plane: blind to whole turns, exact near zero.
+        return math.sqrt(8) * torch.linalg.vector_norm(((a - b) / 2).sin(), dim=-1)
+
+    def prefixes(self, steps: Float[Tensor, "steps ..."], *, exclusive: bool) -> Float[Tensor, "steps ..."]:
+        size = steps.shape[0]
+        block = min(SCAN_BLOCK, max(size, 1))
+        # Summed in turns, in place, in blocks and then over block totals: at 65,536 steps what costs is
+        # touching fresh memory, and a cumsum over one long strided dimension is three times slower.
+        zero = in_float64(steps[:1]).new_zeros(1, *steps.shape[1:])
+        body = [zero, steps[:-1]] if exclusive else [steps]
+        turns = torch.cat([part.to(zero.device) for part in [*body, zero.expand(-size % block, *zero.shape[1:])]])
+        turns = turns.to(torch.float64).mul_(1 / TURN).unflatten(0, (-1, block)).cumsum_(1)
+        totals = turns[:, -1]
+        turns = turns.add_((totals.cumsum(0) - totals).unsqueeze(1)).flatten(0, 1)[:size]
+        return turns.frac_().mul_(TURN).to(steps)
+
+
+@dataclass(frozen=True)
+class Orthogonal(Group):
+    """O(dim), reflections included: an element is an orthogonal matrix (..., dim, dim).
+
+    >>> group = Orthogonal(2)
+    >>> turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
+    >>> group.act(group.power(turn, torch.tensor([1, 2, -1])), torch.tensor([1.0, 0.0])) + 0
+    tensor([[ 0.,  1.],
+            [-1.,  0.],
+            [ 0., -1.]])
+    """
+
+    dim: int
+    rank: ClassVar[int] = 2
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.dim, int) or self.dim < 1:
+            raise ValueError(f"dimension {self.dim} is empty: it must be 1 or more")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.dim, self.dim)
+
+    def identity(
+        self, *batch: int, dtype: torch.dtype | None = None, device: torch.device | None = None
+    ) -> Float[Tensor, "*batch _dim _dim"]:
+        return torch.eye(self.dim, dtype=dtype, device=device).repeat(*batch, 1, 1)
+
+    def multiply(
+        self, a: Float[Tensor, "... _dim _dim"], b: Float[Tensor, "... _dim _dim"]
+    ) -> Float[Tensor, "... _dim _dim"]:
+        self.check_shape(a)
+        self.check_shape(b)
+        common = torch.promote_types(a.dtype, b.dtype)
+        return a.to(common) @ b.to(common)
+
+    def inverse(self, a: Float[Tensor, "... _dim _dim"]) -> Float[Tensor, "... _dim _dim"]:
+        self.check_shape(a)
+        return a.mT
+
+    def power(self, a: Float[Tensor, "... _dim _dim"], n: int | float | Tensor) -> Float[Tensor, "... _dim _dim"]:
+        """aⁿ for whole n, negative too, by repeated squaring: one matrix product per bit of the largest |n|."""
+        self.check_shape(a)
+        exponent = torch.as_tensor(n)
+        if (exponent.long() != exponent).any():
+            raise ValueError(f"power {n} of a matrix is not whole: give integers, real powers exist on the torus")
+        exponent = exponent.long().to(a.device)[..., None, None]
+        base = torch.where(exponent < 0, a.mT, a)
+        result, left = self.identity(dtype=a.dtype, device=a.device).expand_as(base), exponent.abs()
+        while left.any():
+            result = torch.where(left % 2 == 1, result @ base, result)
+            base, left = base @ base, left // 2
+        return result
+
+    def matrix(self, a: Float[Tensor, "... _dim _dim"]) -> Float[Tensor, "... _dim _dim"]:
+        self.check_shape(a)
+        return a
+
+    def act(self, a: Float[Tensor, "... _dim _dim"], v: Float[Tensor, "... _dim"]) -> Float[Tensor, "... _dim"]:
+        self.check_shape(a)
+        self.check_vector(v)
+        common = torch.promote_types(a.dtype, v.dtype)
+        moved = torch.einsum("...ij,...j->...i", a.to(common), v.to(common))
+        return moved.to(v.dtype) if v.is_floating_point() else moved
+
+    def distance(self, a: Float[Tensor, "... _dim _dim"], b: Float[Tensor, "... _dim _dim"]) -> Float[Tensor, "..."]:
+        self.check_shape(a)
+        self.check_shape(b)
+        return torch.linalg.matrix_norm(a - b)
+
+    def check(self, a: Tensor, name: str = "element") -> None:
+        super().check(a, name)
+        error = (a.detach().mT @ a.detach() - torch.eye(self.dim, dtype=a.dtype, device=a.device)).abs()
+        if (error > (limit := tolerance(a.dtype))).any():
+            raise ValueError(f"{name} is not orthogonal: |AᵀA − I| is {error.max():.1e}, it must be below {limit:.1e}")
+
+    def prefixes(self, steps: Float[Tensor, "steps ..."], *, exclusive: bool) -> Float[Tensor, "steps ..."]:
+        if exclusive:
+            first = self.identity(*steps.shape[1:-2], dtype=steps.dtype, device=steps.device)
+            return torch.cat([first[None], self.prefixes(steps[:-1], exclusive=False)]) if len(steps) else steps
+        if len(steps) < 2:
+            return steps
+        # Neighbours first, then the prefixes of pairs, then the places between: depth 2 log₂ T, 2T products.
+        odd = self.prefixes(steps[0:-1:2] @ steps[1::2], exclusive=False)
+        even = torch.cat([steps[:1], odd[: (len(steps) - 1) // 2] @ steps[2::2]])
+        woven = torch.stack([even[: len(odd)], odd], 1).flatten(0, 1)
+        return torch.cat([woven, even[len(odd) :]])
+
+
+def _within_a_turn(angles: Tensor) -> Tensor:
+    return (angles / TURN).frac() * TURN

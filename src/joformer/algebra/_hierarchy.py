@@ -1,0 +1,94 @@
+"""The value-path hierarchy: attention, two kinds of state-space model and JoFormer as one formula.
+
+    c_k = Σ_j w_kj K_{j→k} v_j          K_{j→k} = C_k⁻¹ C_j
+
+                      K_{j→k}                 C_t                       given
+    attention         I                       I                         nothing
+    linear SSM        R^{k−j}                 R^{−t}                    one step R for all
+    selective SSM     A_k ⋯ A_{j+1}           (A_t ⋯ A_1)⁻¹             a step A_t for each token
+    JoFormer          A_k⁻¹ A_j               A_t                       the absolute operator A_t of each token
+
+Every kernel is a journey between absolute operators C; what tells the four apart is where C comes from. Paper:
+"Value-Path Hierarchy and SSM Bridge", whose product over transitions descends (CLAIMS.md rows 21 and 22).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from joformer.algebra._elements import scan
+from joformer.algebra._groups import Group
+from joformer.algebra._journeys import value_path
+
+Kernel = Literal["attention", "linear_ssm", "selective_ssm", "joformer"]
+KERNELS = get_args(Kernel)
+NEEDS = {
+    "attention": "attention moves no values and takes neither",
+    "linear_ssm": "linear_ssm takes steps (..., *element), one for all tokens",
+    "selective_ssm": "selective_ssm takes steps (..., T, *element), one for each token",
+    "joformer": "joformer takes operators (..., T, *element), the absolute operator of each token",
+}
+
+
+def hierarchy(
+    kernel: Kernel,
+    values: Tensor,
+    *,
+    group: Group,
+    steps: Tensor | None = None,
+    operators: Tensor | None = None,
+    weights: Tensor | None = None,
+) -> Float[Tensor, "... _queries _dim"]:
+    """c_k = Σ_j w_kj K_{j→k} v_j for values (..., T, dim): all of them at once, (..., T, dim).
+
+    "attention"       nothing moves
+    "linear_ssm"      steps (..., *element), one for all: h_t = R h_{t−1} + v_t
+    "selective_ssm"   steps (..., T, *element), one for each token: h_t = A_t h_{t−1} + v_t from h_0 = 0
+    "joformer"        operators (..., T, *element), the absolute operator of each token
+
+    weights (..., T, T) default to 1 for j ≤ k and 0 elsewhere in the two recurrences, and must be given for the
+    other two. A recurrence that also decays, h_t = λ_t A_t h_{t−1} + v_t, has w_kj = λ_k ⋯ λ_{j+1}: decay is no
+    element of the group.
+
+    >>> from joformer.algebra import Torus
+    >>> quarter = torch.tensor([torch.pi / 2])
+    >>> ones = torch.tensor([[1.0, 0.0]]).expand(3, 2)
+    >>> hierarchy("linear_ssm", ones, group=Torus(1), steps=quarter).round(decimals=3) + 0
+    tensor([[1., 0.],
+            [1., 1.],
+            [0., 1.]])
+    """
+    group.check_vector(values, "values")
+    if values.ndim < 2:
+        raise ValueError(f"values have shape {tuple(values.shape)}: there must be a time dimension, (..., T, dim)")
+    frames = _frames(kernel, values.shape[-2], group, steps, operators)
+    frames = frames.to(values.device, values.dtype) if kernel == "attention" else frames
+    if weights is None:
+        if kernel in ("attention", "joformer"):
+            raise ValueError(f"{kernel} has no weights of its own: give weights (..., T, T), e.g. a softmax of scores")
+        weights = torch.ones(values.shape[-2], values.shape[-2], dtype=values.dtype, device=values.device).tril()
+    return value_path(weights, values, group=group, src=frames, dst=frames)
+
+
+def _frames(kernel: str, tokens: int, group: Group, steps: Tensor | None, operators: Tensor | None) -> Tensor:
+    """C_t of every token, (..., T, *element)."""
+    if kernel not in KERNELS:
+        raise ValueError(f"unknown kernel {kernel!r}: it must be one of {', '.join(KERNELS)}")
+    for name, its, kernels in (("steps", steps, KERNELS[1:3]), ("operators", operators, KERNELS[3:])):
+        if (its is None) == (kernel in kernels):
+            raise ValueError(f"{name} {'are missing' if its is None else 'mean nothing here'}: {NEEDS[kernel]}")
+    if kernel == "attention":
+        return group.identity(tokens)
+    given = operators if steps is None else steps
+    assert given is not None
+    group.check(given, "operators" if steps is None else "steps")
+    if kernel == "linear_ssm":
+        return group.power(given.unsqueeze(-1 - group.rank), -torch.arange(tokens, device=given.device))
+    if given.ndim == group.rank or given.shape[-1 - group.rank] != tokens:
+        raise ValueError(f"{tuple(given.shape)} is not one for each of {tokens} tokens: {NEEDS[kernel]}")
+    # (A_t ⋯ A_1)⁻¹ = A_1⁻¹ ⋯ A_t⁻¹: the inverses, multiplied left to right.
+    return given if kernel == "joformer" else scan(group, group.inverse(given), exclusive=False)

@@ -1,0 +1,269 @@
+"""JourneyAttention: projections around journey attention.
+
+q, k, v = W x  →  rotated packed, in place  →  attention  →  A_i⁻¹ per head  →  W_o
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from joformer.attention._cache import JourneyCache, Unchanged
+from joformer.attention._functional import (
+    Backend,
+    Transport,
+    Weighting,
+    all_frames,
+    attend,
+    check_frames,
+    check_mask,
+    check_options,
+    journey_attention,
+    sides,
+)
+from joformer.frames import FlatFrames, Frames, is_flat
+from joformer.rotation import is_plain, own_projection, rotate, rotate_packed_, unrotate_linear
+
+Inner = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Attention in the common frame: q, k, v (batch, tokens, heads, head_dim) → (batch, queries, heads, value_dim)."""
+
+
+class JourneyAttention(nn.Module):
+    """Multi-head attention whose scores and values travel: x (batch, tokens, dim) → the same shape.
+
+    c_i = W_o A_i⁻¹ Σ_j α_ij A_j v_j, with α = softmax((A_i q_i)ᵀ(A_j k_j) / √head_dim).
+
+    kv_heads fewer than heads is grouped-query attention; frames then have 1 head or kv_heads. `value_dim` is the
+    width of a value head (default head_dim = dim // heads). `context_dim` makes it cross-attention: keys and values
+    come from `context` (batch, keys, context_dim) in the call, with frames of their own as `key_frames`.
+
+    >>> import torch
+    >>> from joformer import FixedFrames, positions
+    >>> attention = JourneyAttention(256, 4, causal=True)
+    >>> frames = FixedFrames(64)(positions.sequence(16))
+    >>> attention(torch.rand(2, 16, 256), frames).shape
+    torch.Size([2, 16, 256])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        *,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        value_dim: int | None = None,
+        context_dim: int | None = None,
+        transport: Transport = "both",
+        causal: bool = False,
+        window: int | None = None,
+        dropout: float = 0.0,
+        scale: float | None = None,
+        weighting: Weighting = "softmax",
+        bias: bool = False,
+        backend: Backend = "auto",
+    ) -> None:
+        super().__init__()
+        kv_heads = heads if kv_heads is None else kv_heads
+        if heads < 1 or kv_heads < 1 or heads % kv_heads:
+            raise ValueError(f"heads={heads} must be a positive multiple of kv_heads={kv_heads}")
+        if head_dim is None and dim % heads:
+            raise ValueError(f"dim={dim} does not divide into {heads} heads: choose another number, or give head_dim=")
+        self.dim, self.heads, self.kv_heads = dim, heads, kv_heads
+        if dim < 1 or (head_dim is not None and head_dim < 1) or (value_dim is not None and value_dim < 1):
+            raise ValueError(f"widths must be 1 or more, got dim={dim}, head_dim={head_dim}, value_dim={value_dim}")
+        self.head_dim = dim // heads if head_dim is None else head_dim
+        self.value_dim = self.head_dim if value_dim is None else value_dim
+        self.context_dim = context_dim
+        self.scale = 1.0 / math.sqrt(self.head_dim) if scale is None else scale
+        if causal and context_dim is not None:
+            raise ValueError(
+                "cross-attention has no causal order between its two sequences: use causal=False and a mask"
+            )
+        sides(transport)
+        check_options(window, dropout, weighting, backend)
+        self.transport, self.causal, self.window = transport, causal, window
+        self.dropout, self.weighting, self.backend = dropout, weighting, backend
+        q, k, v = heads * self.head_dim, kv_heads * self.head_dim, kv_heads * self.value_dim
+        if context_dim is None:
+            self.qkv = nn.Linear(dim, q + k + v, bias=bias)
+        else:
+            self.q = nn.Linear(dim, q, bias=bias)
+            self.kv = nn.Linear(context_dim, k + v, bias=bias)
+        self.out = nn.Linear(heads * self.value_dim, dim, bias=bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch tokens dim"],
+        frames: Frames,
+        *,
+        context: Float[Tensor, "batch keys context_dim"] | None = None,
+        key_frames: Frames | None = None,
+        value_frames: Frames | None = None,
+        value_key_frames: Frames | None = None,
+        mask: Tensor | None = None,
+        segments: Int[Tensor, "*batch keys"] | None = None,
+        cache: JourneyCache | None = None,
+        inner: Inner | None = None,
+    ) -> Float[Tensor, "batch tokens dim"]:
+        """x (batch, tokens, dim) with the frames of its tokens; other arguments as in `journey_attention`.
+
+        With a cache, which belongs to this layer alone, x holds the new tokens only and frames are theirs; the keys of
+        `mask` (new, all) and the `segments` are those of all tokens seen so far. The cache grows in place; a call that
+        raises leaves it as it was.
+
+        `inner` attends in place of the backend: it gets q, k and v where all frames are one, and must return a tensor
+        that nobody else will read. Masks, caches and dropout are then its own.
+        """
+        if x.dim() != 3 or x.shape[-1] != self.dim:
+            raise ValueError(f"x must be (batch, tokens, dim={self.dim}), got {tuple(x.shape)}")
+        self._check_call(x, context, key_frames, cache)
+        if inner is not None and (self.backend == "reference" or any(t is not None for t in (mask, segments, cache))):
+            raise ValueError("inner has masks and caches of its own: give it alone, and no reference backend")
+        check_frames(self.weighting, self.kv_heads, frames, key_frames, value_frames, value_key_frames)
+        if self.backend == "reference":
+            q, k, v = self._project(x, context, [None, None, None])
+            return self.out(
+                journey_attention(
+                    q, k, v, frames, key_frames=key_frames, value_frames=value_frames,
+                    value_key_frames=value_key_frames, transport=self.transport, mask=mask, segments=segments,
+                    **self._options(),
+                ).flatten(2)
+            )  # fmt: skip
+        key_frames, value_frames, value_key_frames = all_frames(frames, key_frames, value_frames, value_key_frames)
+        scores, values = sides(self.transport)
+        alone = cache is inner is context is None and frames is value_frames is value_key_frames
+        if is_flat(frames) and alone and self._halves_pay(frames):
+            return self._forward_in_halves(x, frames, mask, segments)
+        side = (frames if scores else None, key_frames if scores else None, value_key_frames if values else None)
+        q, k, v = self._project(x, context, side)
+        home = value_frames if values else None
+        if cache is None:
+            return self._attend(q, k, v, mask, segments, home, inner)
+        with Unchanged(cache):
+            cache.belongs_to(self)
+            check_mask(mask, segments, (q.shape[0], q.shape[2], q.shape[1], cache.tokens + k.shape[1]))
+            k, v = cache.update(k, v)
+            if frames.end is not None:
+                cache.angles = frames.end
+            mask = None if mask is None else mask[..., -k.shape[1] :] if mask.shape[-1] > 1 else mask
+            segments = None if segments is None else segments[..., -k.shape[1] :]
+            return self._attend(q, k, v, mask, segments, home, inner)
+
+    def _attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        segments: Tensor | None,
+        home: Frames | None,
+        inner: Inner | None,
+    ) -> Tensor:
+        """From q, k and v to the layer's output; `home` are the frames that values are taken back from."""
+        out = attend(q, k, v, mask=mask, segments=segments, **self._options()) if inner is None else inner(q, k, v)
+        return self.out(out.flatten(2)) if home is None else unrotate_linear(out, home, self.out)
+
+    def _project(
+        self, x: Tensor, context: Tensor | None, frames: Sequence[Frames | None]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v as (batch, tokens, heads, head_dim), each moved by its frames."""
+        widths = ((self.heads, self.head_dim), (self.kv_heads, self.head_dim), (self.kv_heads, self.value_dim))
+        if context is None:
+            q, k, v = rotate_packed_(own_projection(self.qkv, x), widths, frames)
+        else:
+            (q,) = rotate_packed_(own_projection(self.q, x), widths[:1], frames[:1])
+            k, v = rotate_packed_(own_projection(self.kv, context), widths[1:], frames[1:])
+        return q, k, v
+
+    def _halves_pay(self, frames: FlatFrames) -> bool:
+        """Whether a compiler is watching, which vectorises halves but not pairs, and the weights are ours to reorder.
+
+        Not with a cache: what it holds must be the same whether a call is compiled or not.
+        """
+        return (
+            torch.compiler.is_compiling()
+            and frames.layout == "interleaved"
+            and 2 * frames.planes == self.head_dim == self.value_dim
+            and is_plain(self.qkv)
+            and is_plain(self.out)
+        )
+
+    def _forward_in_halves(self, x: Tensor, frames: FlatFrames, mask: Tensor | None, segments: Tensor | None) -> Tensor:
+        """The same function with the rows of W_q, W_k, W_v and the columns of W_o in the half layout.
+
+        Scores do not see a common reordering of q and k, and W_o undoes that of v. Reordering weights costs little
+        beside rotating activations, and contiguous halves are what inductor's C++ vectorises.
+        """
+        scores, values = sides(self.transport)
+        widths = (self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim)
+        moved = (scores, scores, values)
+
+        def reordered(rows: Tensor) -> Tensor:
+            parts = zip(rows.split(widths), moved, strict=True)
+            return torch.cat([_in_halves(part, self.head_dim) if move else part for part, move in parts])
+
+        weight, bias = self.qkv.weight, self.qkv.bias
+        packed = F.linear(x, reordered(weight), None if bias is None else reordered(bias))
+        halves = replace(frames, layout="half")
+        side = [halves if move else None for move in moved]
+        heads = ((self.heads, self.head_dim), (self.kv_heads, self.head_dim), (self.kv_heads, self.head_dim))
+        q, k, v = rotate_packed_(packed, heads, side)
+        out = attend(q, k, v, mask=mask, segments=segments, **self._options())
+        if not values:
+            return self.out(out.flatten(2))
+        back = rotate(out, halves, inverse=True).flatten(2)
+        return F.linear(back, _in_halves(self.out.weight.T, self.head_dim).T, self.out.bias)
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "causal": self.causal,
+            "window": self.window,
+            "scale": self.scale,
+            "dropout": self.dropout if self.training else 0.0,
+            "weighting": self.weighting,
+            "backend": self.backend,
+        }
+
+    def _check_call(
+        self, x: Tensor, context: Tensor | None, key_frames: Frames | None, cache: JourneyCache | None
+    ) -> None:
+        if (context is None) != (self.context_dim is None):
+            raise ValueError(
+                "this is self-attention: build it with context_dim= to attend to a context"
+                if self.context_dim is None
+                else "this is cross-attention: call it with context= (batch, keys, context_dim)"
+            )
+        if context is None and key_frames is not None:
+            raise ValueError("key_frames belong to cross-attention: in self-attention queries and keys share frames")
+        if context is not None and (context.shape[0] != x.shape[0] or context.shape[-1] != self.context_dim):
+            raise ValueError(
+                f"context must be ({x.shape[0]}, keys, context_dim={self.context_dim}), got {tuple(context.shape)}"
+            )
+        if context is not None and key_frames is None:
+            raise ValueError("cross-attention needs the context's own frames: give key_frames=")
+        if cache is not None and (not self.causal or self.backend == "reference"):
+            raise ValueError("a cache continues a causal sequence: build with causal=True and a fast backend")
+        if cache is not None and cache.window is not None and (self.window is None or cache.window < self.window):
+            raise ValueError(
+                f"a cache that keeps {cache.window} tokens is too short for attention with window={self.window}: "
+                "use JourneyCache(window=attention.window)"
+            )
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.dim}, {self.heads}, kv_heads={self.kv_heads}, transport={self.transport!r}, "
+            f"causal={self.causal}, window={self.window}"
+        )
+
+
+def _in_halves(rows: Tensor, head_dim: int) -> Tensor:
+    """`convert_layout(rows, head_dim=head_dim, to="half", dim=0)` as one transposition, cheap in both directions."""
+    return rows.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)

@@ -1,0 +1,179 @@
+"""JoFormer-fixed: θ_t = ω·t with a given spectrum. RoPE's angles, for scores and values alike. Also no frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from joformer.frames._base import (
+    FramesModule,
+    Split,
+    check_layout_and_heads,
+    coordinates,
+    linear_angles,
+    place,
+    planes_of,
+)
+from joformer.frames._types import FlatFrames, Layout
+from joformer.frequencies import NTK, Linear, Scaling, YaRN, per_axis
+
+
+class FixedFrames(FramesModule):
+    """``θ_tp = Σ_k ω_kp n_tk`` with given frequencies ω: angles (1, tokens, 1, planes) from positions (tokens, axes).
+
+    There is nothing to save or to move: frequencies are made from the arguments, on the device of the positions.
+
+    Args:
+        head_dim: Width of a head, even.
+        axes: How many coordinates a token has.
+        base: Of the geometric spectrum: 10000 for text, 100 for axial vision.
+        split: How several axes share the planes, see `joformer.frequencies.per_axis`.
+        scaling: One of `joformer.frequencies.Linear`, `NTK`, `YaRN`.
+        planes: Fewer than head_dim / 2 rotate only the first 2·planes entries of each head.
+        layout: Which entries of a head form a plane, see `joformer.rotation`.
+        frequencies: A table of your own in place of `base`, `split` and `planes`: ``(axes, planes)``, or ``(heads,
+            axes, planes)`` where heads differ. A zero says that an axis does not rotate a plane, so that sections
+            (M-RoPE), uneven splits and axes per head are all tables.
+
+    Raises:
+        ValueError: If widths, axes, planes or the table do not fit each other.
+
+    Example:
+
+        >>> from joformer import positions
+        >>> FixedFrames(64)(positions.sequence(16)).angles.shape
+        torch.Size([1, 16, 1, 32])
+        >>> FixedFrames(64, axes=2, base=100.0)(positions.grid(14, 14, prefix=1)).angles.shape
+        torch.Size([1, 197, 1, 32])
+        >>> rows_only_in_the_first = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.1]])
+        >>> FixedFrames(8, axes=2, frequencies=rows_only_in_the_first)(positions.grid(2, 2)).angles[0, :, 0].tolist()[1]
+        [0.0, 1.0, 0.10000000149011612]
+    """
+
+    _ready: dict[torch.device, Tensor]
+
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        axes: int = 1,
+        base: float = 10000.0,
+        split: Split = "axial",
+        scaling: Scaling | None = None,
+        planes: int | None = None,
+        layout: Layout = "interleaved",
+        frequencies: Sequence[Any] | Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        check_layout_and_heads(layout, 1)
+        if not isinstance(base, (int, float)) or (scaling is not None and not hasattr(scaling, "apply")):
+            raise ValueError(
+                "base is a number, scaling one of joformer.frequencies.Linear, NTK, YaRN; a table of frequencies "
+                f"goes to frequencies=; got base={base!r}, scaling={scaling!r}"
+            )
+        self.table = None if frequencies is None else _checked_table(frequencies, head_dim, axes, planes, scaling)
+        self.heads = 1
+        if self.table is not None:
+            self.heads, planes, split = self.table.shape[0], self.table.shape[2], "combined"
+        self.head_dim, self.axes, self.split, self.layout = head_dim, axes, split, layout
+        self.planes = planes_of(head_dim, planes, axes, split)
+        self.base, self.scaling = base, scaling
+        self.frequencies()  # bad arguments fail here rather than at the first forward
+
+    def frequencies(self, device: torch.device | None = None) -> Tensor:
+        """The spectrum in use, float64: (axes, planes of an axis), or the table as (heads, axes, planes)."""
+        if self.table is not None:
+            table = self.table.to(device)
+            return table if self.scaling is None else self.scaling.apply(table, self.base)
+        return per_axis(self.planes, self.axes, self.split, self.base, self.scaling, device=device)
+
+    def _steps(self, device: torch.device) -> Float[Tensor, "heads axes each"]:
+        if torch.compiler.is_compiling():
+            return self._per_head(device)
+        if device not in self._ready:
+            steps = self._per_head(device)
+            if type(steps) is not Tensor or steps.is_inference():  # what must not outlive its mode
+                return steps
+            if not isinstance(self.scaling, (Linear, NTK, YaRN, type(None))):  # which may change by itself
+                return steps
+            self._ready[device] = steps
+        return self._ready[device]
+
+    def _per_head(self, device: torch.device) -> Float[Tensor, "heads axes each"]:
+        found = self.frequencies(device)
+        return found if found.dim() == 3 else found.unsqueeze(0)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("base", "scaling", "split", "axes", "planes", "table"):
+            self.__dict__["_ready"] = {}  # made with what was set before
+
+    def angles(self, positions: Tensor, x: Tensor | None = None) -> Float[Tensor, "batch tokens heads planes"]:
+        """θ = ω·t, float64."""
+        known = coordinates(positions, self.axes, x)
+        return place(linear_angles(known, self._steps(known.device), self.split), x)
+
+    def forward(
+        self,
+        positions: Tensor,
+        x: Tensor | None = None,
+        *,
+        layer: int = 0,
+        grid: tuple[int, ...] | None = None,
+        state: Tensor | None = None,
+    ) -> FlatFrames:
+        return FlatFrames.of(self.angles(positions, x), layout=self.layout)
+
+    def extra_repr(self) -> str:
+        made = f"base={self.base}, split={self.split!r}" if self.table is None else f"table, heads={self.heads}"
+        return f"{self.head_dim}, axes={self.axes}, {made}, planes={self.planes}"
+
+
+def _checked_table(
+    given: Sequence[Any] | Tensor, head_dim: int, axes: int, planes: int | None, scaling: Scaling | None
+) -> Float[Tensor, "heads axes planes"]:
+    """The table in float64 on the CPU; one line where it does not fit."""
+    table = torch.as_tensor(given, dtype=torch.float64, device="cpu")
+    table = table.unsqueeze(0) if table.dim() == 2 else table
+    if table.dim() != 3 or table.shape[1] != axes or not 1 <= table.shape[2] <= head_dim // 2 or not len(table):
+        raise ValueError(
+            f"frequencies must be (axes, planes) or (heads, axes, planes) with axes={axes} and at most {head_dim // 2} "
+            f"planes, got {tuple(torch.as_tensor(given).shape)}"
+        )
+    if planes not in (None, table.shape[2]):
+        raise ValueError(f"the table of frequencies has {table.shape[2]} planes, not planes={planes}: give one of both")
+    if not table.isfinite().all():
+        raise ValueError("frequencies must be finite: 0 says that an axis does not rotate a plane")
+    if scaling is not None and not isinstance(scaling, Linear):
+        raise ValueError("NTK and YaRN need a base: give base=10000.0, or scale the table of frequencies yourself")
+    return table
+
+
+class NoFrames(FramesModule):
+    """A = I for every token: no positions at all (NoPE). Rotating with it returns its argument.
+
+    >>> from joformer import positions
+    >>> NoFrames()(positions.sequence(16)).planes
+    0
+    """
+
+    def __init__(self, axes: int | None = None) -> None:
+        super().__init__()
+        self.head_dim, self.heads = 0, 1
+        self.axes = 1 if axes is None else axes
+
+    def forward(
+        self,
+        positions: Tensor,
+        x: Tensor | None = None,
+        *,
+        layer: int = 0,
+        grid: tuple[int, ...] | None = None,
+        state: Tensor | None = None,
+    ) -> FlatFrames:
+        device = positions.device if x is None else x.device
+        return FlatFrames.of(torch.zeros(1, positions.shape[-2], 1, 0, dtype=torch.float32, device=device))

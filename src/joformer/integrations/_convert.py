@@ -1,0 +1,255 @@
+"""A folder of somebody's model → a folder of the same model with its values transported, trained on or not.
+
+    OUT/
+        config.json, model.safetensors, …   as `save_pretrained` writes them; tokenizer and the like as they were
+        conversion.json                     what was done, and the losses on held-out text, where there was some
+        checkpoints/                        only while it is trained on
+
+OUT appears whole, by one rename. Where it is trained on, OUT is there from the start, the same call continues it, and
+config.json, without which nobody can load it, comes last.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from joformer._io import make_folder, synchronise, write_json
+from joformer.integrations._folders import (
+    CHECKPOINTS,
+    NEEDS,
+    PARTIAL,
+    RECORD,
+    begun,
+    described,
+    hash_of,
+    leave_finished,
+    load_model,
+    require_free,
+    require_same,
+    write,
+    writing,
+)
+from joformer.integrations._transport import strength_of, transport_values
+from joformer.training import Text, checkpoints, load_text
+from joformer.training.runs import Lock
+
+if TYPE_CHECKING:
+    from joformer.integrations._finetuning import Course, Progress, Tokens
+    from joformer.training.checkpoints import Checkpoint
+
+
+def convert(
+    model_dir: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    strength: int | float = 1.0,
+    off: bool = False,
+    anneal: int | None = None,
+    settle: int | None = None,
+    data: str | os.PathLike[str] | None = None,
+    context: int | None = None,
+    batch: int = 8,
+    lr: int | float = 1e-4,
+    power: int | float = 1.0,
+    seed: int = 0,
+    save_every: int | None = None,
+    say: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Write the model in `model_dir` to `out` with its values transported, or with `off` without; what was done.
+
+    With `anneal`, a causal language model is trained on while the strength goes from what it has to `strength`,
+
+        s(step) = s₀ + (s₁ − s₀) · min(1, step / anneal)^power,
+
+    and then for `settle` steps (a quarter as many) at full strength, on `data`: as `joformer train lm` takes it. A call
+    that was cut short is continued by the same call, from the newest checkpoint whose checksums are right. With `data`,
+    the loss on held-out text is measured before and after: keys `loss_before`, `loss_after`. `progress(step, steps,
+    strength)` is told of every step.
+
+    Weights are read from safetensors alone, no code of the folder is run, nothing of it is fetched.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> from joformer.integrations import load, strength_of
+    >>> model = LlamaForCausalLM(
+    ...     LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    ... )
+    >>> with TemporaryDirectory() as folder:
+    ...     model.save_pretrained(f"{folder}/plain")
+    ...     done = convert(f"{folder}/plain", f"{folder}/transported", strength=0.5)
+    ...     strength_of(load(f"{folder}/transported"))
+    0.5
+    """
+    tell = say or (lambda line: None)
+    source, place = Path(model_dir).expanduser(), Path(out).expanduser().absolute()
+    counts = {"anneal": (anneal, 1), "settle": (settle, 0), "context": (context, 2), "batch": (batch, 1)}
+    _check(strength, off, counts | {"seed": (seed, 0), "save_every": (save_every, 1)}, {"lr": lr, "power": power})
+    strength, lr, power = float(strength), float(lr), float(power)
+    kind = described(source)
+    try:
+        from joformer.integrations import _finetuning as finetuning
+        from joformer.integrations._annealing import Anneal
+    except ImportError:
+        raise ValueError(NEEDS) from None
+    data = "stdlib" if data is None and anneal is not None else data
+    if data is not None and not kind.endswith("ForCausalLM"):
+        option = "--anneal" if anneal is not None else "--data"
+        raise ValueError(f"{source} holds a {kind}: {option} is for causal language models, leave it out")
+    require_free(place, source)
+    make_folder(place if place.exists() else place.parent)
+    text = None if data is None else load_text(data, vocab=256, say=tell)
+
+    settings: dict[str, Any] = {"model": hash_of(source), "off": off, "strength": None if off else strength}
+    settings |= {"data": None if text is None else text.fingerprint, "anneal": anneal, "context": context}
+    if anneal is not None:
+        settle = anneal // 4 if settle is None else settle
+        settings |= {"settle": settle, "batch": batch, "lr": lr, "power": power, "seed": seed}
+    record = begun(place, settings)
+    if record is not None and record["finished"]:
+        return leave_finished(place, record, tell)
+
+    with _quiet():
+        model = load_model(source)
+        start = strength_of(model) or 0.0
+        record = record or {"settings": settings, "finished": False, "kind": kind, "from": start}
+        _require_change(source, start, strength, off, anneal)
+        if anneal is not None and getattr(model, "is_quantized", False):
+            raise ValueError(f"{source} is quantised, which cannot be trained: convert the model it was made from")
+        transport_values(model, start)  # what cannot be done is said before the rest is begun
+        tokens = None
+        if text is not None:
+            steps = (anneal or 0) + (settle or 0)
+            tokens = _tokens(model, source, text, context, batch * steps, tell)
+            if "loss_before" not in record:
+                record["loss_before"] = finetuning.held_out_loss(model, tokens, batch)
+        if anneal is None or tokens is None:
+            return _at_once(model, source, place, record, tokens, batch)
+        course = finetuning.Course(
+            anneal=Anneal(anneal, start=start, end=strength, power=power), settle=settle or 0, batch=batch,
+            lr=lr, seed=seed, save_every=save_every or max(1, (anneal + (settle or 0)) // 10),
+        )  # fmt: skip
+        with Lock(place / CHECKPOINTS):
+            record = begun(place, settings) or record
+            if record["finished"]:
+                return leave_finished(place, record, tell)
+            before = checkpoints.latest(place / CHECKPOINTS, tell)
+            if before is not None:
+                require_same(before.state.get("settings", {}), settings, place)
+                tell(f"{place} goes on from step {before.step} of {course.steps}")
+            write_json(place / RECORD, record)
+            return _trained(model, source, place, record, tokens, course, before, progress)
+
+
+def _check(strength: Any, off: bool, counts: dict[str, tuple[Any, int]], positive: dict[str, Any]) -> None:
+    for name, (value, least) in counts.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    for name, value in positive.items():
+        if not (isinstance(value, int | float) and 0 < value < math.inf):
+            raise ValueError(f"{name} must be a positive number, got {value!r}")
+    if isinstance(strength, bool) or not isinstance(strength, int | float) or not math.isfinite(strength):
+        raise ValueError(f"strength must be a finite number, from 0 (none) to 1 (full transport), got {strength!r}")
+    given = {name: value for name, (value, _) in counts.items()}
+    if given["seed"] >= 1 << 32:
+        raise ValueError(f"seed must be below 2 to the 32, got {given['seed']}")
+    if off and (given["anneal"] is not None or strength != 1):
+        raise ValueError("off takes transport away: leave out anneal and strength, or anneal to strength 0 instead")
+    if given["anneal"] is None and (given["settle"] is not None or given["save_every"] is not None):
+        raise ValueError("settle and save_every are for annealing: give anneal, too")
+
+
+def _require_change(source: Path, start: float, strength: float, off: bool, anneal: int | None) -> None:
+    if off and not start:
+        raise ValueError(f"{source} transports nothing: there is nothing to take away")
+    if not off and start == strength and (anneal is None or not strength):
+        raise ValueError(f"{source} is at strength {start:g} already: give another strength, or train it on by anneal")
+
+
+def _tokens(
+    model: Any, source: Path, text: Text, context: int | None, wanted: int, tell: Callable[[str], None]
+) -> Tokens:
+    from joformer.integrations import _finetuning as finetuning
+
+    model.to(torch.accelerator.current_accelerator() or torch.device("cpu"))
+    tokenizer = finetuning.tokenizer_of(source, model.config)
+    if tokenizer is None:
+        tell(f"{source} has no tokenizer: its tokens are taken to be the bytes of the text")
+    return finetuning.Tokens.of(text, model, tokenizer, context, wanted)
+
+
+def _at_once(
+    model: Any, source: Path, place: Path, record: dict[str, Any], tokens: Tokens | None, batch: int
+) -> dict[str, Any]:
+    """The whole folder, by one rename."""
+    settings = record["settings"]
+    transport_values(model, settings["strength"] or 0.0, off=settings["off"])
+    if tokens is not None:
+        from joformer.integrations._finetuning import held_out_loss
+
+        record["loss_after"] = held_out_loss(model, tokens, batch)
+    partial = place.with_name(f".{place.name}{PARTIAL}")
+    write(model, source, partial)
+    record |= {"finished": True, "sha256": hash_of(partial)}
+    write_json(partial / RECORD, record)
+    with writing(place):
+        if place.is_dir():
+            place.rmdir()
+        os.rename(partial, place)
+        synchronise(place.parent)
+    return record
+
+
+def _trained(
+    model: Any, source: Path, place: Path, record: dict[str, Any], tokens: Tokens, course: Course,
+    before: Checkpoint | None, progress: Progress | None,
+) -> dict[str, Any]:  # fmt: skip
+    from joformer.integrations import _finetuning as finetuning
+
+    precisions = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    model.float()  # small steps are lost in half precision
+    try:
+        finetuning.train_on(model, tokens, course, place / CHECKPOINTS, before, record["settings"], progress)
+    except ImportError:
+        raise ValueError(NEEDS) from None
+    for name, parameter in model.named_parameters():
+        parameter.data = parameter.data.to(precisions[name])
+    record["loss_after"] = finetuning.held_out_loss(model, tokens, course.batch)
+    if not math.isfinite(record["loss_after"]):
+        raise ValueError(f"training came to a loss of {record['loss_after']}: take a lower lr, and another folder")
+    partial = place / PARTIAL
+    write(model, source, partial)
+    with writing(place):
+        for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):
+            if path.is_dir():
+                shutil.rmtree(place / path.name, ignore_errors=True)
+            os.replace(path, place / path.name)
+        partial.rmdir()
+    record |= {"finished": True, "steps": course.steps, "sha256": hash_of(place)}
+    write_json(place / RECORD, record)
+    shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)
+    return record
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' own bars and remarks, which would stand among ours."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,146 @@
+"""The two folders of a conversion: one is read, without running any code in it, the other appears whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from joformer._io import synchronise
+from joformer.integrations.hf._save import SETTING, architecture, load, read
+from joformer.training.data.sources import content_hash
+
+RECORD, CHECKPOINTS, PARTIAL = "conversion.json", "checkpoints", ".partial"
+NEEDS = "converting a model needs transformers, accelerate and safetensors: pip install 'joformer[integrations]'"
+GENERATION = "generation_config.json"
+# Weights, code and what training leaves behind; all else in a model's folder belongs to its tokenizer or its users.
+NOT_COPIED = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".py")
+
+
+def described(source: Path) -> str:
+    """The class that config.json names; a folder that holds no model is refused before anything is imported."""
+    if not source.is_dir():
+        raise ValueError(f"{source} does not exist: give the folder of a Hugging Face model")
+    try:
+        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        names = list(config.get("architectures") or [None])
+    except OSError:
+        more = ", but an adapter: merge it into its model first" if (source / "adapter_config.json").exists() else ""
+        raise ValueError(f"{source} holds no model: it has no config.json{more}") from None
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"{source / 'config.json'} is damaged: fetch it again") from None
+    if (source / "adapter_config.json").exists():
+        raise ValueError(f"{source} holds an adapter beside the model: merge it into the model first")
+    if not any(source.glob("*.safetensors")):
+        raise ValueError(f"{source} has no weights as safetensors, and others are not read: save it as such first")
+    try:
+        import transformers
+    except ImportError:
+        raise ValueError(NEEDS) from None
+    cls = architecture(config)
+    if cls is None:
+        raise ValueError(f"{source} holds a {names[0]}, which transformers {transformers.__version__} does not have")
+    return cls.__name__
+
+
+def load_model(source: Path) -> Any:
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    model = load(source, dtype="auto") if SETTING in config else read(architecture(config), source, dtype="auto")[0]
+    _save_any_generation(model)
+    return model
+
+
+def _save_any_generation(model: Any) -> None:
+    """Many a folder has settings of generation that transformers reads but does not write: they are copied instead."""
+    from transformers import GenerationConfig
+
+    try:
+        if getattr(model, "generation_config", None) is not None:
+            model.generation_config.validate(strict=True)
+    except ValueError:
+        model.generation_config = GenerationConfig()
+
+
+def hash_of(source: Path) -> str:
+    return content_hash(source / "config.json", *sorted(source.glob("*.safetensors")))
+
+
+def require_free(place: Path, source: Path) -> None:
+    """Nothing is written among what is somebody else's."""
+    if place.resolve() == source.resolve():
+        raise ValueError(f"{place} is the model's own folder: give another to write to")
+    if place.is_file():
+        raise ValueError(f"{place} is a file: give a directory")
+    strange = [path.name for path in place.iterdir()] if place.is_dir() and not (place / RECORD).exists() else []
+    if any(name != CHECKPOINTS for name in strange):
+        raise ValueError(f"{place} is not empty and holds no conversion: give another folder")
+
+
+def begun(place: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """What was written of this conversion before; one with other settings is refused."""
+    if not (place / RECORD).is_file():
+        return None
+    try:
+        record = json.loads((place / RECORD).read_bytes())
+        before = dict(record["settings"])
+        record["finished"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(f"{place / RECORD} is damaged: remove {place}, or give another folder") from None
+    require_same(before, settings, place)
+    return record
+
+
+def require_same(before: dict[str, Any], settings: dict[str, Any], place: Path) -> None:
+    """The settings that a conversion was begun with, or one line naming the first that differs."""
+    for name in [*before, *settings]:
+        if before.get(name) != settings.get(name):
+            what = {"model": "of another model", "data": "on other data"}.get(
+                name, f"with {name} = {before.get(name)}, not {settings.get(name)}"
+            )
+            raise ValueError(f"{place} holds a conversion {what}: give the same to go on with it, or another folder")
+
+
+def leave_finished(place: Path, record: dict[str, Any], tell: Callable[[str], object]) -> dict[str, Any]:
+    """Say that all was done before, and is as it was written; checkpoints go, where the end was cut short."""
+    if record.get("sha256") != hash_of(place):
+        raise ValueError(f"{place} was altered since it was written: remove it, and convert again")
+    tell(f"{place} is finished: nothing is done again")
+    shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)
+    return record
+
+
+def write(model: Any, source: Path, partial: Path) -> None:
+    """The model and what belongs to it, on the disk itself; where that fails nothing is left."""
+    shutil.rmtree(partial, ignore_errors=True)  # of a call that was killed here
+    try:
+        with writing(partial):
+            model.save_pretrained(partial)
+            if (source / GENERATION).is_file():
+                shutil.copyfile(source / GENERATION, partial / GENERATION)
+            for path in source.iterdir():
+                hidden = path.name.startswith(".") or path.name == RECORD or path.name.endswith(NOT_COPIED)
+                if path.is_file() and not hidden and not (partial / path.name).exists():
+                    shutil.copyfile(path, partial / path.name)
+            if (source / "additional_chat_templates").is_dir():
+                shutil.copytree(source / "additional_chat_templates", partial / "additional_chat_templates")
+            for path in partial.iterdir():
+                if path.suffix == ".safetensors":
+                    shutil.copymode(partial / "config.json", path)  # safetensors lets only the owner read
+                synchronise(path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"cannot write {place}: {reason}; make room or choose another place") from None

@@ -1,0 +1,48 @@
+"""Our models in Hugging Face's transformers; importing this makes them known to its Auto classes.
+
+>>> import torch
+>>> from transformers import AutoModelForCausalLM
+>>> model = AutoModelForCausalLM.from_config(JoFormerConfig(vocab=50, dim=32, layers=2, heads=2))
+>>> type(model).__name__
+'JoFormerForCausalLM'
+"""
+
+from __future__ import annotations
+
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForImageClassification
+
+from joformer.integrations.hf._card import model_card
+from joformer.integrations.hf._config import JoFormerConfig, JoFormerViTConfig
+from joformer.integrations.hf._language import JoFormerForCausalLM, JoFormerModel
+from joformer.integrations.hf._vision import JoFormerForImageClassification
+
+__all__ = [
+    "JoFormerConfig",
+    "JoFormerForCausalLM",
+    "JoFormerForImageClassification",
+    "JoFormerModel",
+    "JoFormerViTConfig",
+    "model_card",
+    "register",
+]
+
+
+def register() -> None:
+    """Make our models known to `AutoConfig`, `AutoModel` and its kin for causal language models and for images.
+
+    Done once when this module is imported; again is no harm.
+
+    >>> register()
+    >>> AutoConfig.for_model("joformer_vit").to_joformer().model
+    'joformer_axial'
+    """
+    for config, auto, model in (
+        (JoFormerConfig, AutoModel, JoFormerModel),
+        (JoFormerConfig, AutoModelForCausalLM, JoFormerForCausalLM),
+        (JoFormerViTConfig, AutoModelForImageClassification, JoFormerForImageClassification),
+    ):
+        AutoConfig.register(config.model_type, config, exist_ok=True)
+        auto.register(config, model, exist_ok=True)
+
+
+register()

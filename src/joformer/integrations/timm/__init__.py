@@ -1,0 +1,1 @@
+"""timm: probing and patching its rotary vision transformers."""

@@ -1,0 +1,180 @@
+"""The pre-norm transformer block that every model here stacks, and the one loop over the layers.
+
+x ← x + Attention(LN(x), frames)        x ← x + W_down GELU(W_up LN(x))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from joformer.attention import JourneyAttention, JourneyCache
+from joformer.attention._module import Inner
+from joformer.frames import Frames, FramesModule
+
+
+def require_counts(config: object, *names: str) -> None:
+    """Refuse a configuration in which one of these is not 1 or more; None, where it stands for a default, is fine.
+
+    >>> from types import SimpleNamespace
+    >>> require_counts(SimpleNamespace(heads=0), "heads")
+    Traceback (most recent call last):
+    ValueError: heads must be 1 or more, got 0
+    """
+    for name in names:
+        value = getattr(config, name)
+        if any(one is not None and one < 1 for one in (value if isinstance(value, tuple) else (value,))):
+            raise ValueError(f"{name} must be 1 or more, got {value}")
+
+
+class Block(nn.Module):
+    """Journey attention and a GELU feed-forward of width `hidden`, each after a LayerNorm: (batch, tokens, dim).
+
+    `dropout` is on what each adds; with probability `drop_path` a sample leaves the addition out altogether while
+    training (stochastic depth), and the others are scaled up for it.
+
+    >>> from joformer import FixedFrames, positions
+    >>> block = Block(JourneyAttention(32, 4), hidden=64)
+    >>> block(torch.rand(2, 5, 32), FixedFrames(8)(positions.sequence(5))).shape
+    torch.Size([2, 5, 32])
+    """
+
+    def __init__(
+        self,
+        attention: JourneyAttention,
+        hidden: int,
+        *,
+        bias: bool = False,
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if not 0 <= drop_path < 1:
+            raise ValueError(f"drop_path is a probability below 1, got {drop_path}")
+        dim = attention.dim
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.attention = attention
+        self.up, self.down = nn.Linear(dim, hidden, bias=bias), nn.Linear(hidden, dim, bias=bias)
+        self.dropout, self.drop_path = nn.Dropout(dropout), drop_path
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch tokens dim"],
+        frames: Frames,
+        *,
+        cache: JourneyCache | None = None,
+        inner: Inner | None = None,
+    ) -> Float[Tensor, "batch tokens dim"]:
+        x = x + self._kept(self.attention(self.norm1(x), frames, cache=cache, inner=inner))
+        return x + self._kept(self.down(F.gelu(self.up(self.norm2(x)))))
+
+    def _kept(self, added: Tensor) -> Tensor:
+        if not self.training:
+            return added
+        added = self.dropout(added)
+        if not self.drop_path:
+            return added
+        kept = torch.rand(added.shape[0], 1, 1, device=added.device) >= self.drop_path
+        return added * kept / (1 - self.drop_path)
+
+
+class LayerFrames:
+    """The frames of each layer in one forward pass: ``frames = layer_frames(layer, x)``.
+
+    What does not depend on content is made beforehand, once for all layers that share it; what does is made from the
+    tokens that come to the layer.
+
+    Args:
+        modules: One frames module per layer; a module may stand for several layers.
+        positions: ``(tokens, axes)`` or ``(batch, tokens, axes)``.
+        x: The tokens of the first layer, ``(batch, tokens, dim)``.
+        grid: The shape that the last tokens form.
+        caches: One cache per layer, whose `angles` continue cumulative frames.
+
+    Example:
+        >>> from joformer import FixedFrames, positions
+        >>> shared = FixedFrames(8)
+        >>> frames = LayerFrames([shared, shared], positions.sequence(5), torch.rand(1, 5, 16))
+        >>> frames(0, torch.rand(1, 5, 16)) is frames(1, torch.rand(1, 5, 16))
+        True
+    """
+
+    def __init__(
+        self,
+        modules: Iterable[nn.Module],
+        positions: Tensor,
+        x: Tensor,
+        *,
+        grid: tuple[int, ...] | None = None,
+        caches: Sequence[JourneyCache] | None = None,
+    ) -> None:
+        self.modules: list[Any] = list(modules)
+        self.positions, self.grid, self.caches = positions, grid, caches
+        self._made: dict[tuple[FramesModule, int], Frames] = {}
+        for layer, module in enumerate(self.modules):
+            if not module.content and (key := self._key(layer)) not in self._made:
+                self._made[key] = module(positions, x, layer=key[1], grid=grid)
+
+    def __call__(self, layer: int, x: Tensor) -> Frames:
+        made = self._made.get(self._key(layer))
+        return self.by_content(layer, x) if made is None else made
+
+    def by_content(self, layer: int, x: Float[Tensor, "batch tokens dim"]) -> Frames:
+        """The frames of a layer whose module reads the tokens."""
+        state = None if self.caches is None else self.caches[layer].angles
+        return self.modules[layer](self.positions, x, layer=layer, grid=self.grid, state=state)
+
+    def _key(self, layer: int) -> tuple[FramesModule, int]:
+        module = self.modules[layer]
+        return module, layer if module.layers > 1 else 0
+
+
+def run_blocks(
+    blocks: Iterable[nn.Module],
+    frames: LayerFrames,
+    x: Float[Tensor, "batch tokens dim"],
+    *,
+    caches: Sequence[JourneyCache] | None = None,
+    call: Callable[[int, nn.Module, Tensor], Tensor] | None = None,
+) -> Iterator[Float[Tensor, "batch tokens dim"]]:
+    """What leaves each block: ``x ← block_l(x, frames_l)``, layer after layer.
+
+    Args:
+        blocks: The blocks, called as ``block(x, frames, cache=cache)``.
+        frames: The frames of each layer.
+        x: What the first block reads, ``(batch, tokens, dim)``.
+        caches: One cache per layer.
+        call: Runs a block instead, as ``call(layer, block, x)``: with another attention inside, or checkpointed.
+
+    Yields:
+        The tokens after each block.
+
+    Example:
+        >>> from joformer import FixedFrames, positions
+        >>> blocks, x = [Block(JourneyAttention(32, 4), hidden=64) for _ in range(3)], torch.rand(2, 5, 32)
+        >>> frames = LayerFrames([FixedFrames(8)] * 3, positions.sequence(5), x)
+        >>> [state.shape for state in run_blocks(blocks, frames, x)][-1]
+        torch.Size([2, 5, 32])
+    """
+    for layer, block in enumerate(blocks):
+        if call is None:
+            x = block(x, frames(layer, x), cache=None if caches is None else caches[layer])
+        else:
+            x = call(layer, block, x)
+        yield x
+
+
+def last(states: Iterable[Tensor]) -> Tensor:
+    """What leaves the last block.
+
+    >>> last(iter([torch.zeros(1), torch.ones(1)]))
+    tensor([1.])
+    """
+    for state in states:
+        final = state
+    return final

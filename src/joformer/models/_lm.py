@@ -1,0 +1,249 @@
+"""JoFormerLM: a pre-norm decoder whose layers follow a pattern of letters.
+
+    F   full causal attention with frames
+    W   attention within a window, with frames: 0 ≤ i − j < window
+    N   full causal attention without frames ("NoPE"), P = I on values too
+
+Paper: "JoFormer Wikipedia Language Modeling", "Length Generalization"; CLAIMS.md rows 56 and 58.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from joformer import positions
+from joformer.attention import JourneyAttention, JourneyCache
+from joformer.attention._cache import Unchanged
+from joformer.attention._functional import Transport
+from joformer.frames import CumulativeFrames, FixedFrames, LearnedFrames, NoFrames, ProjectedFrames
+from joformer.models._blocks import Block, LayerFrames, last, require_counts, run_blocks
+from joformer.models._losses import cross_entropy, linear_cross_entropy
+from joformer.rotation import is_plain
+
+FramesName = Literal["fixed", "learned", "projected", "cumulative"]
+
+
+@dataclass(frozen=True)
+class LMConfig:
+    """What a `JoFormerLM` is made of; `pattern`, and `frames` where several, are repeated, or cut, to `layers`.
+
+    >>> LMConfig(layers=8, pattern="WWN", window=32).letters
+    'WWNWWNWW'
+    >>> LMConfig(layers=3, frames=("fixed", "projected")).names
+    ('fixed', 'projected', 'fixed')
+    """
+
+    vocab: int = 8000
+    """How many tokens there are; training takes 256 to mean bytes."""
+    dim: int = 256
+    """The width."""
+    layers: int = 4
+    heads: int = 4
+    hidden: int | None = None
+    """Width of the feed-forward; four times dim by default."""
+    frames: FramesName | tuple[FramesName, ...] = "fixed"
+    """How tokens turn: fixed as in RoPE, learned, or by what they hold (projected, cumulative); one for each layer if
+    several are given."""
+    projected_base: Literal["none", "fixed", "learned"] = "fixed"
+    """What projected and cumulative angles are added to."""
+    transport: Transport = "both"
+    """What is moved along the journey: scores (RoPE), values, both (JoFormer) or none."""
+    pattern: str = "F"
+    """A letter a layer: F full attention, W within the window, N full without positions."""
+    window: int | None = None
+    """How many tokens a W layer sees, itself included."""
+    tied: bool = True
+    """Whether the output shares the embedding's weights."""
+    base: float = 10000.0
+    """Base of the fixed frequencies."""
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_counts(self, "vocab", "dim", "layers", "heads", "hidden", "window")
+        if not self.pattern or set(self.pattern) - set("FWN"):
+            raise ValueError(f"pattern {self.pattern!r} must be made of the letters F (full), W (windowed), N (NoPE)")
+        if "W" in self.pattern and self.window is None:
+            raise ValueError(f"pattern {self.pattern!r} has windowed layers: say window=32, or use F")
+        unknown = [name for name in self.names if name not in get_args(FramesName)]
+        if unknown or not self.frames:
+            known = ", ".join(get_args(FramesName))
+            raise ValueError(f"frames must be one of {known}, or a tuple of them, got {self.frames!r}")
+        if self.dim % self.heads:
+            raise ValueError(f"dim={self.dim} does not divide into {self.heads} heads: choose another number")
+
+    @property
+    def letters(self) -> str:
+        """One letter per layer."""
+        return (self.pattern * self.layers)[: self.layers]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The frames of each layer, where its letter is not N."""
+        several = self.frames if isinstance(self.frames, tuple) else (self.frames,)
+        return (several * self.layers)[: self.layers]
+
+
+class JoFormerLM(nn.Module):
+    """tokens (batch, tokens) of integers → logits (batch, tokens, vocab).
+
+    >>> model = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2))
+    >>> model(torch.randint(50, (3, 7))).shape
+    torch.Size([3, 7, 50])
+    """
+
+    config_class = LMConfig
+
+    def __init__(self, config: LMConfig) -> None:
+        super().__init__()
+        self.config, dim = config, config.dim
+        self.embed = nn.Embedding(config.vocab, dim)
+        # Frames without parameters of their own are one module for all layers, and are computed once.
+        fixed, none = FixedFrames(dim // config.heads, base=config.base), NoFrames()
+        self.frames = nn.ModuleList(
+            none if letter == "N" or config.transport == "none" else fixed if name == "fixed" else _frames(config, name)
+            for letter, name in zip(config.letters, config.names, strict=True)
+        )
+        self.blocks = nn.ModuleList(
+            Block(
+                JourneyAttention(
+                    dim,
+                    config.heads,
+                    transport="none" if letter == "N" else config.transport,
+                    causal=True,
+                    window=config.window if letter == "W" else None,
+                    dropout=config.dropout,
+                ),
+                hidden=4 * dim if config.hidden is None else config.hidden,
+                dropout=config.dropout,
+            )
+            for letter in config.letters
+        )
+        self.norm = nn.LayerNorm(dim)
+        self.head = nn.Linear(dim, config.vocab, bias=False)
+        if config.tied:
+            self.head.weight = self.embed.weight
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.embed.weight, std=0.02)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch tokens"],
+        where: Float[Tensor, "*batch tokens 1"] | None = None,
+        *,
+        caches: Sequence[JourneyCache] | None = None,
+        targets: Int[Tensor, "batch tokens"] | None = None,
+    ) -> Float[Tensor, "batch tokens vocab"] | Float[Tensor, ""]:
+        """`where` are the positions, by default those after what `caches` (see `caches()`) hold, or 0, 1, …
+
+        With `targets`, the token that should follow each (−100: does not count), the result is the mean loss, and
+        the logits never exist as a whole, unless the head is more than its weights (hooks, adapters).
+
+        >>> model, tokens = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2)), torch.randint(50, (3, 8))
+        >>> model(tokens[:, :-1], targets=tokens[:, 1:]).shape
+        torch.Size([])
+        """
+        x = self._read(tokens, where, caches)
+        if targets is not None and is_plain(self.head) and self.head.bias is None:
+            return linear_cross_entropy(x, self.head.weight, targets)
+        logits = self.head(x)
+        return logits if targets is None else cross_entropy(logits, targets)
+
+    def _read(
+        self, tokens: Tensor, where: Tensor | None, caches: Sequence[JourneyCache] | None
+    ) -> Float[Tensor, "batch tokens dim"]:
+        """What the head reads its logits from."""
+        if caches is not None and len(caches) != len(self.blocks):
+            raise ValueError(f"{len(caches)} caches for {len(self.blocks)} layers: make them with model.caches()")
+        seen = caches[0].tokens if caches else 0
+        where = positions.sequence(tokens.shape[1], offset=seen, device=tokens.device) if where is None else where
+        with nullcontext() if caches is None else Unchanged(*caches):  # all of them, whichever layer raises
+            x = self.embed(tokens)
+            frames = LayerFrames(self.frames, where, x, caches=caches)
+            return self.norm(last(run_blocks(self.blocks, frames, x, caches=caches)))
+
+    def caches(self) -> list[JourneyCache]:
+        """One empty cache for each layer, sliding where the layer has a window.
+
+        >>> model = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2, pattern="WN", window=8))
+        >>> [cache.window for cache in model.caches()]
+        [8, None]
+        """
+        window = self.config.window
+        return [JourneyCache(window=window if letter == "W" else None) for letter in self.config.letters]
+
+    def generate(
+        self,
+        tokens: Int[Tensor, "batch tokens"],
+        count: int,
+        *,
+        temperature: int | float = 1.0,
+        top_k: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Int[Tensor, "batch _more"]:
+        """tokens (batch, tokens) and the `count` that `stream` has follow them.
+
+        >>> model = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2)).eval()
+        >>> model.generate(torch.randint(50, (3, 7)), 5, top_k=10).shape
+        torch.Size([3, 12])
+        """
+        more = self.stream(tokens, count, temperature=temperature, top_k=top_k, generator=generator)
+        return torch.cat((tokens, *more), 1)
+
+    def stream(
+        self,
+        tokens: Int[Tensor, "batch tokens"],
+        count: int,
+        *,
+        temperature: int | float = 1.0,
+        top_k: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Iterator[Int[Tensor, "batch 1"]]:
+        """`count` more tokens after tokens (batch, tokens), as they are drawn: (batch, 1) at a time.
+
+        They come from softmax(logits / temperature); temperature 0 takes the likeliest; `top_k` draws among the k
+        likeliest only. The model decides nothing about training or evaluation: call `model.eval()` to switch dropout
+        off.
+
+        >>> model = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2)).eval()
+        >>> [new.shape for new in model.stream(torch.randint(50, (3, 7)), 2, temperature=0)]
+        [torch.Size([3, 1]), torch.Size([3, 1])]
+        """
+        if tokens.dim() != 2 or not tokens.shape[1]:
+            raise ValueError(
+                f"tokens must be (batch, tokens) with one to begin with or more, got {tuple(tokens.shape)}"
+            )
+        if count < 0 or not 0 <= temperature < math.inf or (top_k is not None and top_k < 1):
+            raise ValueError(
+                f"count and temperature must be 0 or more and top_k 1 or more, got {count}, {temperature} and {top_k}"
+            )
+        caches, new = self.caches(), tokens
+        for _ in range(count):
+            with torch.inference_mode():
+                logits = self.head(self._read(new, None, caches)[:, -1]).float()
+                if top_k is not None and top_k < logits.shape[-1]:
+                    logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
+                if temperature:
+                    chances = torch.softmax(logits / temperature, -1)
+                    drawn = torch.multinomial(chances, 1, generator=generator)
+                else:
+                    drawn = logits.argmax(-1, keepdim=True)
+            new = drawn.to(tokens.dtype, copy=True)  # out here it is a plain tensor, fit for training too
+            yield new
+
+
+def _frames(config: LMConfig, name: str) -> nn.Module:
+    head_dim = config.dim // config.heads
+    if name == "learned":
+        return LearnedFrames(head_dim, heads=config.heads, base=config.base)
+    kind = {"projected": ProjectedFrames, "cumulative": CumulativeFrames}[name]
+    return kind(config.dim, head_dim, heads=config.heads, base=config.projected_base, frequency_base=config.base)

@@ -1,0 +1,243 @@
+"""Models on disk: `config.json` says what was built, `model.safetensors` holds its weights; loading runs no code.
+
+folder/config.json          {"model": "JoFormerLM", "config": {"vocab": 8000, …}}
+folder/model.safetensors    every parameter and persistent buffer, shared ones once
+
+Where the folder has checksums, a finished run's (manifest.json) or a checkpoint's (state.json), they are compared. What
+config.json describes is compared with the header of the weights before any memory is taken for them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import types
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import torch
+from torch import nn
+
+from joformer._io import MANIFEST, check_folder, make_folder, write_whole
+from joformer.models._classifier import MonoidalClassifier
+from joformer.models._lm import JoFormerLM
+from joformer.models._vit import JoFormerViT
+
+MODELS: dict[str, type] = {model.__name__: model for model in (JoFormerLM, JoFormerViT, MonoidalClassifier)}
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+Layout = dict[str, tuple[str, tuple[int, ...]]]
+"""Of every tensor its dtype, as safetensors calls it, and its shape."""
+
+
+def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
+    """Write the model's configuration and weights into the folder, each file whole or not at all.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from joformer.models import ClassifierConfig
+    >>> with TemporaryDirectory() as folder:
+    ...     save(MonoidalClassifier(ClassifierConfig(dim=8)), folder)
+    ...     load(folder).config.dim
+    8
+    """
+    name = type(model).__name__
+    if MODELS.get(name) is not type(model):
+        raise ValueError(f"{name} is none of the models that can be saved: {', '.join(MODELS)}")
+    state, where = own_state(model), Path(folder)
+    odd, how = difference(layout(state), layout(own_state(blank(model.config))))
+    if odd:
+        raise ValueError(f"{name} is not what its configuration builds, load could not give it back: {odd} is {how}")
+    make_folder(where)
+    (where / MANIFEST).unlink(missing_ok=True)  # of a run that was here: its checksums are of other files
+    # Weights first: a folder with a configuration always has the weights that go with it.
+    save_weights(state, where)
+    write_whole(where / CONFIG, (json.dumps(written(model.config), indent=2) + "\n").encode())
+
+
+def written(config: Any) -> dict[str, Any]:
+    """What config.json says of a configuration: the name of its model, and its fields.
+
+    >>> from joformer.models import ClassifierConfig
+    >>> written(ClassifierConfig(dim=8))["model"]
+    'MonoidalClassifier'
+    """
+    for name, model in MODELS.items():
+        if model.config_class is type(config):  # type: ignore[attr-defined]
+            return {"model": name, "config": asdict(config)}
+    raise ValueError(f"{type(config).__name__} is no configuration of {', '.join(MODELS)}")
+
+
+def save_weights(weights: dict[str, torch.Tensor], folder: Path) -> None:
+    """Put the weights into folder/model.safetensors, whole or not at all.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     save_weights({"w": torch.ones(2)}, Path(folder))
+    ...     (Path(folder) / WEIGHTS).is_file()
+    True
+    """
+    from safetensors.torch import save as to_bytes
+
+    write_whole(folder / WEIGHTS, to_bytes({key: value.contiguous() for key, value in weights.items()}))
+
+
+def load(folder: str | os.PathLike[str]) -> Any:
+    """The model saved in the folder, in evaluation mode, on the CPU; raises ValueError where files do not fit.
+
+    >>> load("nowhere")
+    Traceback (most recent call last):
+    ValueError: nowhere has no config.json: give the folder that save() wrote
+    """
+    from safetensors.torch import load as from_bytes
+
+    where = Path(folder)
+    config = read_config(where)
+    for seal in (MANIFEST, "state.json"):
+        check_folder(where, (CONFIG, WEIGHTS), seal)
+    model = MODELS[written(config)["model"]](config)
+    weights = from_bytes((where / WEIGHTS).read_bytes())
+    with torch.no_grad():
+        for key, value in own_state(model).items():
+            if not weights[key].isfinite().all():
+                raise ValueError(f"{where / WEIGHTS} is damaged: {key!r} holds NaN or infinity")
+            value.copy_(weights[key])
+    return model.eval()
+
+
+def read_config(where: Path) -> Any:
+    """The configuration in the folder, once the header of the weights was found to fit it.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from joformer.models import ClassifierConfig
+    >>> with TemporaryDirectory() as folder:
+    ...     save(MonoidalClassifier(ClassifierConfig(dim=8)), folder)
+    ...     read_config(Path(folder)).dim
+    8
+    """
+    for name in (CONFIG, WEIGHTS):
+        if not (where / name).is_file():
+            raise ValueError(f"{where} has no {name}: give the folder that save() wrote")
+    try:
+        said = json.loads((where / CONFIG).read_text(encoding="utf-8"))
+        model_class, given = MODELS[said["model"]], said["config"]
+    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, ValueError, RecursionError):
+        raise ValueError(f"{where / CONFIG} is not a model's configuration: it needs a model and its config") from None
+    has = header(where / WEIGHTS)
+    # Every layer has weights; a count beyond them would be a loop without end, even on meta.
+    layers = given.get("layers", 1) if isinstance(given, dict) else 1
+    if isinstance(layers, int) and layers > len(has):
+        raise ValueError(f"{where / WEIGHTS} does not fit {CONFIG}: {layers} layers and {len(has)} tensors")
+    config = _configuration(model_class.config_class, given, where / CONFIG)  # type: ignore[attr-defined]
+    try:
+        odd, how = difference(has, layout(own_state(blank(config))))
+    except ValueError as error:
+        raise ValueError(f"{where / CONFIG}: {error}") from None
+    if odd:
+        raise ValueError(f"{where / WEIGHTS} does not fit {CONFIG}, first at {odd}: they belong to two models ({how})")
+    return config
+
+
+def blank(config: Any) -> nn.Module:
+    """The model of this configuration on the meta device: shapes and dtypes, and no memory.
+
+    >>> from joformer.models import ClassifierConfig
+    >>> blank(ClassifierConfig(dim=8)).mlp[0].weight.device
+    device(type='meta')
+    """
+    try:
+        with torch.device("meta"):
+            return MODELS[written(config)["model"]](config)
+    except (RuntimeError, MemoryError, OverflowError, TypeError) as error:
+        raise ValueError(f"no such model can be built: {str(error).partition(chr(10))[0]}") from None
+
+
+def header(path: Path) -> Layout:
+    """What a safetensors file says it holds; the tensors themselves are not read.
+
+    >>> header(Path(__file__))
+    Traceback (most recent call last):
+    ValueError: ...saving.py is damaged or no safetensors file: ...
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 - it is no mapping
+            return {key: (one.get_dtype(), tuple(one.get_shape())) for key, one in slices.items()}
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
+
+
+def layout(state: Mapping[str, torch.Tensor]) -> Layout:
+    """What `header` would say of these tensors.
+
+    >>> layout({"w": torch.ones(2, 3)})
+    {'w': ('F32', (2, 3))}
+    """
+    short = {"float": "F", "bfloat": "BF", "int": "I", "uint": "U", "complex": "C", "bool": "BOOL"}
+    made = {}
+    for key, value in state.items():
+        name = str(value.dtype).removeprefix("torch.")
+        kind = name.rstrip("0123456789")
+        made[key] = (short.get(kind, kind) + name.removeprefix(kind), tuple(value.shape))
+    return made
+
+
+def difference(has: Layout, wanted: Layout) -> tuple[str, str]:
+    """The first tensor that is missing, not known, of another shape or dtype, and how; ("", "") where there is none.
+
+    >>> difference({"w": ("F32", (2,))}, {"w": ("F32", (3,))})
+    ("'w'", 'F32 of shape (2,) instead of F32 of shape (3,)')
+    """
+    wrong = [key for key in has.keys() | wanted.keys() if has.get(key) != wanted.get(key)]
+    if not wrong:
+        return "", ""
+    found = (has.get(min(wrong)), wanted.get(min(wrong)))
+    was, now = (f"{one[0]} of shape {one[1]}" if one else "nothing" for one in found)
+    return f"{min(wrong)!r}", f"{was} instead of {now}"
+
+
+def own_state(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The state of the model, what two names share under the first of them.
+
+    >>> list(own_state(nn.Linear(2, 2)))
+    ['weight', 'bias']
+    """
+    seen: set[int] = set()
+    state = {}
+    for key, value in model.state_dict(keep_vars=True).items():
+        if id(value) not in seen:
+            seen.add(id(value))
+            state[key] = value.detach()
+    return state
+
+
+def _configuration(config_class: type, given: object, path: Path) -> object:
+    """The dataclass of these plain values, each checked against its annotation: a file may say anything."""
+    hints = get_type_hints(config_class)
+    known = {field.name for field in fields(config_class)}
+    if not isinstance(given, dict) or given.keys() - known:
+        odd = sorted(given.keys() - known) if isinstance(given, dict) else given
+        raise ValueError(f"{path} holds {odd}, which {config_class.__name__} does not know: see its fields")
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    for name, value in values.items():
+        if not _fits(value, hints[name]):
+            raise ValueError(f"{path}: {name} is {value!r}, it must be {hints[name]}")
+    try:
+        return config_class(**values)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _fits(value: object, hint: Any) -> bool:
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(item, parts[0]) for item in value)
+    if parts:  # a Literal
+        return value in parts
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return type(value) is hint or (hint is type(None) and value is None)

@@ -1,0 +1,59 @@
+"""The discrete Fourier transform and its inverse at the regular spectrum.
+
+    X_k = Σ_n e^{−2πikn/N} x_n,        x_n = (1/N) Σ_k e^{2πikn/N} X_k
+
+Paper: "Discrete Fourier Transform"; the sign is numpy's, the print has the other one. In several dimensions the
+frequencies are the product grid. That these are compositions is what `composed` shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Complex
+from torch import Tensor
+
+from joformer.spectral._checks import compute_dtype, require_norm, transform_axes
+
+
+def dft(x: Tensor, dim: int | Sequence[int] = -1, *, norm: str | None = None) -> Complex[Tensor, "..."]:
+    """numpy.fft.fftn of x along `dim`, real or complex.
+
+    >>> dft(torch.tensor([1.0, 0.0, 0.0, 1.0]))
+    tensor([2.+0.j, 1.+1.j, 0.+0.j, 1.-1.j])
+    """
+    axes, numbers = _checked(x, dim, norm)
+    if not x.numel():
+        return _empty(numbers)
+    # The first axis on its own: fftn makes real numbers complex before it starts, fft knows half is redundant.
+    first = torch.fft.fft(numbers, dim=axes[0], norm=norm)
+    return torch.fft.fftn(first, dim=axes[1:], norm=norm) if axes[1:] else first
+
+
+def idft(x: Tensor, dim: int | Sequence[int] = -1, *, norm: str | None = None) -> Complex[Tensor, "..."]:
+    """numpy.fft.ifftn of x along `dim`: the inverse of `dft` under the same norm.
+
+    >>> idft(dft(torch.tensor([1.0, 0.0, 0.0, 1.0]))).real
+    tensor([1., 0., 0., 1.])
+    """
+    axes, numbers = _checked(x, dim, norm)
+    if not x.numel():
+        return _empty(numbers)
+    if axes[1:]:
+        return torch.fft.ifftn(numbers, dim=axes, norm=norm)
+    # Of real numbers torch gives a conjugate yet to be taken, which numpy cannot read.
+    return torch.fft.ifft(numbers, dim=axes[0], norm=norm).resolve_conj()
+
+
+def _empty(x: Tensor) -> Tensor:
+    """An empty batch, which the FFT itself may not take, as another tensor of the dtype it would give."""
+    real = x.dtype if x.is_floating_point() or x.is_complex() else torch.get_default_dtype()
+    return torch.empty(x.shape, dtype=torch.promote_types(real, torch.complex64), device=x.device)
+
+
+def _checked(x: Tensor, dim: int | Sequence[int], norm: str | None) -> tuple[tuple[int, ...], Tensor]:
+    axes = transform_axes(x, dim)
+    require_norm(norm)
+    low = x.is_floating_point() and x.dtype.itemsize < 4
+    return axes, x.to(compute_dtype(x.dtype)) if low else x

@@ -1,0 +1,114 @@
+"""Results as text: lines for a terminal, a Markdown page for the documentation."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
+
+from joformer.verify._claims import VERDICTS, Result, Verdict
+
+SUMMED: dict[Verdict, str] = {**VERDICTS, "H": "as printed", "C": "under a condition"}
+TITLES = {
+    "algebra": "Algebra",
+    "attention": "Attention and classification",
+    "order": "ALiBi, information, order",
+    "transforms": "Transforms and applications",
+    "tables": "Tables and recipes",
+}
+INTRODUCTION = """\
+# Every claim of the paper, checked
+
+Each row is a claim of *Journey Operators for Structured Multi-Axis Composition*, run by `joformer verify` with the
+library's own functions, in float64, on random instances; rows 49, 50, 54, 57 and 59 are arithmetic on what the paper
+prints, rows 51 to 53, 55 and 56 build its models. What no claim speaks of (inverse transforms, norms, plane layouts,
+training) is the business of the tests. **H** holds as printed, **C** holds under the condition
+given, **W** is wrong as printed, **U** is not supported by what the paper shows. The residual is that of the true
+statement, the largest over all instances; it must not exceed the tolerance. Where the form as printed is wrong or
+lacks a condition (or a claim says that two things differ), its gap, the smallest over all instances, must be at
+least the margin: a check that could not fail would prove nothing.
+
+This page is written by `{command}`.
+"""
+
+
+def lines(result: Result, width: int = 120) -> list[str]:
+    """One claim as a reader wants it in a terminal of this width: verdict, the print, the truth, the numbers.
+
+    >>> from joformer import verify
+    >>> print(lines(verify.run(["26"], trials=1)[0])[1])
+         printed   qᵀRⁿk = Σ α_b cos(nθ_b) + β_b sin(nθ_b) with β_b = q₁k₂ − q₂k₁
+    """
+    claim = result.claim
+    state = "ok" if result.ok else "DISAGREES"
+    first = f"{claim.row:>3}  {claim.verdict}  {state:<9}  {claim.label}: {VERDICTS[claim.verdict]}"
+    told = {
+        "printed": claim.printed,
+        "true": claim.statement,
+        "residual": _measured(result),
+        "gap": f"{claim.gap}: {_apart(result)}" if result.gap is not None else "",
+        "error": result.error,
+    }
+    hanging = " " * 15
+    return [
+        first,
+        *(
+            wrapped
+            for name, text in told.items()
+            if text
+            for wrapped in textwrap.wrap(
+                text, width, initial_indent=f"     {name:<8}  ", subsequent_indent=hanging, break_long_words=False
+            )
+        ),
+    ]
+
+
+def _measured(result: Result) -> str:
+    claim = result.claim
+    return f"{result.residual:.1e} {'≤' if result.residual <= claim.tolerance else 'NOT ≤'} {claim.tolerance:.2g}"
+
+
+def _apart(result: Result) -> str:
+    gap, claim = result.gap, result.claim
+    assert gap is not None
+    return f"{gap:.3g} {'≥' if gap >= claim.margin else 'NOT ≥'} {claim.margin:g}"
+
+
+def summary(results: Sequence[Result]) -> str:
+    """How many claims there were of each verdict, and which disagree.
+
+    >>> from joformer import verify
+    >>> summary(verify.run(["1", "10"], trials=1))
+    '2 claims: 1 as printed, 1 wrong as printed. All as they should be.'
+    """
+    counts = Counter(result.claim.verdict for result in results)
+    told = ", ".join(f"{counts[v]} {words}" for v, words in SUMMED.items() if counts[v])
+    wrong = [str(result.claim.row) for result in results if not result.ok]
+    end = f"These disagree with their verdict: {', '.join(wrong)}." if wrong else "All as they should be."
+    return f"{len(results)} claim{'s' * (len(results) != 1)}: {told}. {end}"
+
+
+def markdown(results: Sequence[Result], command: str) -> str:
+    """The page of all results, one table a section; `command` is what wrote it.
+
+    >>> from joformer import verify
+    >>> print(markdown(verify.run(["26"], trials=1), "joformer verify --only 26").splitlines()[-1][:30])
+    | 26 | prop:alibi-separation (
+    """
+    parts = [INTRODUCTION.format(command=command), summary(results) + "\n"]
+    for section, members in groupby(results, lambda result: result.claim.section):
+        parts.append(f"## {TITLES[section]}\n")
+        parts.append("| # | in the paper | verdict | as printed | what is true | residual ≤ tolerance | gap ≥ margin |")
+        parts.append("|---|---|---|---|---|---|---|")
+        parts += [_row(result) for result in members]
+        parts.append("")
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _row(result: Result) -> str:
+    claim = result.claim
+    verdict = claim.verdict if result.ok else f"**{claim.verdict}, but measured otherwise**"
+    apart = "" if result.gap is None else f"{claim.gap}: {_apart(result)}"
+    cells = (str(claim.row), claim.label, verdict, claim.printed, claim.statement, _measured(result), apart)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
