@@ -179,7 +179,10 @@ def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:
         or linear._forward_pre_hooks
         or linear._backward_hooks
         or linear._backward_pre_hooks
-        or _everywhere._has_any_global_hook()
+        or _everywhere._global_forward_hooks
+        or _everywhere._global_forward_pre_hooks
+        or _everywhere._global_backward_hooks
+        or _everywhere._global_backward_pre_hooks
     )
     return not hooks and linear._compiled_call_impl is None and type(linear.weight) in _PLAIN
 
