@@ -4,8 +4,8 @@
     a token without coordinates is NaN on every axis and sits at the identity: A = I, angle 0
 
 Positions are plain tensors: slice, concatenate and move them as you like, or make your own; integers and real
-coordinates are equally welcome. float64 keeps every integer up to 2⁵³ exact; half precision raises. CLAIMS.md,
-convention 2.
+coordinates are equally welcome. float64 keeps every integer up to 2⁵³ exact; half precision raises.
+docs/conventions.md, convention 2.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def joint(*parts: Tensor) -> Float[Tensor, "*batch tokens axes"]:
     """Several modalities side by side: a modality axis first, then the axes of each part in turn.
 
     Part m has m on the modality axis, its own coordinates on its own axes and 0 on the others', so that
-    a journey between modalities is R_mod and both parts' absolute operators (CLAIMS.md row 47). Tokens
+    a journey between modalities is R_mod and both parts' absolute operators (docs/claims.md row 47). Tokens
     at the identity stay there.
 
     >>> joint(sequence(2), grid(1, 2)).tolist()

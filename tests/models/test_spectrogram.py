@@ -8,7 +8,7 @@ import torch
 from joformer import positions
 from joformer.models import VARIANTS, JoFormerViT, ViTConfig
 
-# CLAIMS.md, "Readings": each row of the paper's table in both versions.
+# docs/conventions.md, "Readings": each row of the paper's table in both versions.
 PAIRS = {
     "rope2d": "joformer_old",
     "monoidal_axial": "joformer_axial",

@@ -142,7 +142,7 @@ def test_each_grid_is_a_composition(norm):
 
 
 def test_what_the_paper_prints_is_something_else():
-    """CLAIMS.md rows 38, 41 and 42, from the pieces."""
+    """docs/claims.md rows 38, 41 and 42, from the pieces."""
     n, k = 6, torch.arange(6, dtype=torch.float64)
     x, y = torch.randn(n, dtype=torch.float64), torch.randn(n, n, dtype=torch.float64)
     printed = spectral.Spectrum(2 * torch.pi * k / n)

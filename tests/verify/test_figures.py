@@ -56,7 +56,7 @@ class TestEveryFigure:
             bar = axes.get_label() == "<colorbar>"
             assert axes.get_ylabel() or (bar and axes.get_xlabel())
             assert axes.get_xlabel() or bar
-        assert "CLAIMS row" in text_of(figure, "caption")
+        assert "docs/claims.md row" in text_of(figure, "caption")
         assert "paper, “" in text_of(figure, "caption")
         assert len(text_of(figure, "title")) > 20
 

@@ -1,4 +1,4 @@
-"""`joformer verify` says what CLAIMS.md says, and turns red where the library is made wrong."""
+"""`joformer verify` says what docs/claims.md says, and turns red where the library is made wrong."""
 
 import dataclasses
 import io
@@ -20,7 +20,7 @@ from joformer.verify._page import lines
 
 ROOT = Path(__file__).parents[2]
 
-# The verdicts of CLAIMS.md, row by row; U stands for "unsupported" and "implausible".
+# The verdicts of docs/claims.md, row by row; U stands for "unsupported" and "implausible".
 VERDICTS = "HHHWWCCCHWWC CHHHCWCCCHWWH WCHCHCWCHCHH CWWWWWWWHWC HWWCHWWCWUU".replace(" ", "")
 SIZES = {"algebra": 12, "attention": 13, "order": 12, "transforms": 11, "tables": 11}
 

@@ -9,7 +9,7 @@
     JoFormer          A_k⁻¹ A_j               A_t                       the absolute operator A_t of each token
 
 Every kernel is a journey between absolute operators C; what tells the four apart is where C comes from. Paper:
-"Value-Path Hierarchy and SSM Bridge", whose product over transitions descends (CLAIMS.md rows 21 and 22).
+"Value-Path Hierarchy and SSM Bridge", whose product over transitions descends (docs/claims.md rows 21 and 22).
 """
 
 from __future__ import annotations

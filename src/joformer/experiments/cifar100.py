@@ -124,7 +124,7 @@ def _setup_a(where: str, seeds: Sequence[int], steps: int | None) -> list[Plan]:
             pairs=(("axial_dense", "axial_dense_v"), ("liere64", "liere64_v")),
             paper=dict(zip(SETUP_A, ({"": value} for value in (dense, dense_v, liere, liere_v)), strict=True)),
             paper_setting="CIFAR-100, 400 epochs, one seed",
-            notes=("The feed-forward is 768 wide: only so are there 14.9 million parameters (CLAIMS.md row 52).",),
+            notes=("The feed-forward is 768 wide: only so are there 14.9 million parameters (docs/claims.md row 52).",),
             cells=tuple(cells),
         )
     ]

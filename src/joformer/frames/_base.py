@@ -3,7 +3,7 @@
     θ_t = Σ_k ω_k n_tk      (linear in the coordinates n of the token)
 
 Angles are float64 reduced modulo 2π before anything is rounded to float32: a shift of a million positions then
-changes scores by no more than float32 rounding. Paper: "Architecture Variants"; CLAIMS.md, convention 7.
+changes scores by no more than float32 rounding. Paper: "Architecture Variants"; docs/conventions.md, convention 7.
 """
 
 from __future__ import annotations

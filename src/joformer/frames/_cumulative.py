@@ -1,7 +1,7 @@
 """Cumulative frames: θ_t = base·t + Σ_{s<t} φ(x_s), so that a journey sees all that lies between its ends.
 
 Pointwise projected angles do not have the property the paper proves for content-dependent operators
-(context-sensitive separation); only the accumulated ones do (CLAIMS.md row 33). On a grid each axis accumulates
+(context-sensitive separation); only the accumulated ones do (docs/claims.md row 33). On a grid each axis accumulates
 along the canonical path from the origin, axis 1 first:
 
     θ_(i,j) = base·(i, j) + Σ_{s<i} φ₁(x_(s,0)) + Σ_{s<j} φ₂(x_(i,s))

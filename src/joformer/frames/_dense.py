@@ -1,7 +1,7 @@
 """Dense frames, which are curved: A_n = expm(Σ_k n_k S_k) with trained skew-symmetric S_k (LieRE).
 
 The operator is fixed by the token's coordinates but a journey A_m⁻¹A_n is not a function of n − m alone unless
-the S_k commute (CLAIMS.md row 20). The axial split gives each axis a block of its own, which does commute.
+the S_k commute (docs/claims.md row 20). The axial split gives each axis a block of its own, which does commute.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class LearnedFrames(FramesModule):
     """θ_t = ω·t with ω a parameter (axes, layers, heads, planes), started from the fixed spectrum of `base`.
 
     Where axial each axis has planes of its own, so the last dimension is planes // axes and there are
-    heads·planes parameters a layer; combined has axes times as many (CLAIMS.md row 55). `layers` > 1 holds one
+    heads·planes parameters a layer; combined has axes times as many (docs/claims.md row 55). `layers` > 1 holds one
     set for each layer, chosen by `layer` in the call.
 
     >>> from joformer import positions

@@ -1,7 +1,7 @@
 """JoFormer-projected: θ_t = base(t) + W₂ GELU(W₁ LN(x_t)), angles read from the residual stream.
 
 The paper's formula has no base, and zeroing all of the projector kills its gradient: here only W₂ starts at zero,
-and only where there is a base to start from (CLAIMS.md rows 23 and 24). W₂ has no bias: it would be gauge.
+and only where there is a base to start from (docs/claims.md rows 23 and 24). W₂ has no bias: it would be gauge.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@
 A journey A_dst⁻¹ A_src goes up from src to the common ancestor and down to dst: what the two paths share cancels,
 commuting or not. Commuting generators see the order of branches only where each depth has its own; dense ones
 always do. The encoding of Shiv and Quirk (2019) is depth-indexed, commuting, with quarter turns: `one_hot`.
-Paper: "Toral Classification", which names tree encodings as a special case without deriving them (CLAIMS.md row 14).
+Paper: "Toral Classification", which names tree encodings as a special case without deriving them (docs/claims.md
+row 14).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     W   attention within a window, with frames: 0 ≤ i − j < window
     N   full causal attention without frames ("NoPE"), P = I on values too
 
-Paper: "JoFormer Wikipedia Language Modeling", "Length Generalization"; CLAIMS.md rows 56 and 58.
+Paper: "JoFormer Wikipedia Language Modeling", "Length Generalization"; docs/claims.md rows 56 and 58.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 
 Relations are the axis-step generators of a torus and entities its points, so that composing relations is walking a
 path: `algebra.path_transport(model.generators, [r, s, ~q])`. The paper's introduction names RotatE (Sun et
-al. 2019) as a special case without deriving it (CLAIMS.md row 14).
+al. 2019) as a special case without deriving it (docs/claims.md row 14).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ With Φ_t = φ_1 + ⋯ + φ_t and the frames C_t = R(−Φ_t) this is the select
     h_t = C_t⁻¹ Σ_{s≤t} (λ_t ⋯ λ_{s+1}) C_s v_s,
 
 so: rotate the values by their frames, let them decay, rotate back. The angles are a prefix sum; the decay is real and
-is summed in chunks. Paper: "Value-Path Hierarchy and SSM Bridge" (CLAIMS.md rows 21, 22, 33).
+is summed in chunks. Paper: "Value-Path Hierarchy and SSM Bridge" (docs/claims.md rows 21, 22, 33).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@
 `ViTConfig(transport=…)` has any of them move other sides than its own: values alone, say. The last two rows are not the
 paper's: there projected angles are for language only, and cumulative ones nowhere.
 
-CLAIMS.md, "Readings". Paper: "CIFAR-100 V Rotation and Scaling", "ImageNet ViT-S Scale Validation".
+docs/conventions.md, "Readings". Paper: "CIFAR-100 V Rotation and Scaling", "ImageNet ViT-S Scale Validation".
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Direction: X ≈ R^s Y, the first cell of Y sits at cell s of X. Where every angle is a multiple of 2π/n the scores of
 all shifts are one FFT; otherwise one sum an axis. Between whole steps the score is smooth, and Newton's method goes on
 from the best of them. Paper: "Multi-Axis Alignment". The answer is unique only modulo the period of R; with the full
-DFT the score is n × the circular cross-correlation (CLAIMS.md row 48).
+DFT the score is n × the circular cross-correlation (docs/claims.md row 48).
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@
     diagonal    θ_k = 2π k / d on every axis, k = 1 … d/2: the print
 
 Paper: "MNIST Monoidal Embedding", "Audio and Spectrograms", "Video". The print calls its fixed frequencies the 2D
-DFT. They are the diagonal of one, off the grid of 28 pixels besides; `dft` is the true one (CLAIMS.md rows 39, 40).
+DFT. They are the diagonal of one, off the grid of 28 pixels besides; `dft` is the true one (docs/claims.md rows
+39, 40).
 """
 
 from __future__ import annotations

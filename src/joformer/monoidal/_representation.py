@@ -6,7 +6,7 @@
 Circular, v is invariant to every circular shift. A window is doubled rather than summed, O(N log m) for each axis.
 `blind_spots` says what v cannot tell apart. Paper: "Shift-Invariance and Order-Awareness". The print asks for an angle
 that is no rational multiple of π; an order above the window suffices, and with real content reversal is invisible
-whatever the angles (CLAIMS.md row 35).
+whatever the angles (docs/claims.md row 35).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ The sign is stated here once. Which element of a head belongs to which plane:
     interleaved   x0 x1 x2 x3 x4 x5        half   x0 x1 x2 x3 x4 x5
     plane          0  0  1  1  2  2                0  1  2  0  1  2      (GPT-NeoX, Hugging Face)
 
-Paper: "Journey Operator and Score/Value Attention"; CLAIMS.md, conventions 1–3 and 7. The backward of a
+Paper: "Journey Operator and Score/Value Attention"; docs/conventions.md, conventions 1–3 and 7. The backward of a
 rotation is the inverse rotation, and the gradient of an angle is read off the rotated output
 (∂y/∂θ = J y with J = R(π/2)), so that a rotation saves nothing that attention does not save anyway.
 """

@@ -1,4 +1,4 @@
-"""The paper's claims as executable checks, one module a section of CLAIMS.md; `joformer verify` runs them all.
+"""The paper's claims as executable checks, one module a section of docs/claims.md; `joformer verify` runs them all.
 
 >>> result = run(["1"], trials=1)[0]
 >>> result.claim.label, result.ok

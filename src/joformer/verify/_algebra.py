@@ -1,4 +1,4 @@
-"""CLAIMS.md, "Algebra": elements, journeys, paths. Paper: "Algebraic Framework and Theoretical Analysis"."""
+"""docs/claims.md, "Algebra": elements, journeys, paths. Paper: "Algebraic Framework and Theoretical Analysis"."""
 
 from __future__ import annotations
 

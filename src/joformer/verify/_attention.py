@@ -1,4 +1,4 @@
-"""CLAIMS.md, "Attention and classification". Paper: "Journey Operator and Score/Value Attention" to "JoFormer"."""
+"""docs/claims.md, "Attention and classification". Paper: "Journey Operator and Score/Value Attention" to "JoFormer"."""
 
 from __future__ import annotations
 

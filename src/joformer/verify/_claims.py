@@ -115,7 +115,7 @@ Check = Callable[[Draw], Measured]
 
 @dataclass(frozen=True)
 class Claim:
-    """One row of CLAIMS.md with the check that runs it; `label` is the paper's own, `gap` says what the gap is."""
+    """One row of docs/claims.md with the check that runs it; `label` is the paper's own, `gap` says what the gap is."""
 
     row: int
     section: str
@@ -169,7 +169,7 @@ class Result:
 
 
 class Section:
-    """A section of CLAIMS.md, which collects its checks as they are defined.
+    """A section of docs/claims.md, which collects its checks as they are defined.
 
     >>> claim = Section("sums")
     >>> @claim(1, "eq:sum", "H", "1 + 1 = 2", "as printed")

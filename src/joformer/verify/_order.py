@@ -1,4 +1,7 @@
-"""CLAIMS.md, "ALiBi, information, order". Paper: "ALiBi Expressivity Separation", "Additional Theoretical Results"."""
+"""docs/claims.md, "ALiBi, information, order".
+
+Paper: "ALiBi Expressivity Separation", "Additional Theoretical Results".
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CLAIMS.md, "Tables and recipes": arithmetic, parameter counts of the real models, readings.
+"""docs/claims.md, "Tables and recipes": arithmetic, parameter counts of the real models, readings.
 
 Only row 58 is random: of the others a second instance sees the same.
 """

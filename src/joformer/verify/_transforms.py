@@ -1,4 +1,4 @@
-"""CLAIMS.md, "Transforms and applications". Paper: "Classical Transforms", "Application Sketches"."""
+"""docs/claims.md, "Transforms and applications". Paper: "Classical Transforms", "Application Sketches"."""
 
 from __future__ import annotations
 

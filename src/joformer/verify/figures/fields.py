@@ -2,7 +2,7 @@
 
     fixed  ω·n      learned  ω'·n      projected  ω·n + φ(x_n)      cumulative  ω·n + Σ φ(x) along the path to n
 
-Paper: "Architecture Variants"; CLAIMS.md rows 23, 24 and 33.
+Paper: "Architecture Variants"; docs/claims.md rows 23, 24 and 33.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def angle_fields_figure(
     if frames is None:
         caption += (
             "Learned frequencies (here moved at random) tilt the waves; projected angles (W₂ drawn at random) change "
-            "where the content is; cumulative ones keep the change all along the row behind it. CLAIMS rows 23, 24 and "
-            "33; paper, “Architecture Variants”."
+            "where the content is; cumulative ones keep the change all along the row behind it. "
+            "docs/claims.md rows 23, 24 and 33; paper, “Architecture Variants”."
         )
     title = "Fixed and learned angles see position alone, the others content too"
     with sheet(title, caption, height=4.8) as figure:

@@ -2,8 +2,8 @@
 
     v = |Σ_i ω^i z_i|, ω = e^{iθ}        one plane of one window of m contents z
 
-A permutation σ is seen when v(z_σ) ≠ v(z). Paper: "Shift-Invariance and Order-Awareness"; CLAIMS.md rows 34 and 35:
-real content and its reversal agree, an angle of finite order q is enough only when q > m, and a circular shift of
+A permutation σ is seen when v(z_σ) ≠ v(z). Paper: "Shift-Invariance and Order-Awareness"; docs/claims.md rows 34 and
+35: real content and its reversal agree, an angle of finite order q is enough only when q > m, and a circular shift of
 the whole sequence is never seen, by design.
 """
 
@@ -52,7 +52,7 @@ def order_awareness_figure(angle: float = 1.0, *, window: int = 4, seed: int = 0
         f"Each mark is one of the {len(orders)} reorderings of m = {m} contents (triangle: the reversal): how far it "
         "moves the m-representation. Hollow: orders that cannot be told apart. Real content hides its reversal, an "
         "angle of order q < m swaps of places q apart, one of order m turns of the window; circular shifts are meant "
-        "to be hidden. CLAIMS rows 34 and 35; paper, “Shift-Invariance and Order-Awareness”."
+        "to be hidden. docs/claims.md rows 34 and 35; paper, “Shift-Invariance and Order-Awareness”."
     )
     with sheet("An m-representation sees order unless its content or its angle hides it", caption) as figure:
         axes = figure.subplots()

@@ -4,7 +4,7 @@
 
 is the score between equal content a displacement Δ apart when all planes hold equal energy. Where K(Δ) = 1 the two
 places share one frame, P = I, and no head can tell them apart. Paper: "Toral Classification", "Architecture
-Variants"; CLAIMS.md rows 14 and 39, and its reading of the combined split.
+Variants"; docs/claims.md rows 14 and 39; docs/conventions.md, the reading of the combined split.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def displacement_kernel_figure(
     if not own:
         caption += (
             f"Harmonics repeat after {2 * planes} steps; the same frequencies on both axes of a grid (diagonal) hide "
-            "every Δ = (a, −a). CLAIMS rows 14 and 39 and “Combined fixed”; paper, “Architecture Variants”."
+            "every Δ = (a, −a). docs/claims.md rows 14 and 39, docs/conventions.md “Combined fixed”; "
+            "paper, “Architecture Variants”."
         )
     rows = [["lines"] * max(len(images), 1)] * bool(lines) + [list(images)] * bool(images)
     heights = [1.9] * bool(lines) + [2.75] * bool(images)

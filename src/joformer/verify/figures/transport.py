@@ -3,7 +3,7 @@
     spread(i, j) = max over orderings π, π' of i row and j column steps of ‖T(π) − T(π')‖
     H = T(loop),    angle of failure = ∠(v, H v)
 
-Paper: "Path Transport and Commutativity", "Flat/Curved Dichotomy"; CLAIMS.md rows 7 and 9.
+Paper: "Path Transport and Commutativity", "Flat/Curved Dichotomy"; docs/claims.md rows 7 and 9.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def path_spread_figure(
     caption = (
         f"Cell (i, j): the largest difference between transports T(π) {orderings} of i row steps and j column steps. "
         "Flat ones differ by rounding alone, curved ones as soon as both axes are used, and even a small commutator "
-        "shows far above rounding (right). CLAIMS rows 7 and 9; paper, “Path Transport and Commutativity”."
+        "shows far above rounding (right). docs/claims.md rows 7 and 9; paper, “Path Transport and Commutativity”."
     )
     with sheet("Shared generators: transport ignores the path exactly when they commute", caption) as figure:
         left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1, 1.15))
@@ -132,8 +132,8 @@ def holonomy_figure(
     caption = (
         "A vector carried clockwise from the black point: as it leaves (black), on its way (grey), as it returns "
         "(outline); where it leaves the plane drawn, its arrow is short. With an angle for each edge the rotations "
-        "commute and still fail, by the sum of the angles round the unit squares enclosed (numbers). CLAIMS rows 7 and "
-        "9; paper, “Path Transport and Commutativity”."
+        "commute and still fail, by the sum of the angles round the unit squares enclosed (numbers). "
+        "docs/claims.md rows 7 and 9; paper, “Path Transport and Commutativity”."
     )
     looks = ((DARK, "o-"), (MIDDLE, "s"), (LIGHT, "^-."))
     with sheet("Round a loop, only flat transport brings a vector back to itself", caption, height=5.6) as figure:
