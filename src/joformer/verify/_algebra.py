@@ -34,15 +34,13 @@ from joformer.verify._claims import Draw, Measured, Section, gap, worst
 claim = Section("algebra")
 
 
-@claim(
-    1,
-    "eq:composition",
-    "H",
-    "(a, A) ∘ (b, B) = (a + A b, A B) is associative with identity (0, I) and not commutative",
-    "as printed; it is even a group, with inverse (−A⁻¹a, A⁻¹)",
-    gap="x ∘ y and y ∘ x differ by",
-)
+@claim(1, "eq:composition", "H")
 def composition(draw: Draw) -> Measured:
+    """Printed: (a, A) ∘ (b, B) = (a + A b, A B) is associative with identity (0, I) and not commutative
+
+    True: as printed; it is even a group, with inverse (−A⁻¹a, A⁻¹)
+    Gap: x ∘ y and y ∘ x differ by
+    """
     group = Orthogonal(4)
     x, y, z = (Pair(draw.noise(4), draw.rotations(), group) for _ in range(3))
     e = Pair(torch.zeros(4, dtype=torch.float64), group.identity(dtype=torch.float64), group)
@@ -60,15 +58,13 @@ def composition(draw: Draw) -> Measured:
     return Measured(holds, gap=apart(x.compose(y), y.compose(x)))
 
 
-@claim(
-    2,
-    "eq:unrolling",
-    "H",
-    "e_1 ∘ ⋯ ∘ e_T = (Σ_i (∏_{j<i} R_j) v_i, ∏ R_j)",
-    "as printed, the product taken from left to right",
-    gap="the descending product is off by",
-)
+@claim(2, "eq:unrolling", "H")
 def unrolling(draw: Draw) -> Measured:
+    """Printed: e_1 ∘ ⋯ ∘ e_T = (Σ_i (∏_{j<i} R_j) v_i, ∏ R_j)
+
+    True: as printed, the product taken from left to right
+    Gap: the descending product is off by
+    """
     group, v, r = Orthogonal(4), draw.noise(6, 4), draw.rotations(6)
     whole = Pair(v[0], r[0], group)
     for t in range(1, 6):
@@ -82,15 +78,13 @@ def unrolling(draw: Draw) -> Measured:
     )
 
 
-@claim(
-    3,
-    "ssec:composition",
-    "H",
-    "the journey from j to k, j > k, is R_k ⋯ R_{j−1} = A_k⁻¹ A_j",
-    "as printed; and journeys telescope, P_{j→k} P_{i→j} = P_{i→k}",
-    gap="the journey from k to j is off by",
-)
+@claim(3, "ssec:composition", "H")
 def the_journey(draw: Draw) -> Measured:
+    """Printed: the journey from j to k, j > k, is R_k ⋯ R_{j−1} = A_k⁻¹ A_j
+
+    True: as printed; and journeys telescope, P_{j→k} P_{i→j} = P_{i→k}
+    Gap: the journey from k to j is off by
+    """
     group, r = Orthogonal(8), draw.rotations(8, dim=8)
     at = scan(group, r)
     k = int(draw.whole(low=0, high=3))
@@ -109,15 +103,13 @@ def the_journey(draw: Draw) -> Measured:
     )
 
 
-@claim(
-    4,
-    "ssec:composition",
-    "W",
-    "∘_k raises the generators to the *positions* n_k and m_k of its operands",
-    "the exponents are *extents* (a single cell has extent 1); the identity is a family: content 0, extent 0 along k, "
-    "other extents matching",
-)
+@claim(4, "ssec:composition", "W")
 def exponents(draw: Draw) -> Measured:
+    """Printed: ∘_k raises the generators to the *positions* n_k and m_k of its operands
+
+    True: the exponents are *extents* (a single cell has extent 1); the identity is a family: content 0, extent 0 along
+    k, other extents matching
+    """
     line, v = draw.flat(1), draw.noise(4, 4)
     truth = line.group.act(absolute(line, torch.arange(4)[:, None]), v).sum(0)
     whole = concatenate([Element.cell(v[t], t, line) for t in range(4)])
@@ -136,16 +128,13 @@ def exponents(draw: Draw) -> Measured:
     return Measured(worst(gap(whole.content, truth), *off), gap=gap(printed, truth))
 
 
-@claim(
-    5,
-    "ssec:composition",
-    "W",
-    "requiring equal exponents off axis k stops cells of different rows from composing along the columns",
-    "unit cells of different rows carry the same exponents (1, 1), so that guard passes; an origin is needed too",
-    gap="operands the printed guard lets through",
-    margin=1.0,
-)
+@claim(5, "ssec:composition", "W", margin=1.0)
 def the_guard(draw: Draw) -> Measured:
+    """Printed: requiring equal exponents off axis k stops cells of different rows from composing along the columns
+
+    True: unit cells of different rows carry the same exponents (1, 1), so that guard passes; an origin is needed too
+    Gap: operands the printed guard lets through
+    """
     grid = draw.flat(2)
     x, below = Element.cell(draw.noise(4), (0, 0), grid), Element.cell(draw.noise(4), (1, 1), grid)
     beside = Element.cell(draw.noise(4), (0, 1), grid)
@@ -160,15 +149,13 @@ def the_guard(draw: Draw) -> Measured:
     return Measured(worst(right, 0.0 if refused else 1.0), gap=float(printed_guard_passes))
 
 
-@claim(
-    6,
-    "ssec:composition",
-    "C",
-    "composing a grid axis by axis gives Σ_n A_n v_n for any order of the axes",
-    "if generators commute and positions count from 0; otherwise the axis composed last ends leftmost",
-    gap="curved and in the other order, or counted from 1, it is off by",
-)
+@claim(6, "ssec:composition", "C")
 def grid_composition(draw: Draw) -> Measured:
+    """Printed: composing a grid axis by axis gives Σ_n A_n v_n for any order of the axes
+
+    True: if generators commute and positions count from 0; otherwise the axis composed last ends leftmost
+    Gap: curved and in the other order, or counted from 1, it is off by
+    """
     v = draw.noise(3, 4, 4)
     cells = torch.cartesian_prod(torch.arange(3), torch.arange(4))
     flat, bent = draw.flat(2), draw.curved(2)
@@ -195,16 +182,14 @@ def grid_composition(draw: Draw) -> Measured:
     )
 
 
-@claim(
-    7,
-    "thm:interchange",
-    "C",
-    "composition is path-independent precisely when the generators commute",
-    "for generators shared by all points; per datum it takes R_x(i,j) R_y(i,j+1) = R_y(i,j) R_x(i+1,j), "
-    "which angles that are a potential satisfy by construction",
-    gap="commuting generators per datum, round a square and round a loop, disagree by",
-)
+@claim(7, "thm:interchange", "C")
 def path_independence(draw: Draw) -> Measured:
+    """Printed: composition is path-independent precisely when the generators commute
+
+    True: for generators shared by all points; per datum it takes R_x(i,j) R_y(i,j+1) = R_y(i,j) R_x(i+1,j), which
+    angles that are a potential satisfy by construction
+    Gap: commuting generators per datum, round a square and round a loop, disagree by
+    """
     group, loop = Torus(2), [0, 0, 1, 1, 1, ~0, ~0, ~1, ~1, ~1]
     identity = group.identity(dtype=torch.float64)
     potential = grid_from_potential(draw.noise(4, 5, 2))
@@ -229,15 +214,13 @@ def path_independence(draw: Draw) -> Measured:
     )
 
 
-@claim(
-    8,
-    "Remark (Connection to interchange laws)",
-    "C",
-    "the interchange law holds iff the generators commute",
-    "for given extents it holds iff those *powers* commute",
-    gap="where those powers do not commute the two sides differ by",
-)
+@claim(8, "Remark (Connection to interchange laws)", "C")
 def interchange(draw: Draw) -> Measured:
+    """Printed: the interchange law holds iff the generators commute
+
+    True: for given extents it holds iff those *powers* commute
+    Gap: where those powers do not commute the two sides differ by
+    """
     basis = draw.rotations(dim=2)
     quarter_and_mirror = torch.tensor([[[0.0, -1.0], [1.0, 0.0]], [[1.0, 0.0], [0.0, -1.0]]], dtype=torch.float64)
     bent, flat = Generators.orthogonal(basis @ quarter_and_mirror @ basis.mT), draw.flat(2)
@@ -258,15 +241,13 @@ def interchange(draw: Draw) -> Measured:
     return Measured(worst(*agree, *defects), gap=min(law(bent, (1, 1)), float(interchange_defect(bent, (1, 1)))))
 
 
-@claim(
-    9,
-    "app:interchange-proof",
-    "H",
-    "path independence ⇔ every square commutes ⇔ generators commute; then P depends on displacement only",
-    "as printed; the converse takes i < j without loss of generality (for i > j its equality says nothing)",
-    gap="with curved generators each of these fails by at least",
-)
+@claim(9, "app:interchange-proof", "H")
 def equivalence(draw: Draw) -> Measured:
+    """Printed: path independence ⇔ every square commutes ⇔ generators commute; then P depends on displacement only
+
+    True: as printed; the converse takes i < j without loss of generality (for i > j its equality says nothing)
+    Gap: with curved generators each of these fails by at least
+    """
     seen: dict[bool, list[float]] = {True: [], False: []}
     for generators in (draw.flat(3), draw.curved(3)):
         group, flat = generators.group, is_flat(generators)
@@ -290,14 +271,12 @@ def equivalence(draw: Draw) -> Measured:
     return Measured(worst(*seen[True], converse[1, 0]), gap=min(*seen[False], converse[0, 1]))
 
 
-@claim(
-    10,
-    "eq:path-transport",
-    "W",
-    "T(k_1 ⋯ k_m) = R_{k_m} ⋯ R_{k_1}, which is A_n⁻¹ A_m along the canonical path",
-    "from left to right, T = R_{k_1} ⋯ R_{k_m} = P_{end→start} along the canonical path from the origin",
-)
+@claim(10, "eq:path-transport", "W")
 def transport_order(draw: Draw) -> Measured:
+    """Printed: T(k_1 ⋯ k_m) = R_{k_m} ⋯ R_{k_1}, which is A_n⁻¹ A_m along the canonical path
+
+    True: from left to right, T = R_{k_1} ⋯ R_{k_m} = P_{end→start} along the canonical path from the origin
+    """
     generators = draw.curved(2, dim=8)
     group, word = generators.group, [0, 0, 1, 1, 1]
     start, end = absolute(generators, [[1, 0], [3, 3]])
@@ -306,16 +285,14 @@ def transport_order(draw: Draw) -> Measured:
     return Measured(gap(path_transport(generators, word), back), gap=min(gap(printed, back), gap(printed, there)))
 
 
-@claim(
-    11,
-    "thm:v-rotation",
-    "W",
-    "with generators that do not commute value transport is path-dependent: it depends on absolute positions",
-    "the wording: A_n⁻¹ A_m always telescopes, whatever lies between, so it does not depend on the path; it does "
-    "depend on absolute positions",
-    gap="the same displacement elsewhere differs by",
-)
+@claim(11, "thm:v-rotation", "W")
 def telescoping(draw: Draw) -> Measured:
+    """Printed: with generators that do not commute value transport is path-dependent: it depends on absolute positions
+
+    True: the wording: A_n⁻¹ A_m always telescopes, whatever lies between, so it does not depend on the path; it does
+    depend on absolute positions
+    Gap: the same displacement elsewhere differs by
+    """
     generators = draw.curved(2)
     group = generators.group
     m, n, via = (absolute(generators, at) for at in ([3, 1], [1, 2], [0, 4]))
@@ -325,15 +302,13 @@ def telescoping(draw: Draw) -> Measured:
     return Measured(gap(legs, direct), gap=gap(moved, direct))
 
 
-@claim(
-    12,
-    "eq:unified-2d",
-    "C",
-    "c_(i,j) = Σ α R_y^{i'−i} R_x^{j'−j} v_(i',j')",
-    "if the generators commute; A_(i,j) = R_y^i R_x^j with positions counted from 0",
-    gap="with curved generators it is off by",
-)
+@claim(12, "eq:unified-2d", "C")
 def value_path_on_a_grid(draw: Draw) -> Measured:
+    """Printed: c_(i,j) = Σ α R_y^{i'−i} R_x^{j'−j} v_(i',j')
+
+    True: if the generators commute; A_(i,j) = R_y^i R_x^j with positions counted from 0
+    Gap: with curved generators it is off by
+    """
     cells = torch.cartesian_prod(torch.arange(2), torch.arange(3))
     w, v = draw.noise(6, 6), draw.noise(6, 4)
 

@@ -48,15 +48,13 @@ def heads(draw: Draw, tokens: int, dim: int = 8, count: int = 3) -> tuple[Tensor
     return draw.noise(count, 2, tokens, 2, dim).unbind()
 
 
-@claim(
-    13,
-    "eq:score, eq:value-agg",
-    "C",
-    "(A_i q)ᵀ(A_j k) = qᵀ A_i⁻¹A_j k, and A_i⁻¹ Σ α A_j v = Σ α P_{j→i} v",
-    "the first for orthogonal operators only, the second for any invertible ones",
-    gap="with operators that are not orthogonal the scores are off by",
-)
+@claim(13, "eq:score, eq:value-agg", "C")
 def score_and_value_identities(draw: Draw) -> Measured:
+    """Printed: (A_i q)ᵀ(A_j k) = qᵀ A_i⁻¹A_j k, and A_i⁻¹ Σ α A_j v = Σ α P_{j→i} v
+
+    True: the first for orthogonal operators only, the second for any invertible ones
+    Gap: with operators that are not orthogonal the scores are off by
+    """
     q, k, v = heads(draw, 5)
     with draw.torch_seed():
         dense = DenseFrames(8, axes=2).double()
@@ -82,15 +80,13 @@ def score_and_value_identities(draw: Draw) -> Measured:
     return Measured(worst(*off, gap(at_once, carried)), gap=gap(moved, conjugated))
 
 
-@claim(
-    14,
-    "ssec:journey, ssec:toral, sec:intro",
-    "H",
-    "RoPE, 2D-RoPE, tree encodings and RotatE are special cases",
-    "as printed; 2D axial needs head_dim % 4 = 0; the last two are derived here, the paper only asserts them",
-    gap="planes of a head of 6 that no axis of an axial grid turns",
-)
+@claim(14, "ssec:journey, ssec:toral, sec:intro", "H")
 def special_cases(draw: Draw) -> Measured:
+    """Printed: RoPE, 2D-RoPE, tree encodings and RotatE are special cases
+
+    True: as printed; 2D axial needs head_dim % 4 = 0; the last two are derived here, the paper only asserts them
+    Gap: planes of a head of 6 that no axis of an axial grid turns
+    """
     q, k = heads(draw, 6, count=2)
     omega = 10000.0 ** (-torch.arange(4, dtype=torch.float64) / 4)
     turned = [_rope(x, torch.arange(6.0).double()[:, None] * omega) for x in (q, k)]
@@ -141,16 +137,14 @@ def commutant(matrices: Tensor) -> Tensor:
     return basis[int((sizes > 1e-9).sum()) :].reshape(-1, d, d)
 
 
-@claim(
-    15,
-    "thm:toral, lem:cocycle, app:cocycle-primitives",
-    "H",
-    "bilinear, invariant under toral frames, a cocycle, norm-preserving: then B is a block rotation, θ_k(s) − θ_k(s'); "
-    "a cocycle factors as R_s R_s'⁻¹; invertible and composable is a cocycle",
-    "as printed; the commutant has dimension d, and θ_k(s) may be any function of s",
-    gap="a B outside the torus, one that stretches, and one that cannot be inverted each break an axiom by",
-)
+@claim(15, "thm:toral, lem:cocycle, app:cocycle-primitives", "H")
 def toral_classification(draw: Draw) -> Measured:
+    """Printed: bilinear, invariant under toral frames, a cocycle, norm-preserving: then B is a block rotation, θ_k(s) −
+    θ_k(s'); a cocycle factors as R_s R_s'⁻¹; invertible and composable is a cocycle
+
+    True: as printed; the commutant has dimension d, and θ_k(s) may be any function of s
+    Gap: a B outside the torus, one that stretches, and one that cannot be inverted each break an axiom by
+    """
     torus, eye = Torus(3), torch.eye(6, dtype=torch.float64)
     basis = commutant(torus.matrix(draw.noise(4, 3)))
     dimension = abs(len(basis) - torus.dim)
@@ -178,15 +172,13 @@ def toral_classification(draw: Draw) -> Measured:
     )
 
 
-@claim(
-    16,
-    "thm:od-impossibility",
-    "H",
-    "with all of O(d) as frame symmetry, B is a multiple of the identity",
-    "as printed; the commutant has dimension 1",
-    gap="a toral B breaks the symmetry by",
-)
+@claim(16, "thm:od-impossibility", "H")
 def od_impossibility(draw: Draw) -> Measured:
+    """Printed: with all of O(d) as frame symmetry, B is a multiple of the identity
+
+    True: as printed; the commutant has dimension 1
+    Gap: a toral B breaks the symmetry by
+    """
     group = Orthogonal(4)
     basis = commutant(group.matrix(draw.rotations(3)))
     scalar = basis[0] / basis[0].diagonal().mean()
@@ -198,15 +190,13 @@ def od_impossibility(draw: Draw) -> Measured:
     )
 
 
-@claim(
-    17,
-    "app:v-rotation-proof",
-    "C",
-    "with displacement-only weights and commuting generators, value transport is translation equivariant",
-    "on an unbounded grid; a circular one of N cells also needs R^N = I. The reflection counterexample is right",
-    gap="curved, off the circle's grid, or reflected, it is off by",
-)
+@claim(17, "app:v-rotation-proof", "C")
 def equivariance(draw: Draw) -> Measured:
+    """Printed: with displacement-only weights and commuting generators, value transport is translation equivariant
+
+    True: on an unbounded grid; a circular one of N cells also needs R^N = I. The reflection counterexample is right
+    Gap: curved, off the circle's grid, or reflected, it is off by
+    """
     cells = torch.cartesian_prod(torch.arange(3), torch.arange(3))
     table, v = draw.noise(5, 5), draw.noise(9, 4)
     delta = cells[None] - cells[:, None] + 2
@@ -242,16 +232,14 @@ def equivariance(draw: Draw) -> Measured:
     )
 
 
-@claim(
-    18,
-    "rem:operator-scope",
-    "W",
-    "with content-dependent weights no full equivariance guarantee remains for the layer",
-    "too pessimistic: with positions as an argument F(x, pos + u) = F(x, pos) exactly for the whole softmax layer, "
-    "with fixed or learned frames and with a base and projected angles",
-    gap="what does change with the shift is a layer with curved frames, by",
-)
+@claim(18, "rem:operator-scope", "W")
 def whole_layer(draw: Draw) -> Measured:
+    """Printed: with content-dependent weights no full equivariance guarantee remains for the layer
+
+    True: too pessimistic: with positions as an argument F(x, pos + u) = F(x, pos) exactly for the whole softmax layer,
+    with fixed or learned frames and with a base and projected angles
+    Gap: what does change with the shift is a layer with curved frames, by
+    """
     x, where = draw.noise(2, 6, 16), positions.grid(2, 3)
     with draw.torch_seed():
         layer = JourneyAttention(16, 2)
@@ -266,15 +254,13 @@ def whole_layer(draw: Draw) -> Measured:
     return Measured(worst(*flat), gap=bent)
 
 
-@claim(
-    19,
-    "ssec:variants",
-    "C",
-    "KᵀQ ordering is equivalent to QᵀK",
-    "the scalars are the same; the softmax must still run over the keys",
-    gap="with the softmax over queries it is off by",
-)
+@claim(19, "ssec:variants", "C")
 def score_ordering(draw: Draw) -> Measured:
+    """Printed: KᵀQ ordering is equivalent to QᵀK
+
+    True: the scalars are the same; the softmax must still run over the keys
+    Gap: with the softmax over queries it is off by
+    """
     q, k, v = heads(draw, 5)
     frames = FixedFrames(8)(positions.sequence(5))
     kq = torch.einsum("bjhd,bihd->bhji", rotate(k, frames), rotate(q, frames)) / 8**0.5
@@ -283,15 +269,13 @@ def score_ordering(draw: Draw) -> Measured:
     return Measured(gap(attend(kq.softmax(2)), out), gap=gap(attend(kq.softmax(3)), out))
 
 
-@claim(
-    20,
-    "sec:related",
-    "C",
-    "LieRE's dense rotations are path-dependent",
-    "its operator is expm(Σ n_k S_k), not ∏ R_k^{n_k}: fixed by the end points, not by the displacement alone",
-    gap="the same displacement elsewhere, or ∏ R_k^{n_k}, differs by",
-)
+@claim(20, "sec:related", "C")
 def liere(draw: Draw) -> Measured:
+    """Printed: LieRE's dense rotations are path-dependent
+
+    True: its operator is expm(Σ n_k S_k), not ∏ R_k^{n_k}: fixed by the end points, not by the displacement alone
+    Gap: the same displacement elsewhere, or ∏ R_k^{n_k}, differs by
+    """
     with draw.torch_seed():
         module = DenseFrames(4, axes=2).double()
         nn.init.normal_(module.generators)
@@ -307,15 +291,13 @@ def liere(draw: Draw) -> Measured:
     )
 
 
-@claim(
-    21,
-    "prop:ssm-bridge",
-    "C",
-    "h_T = Σ_t (∏_{s=t+1}^T A_s) v_t",
-    "with the product descending, A_T ⋯ A_{t+1} (as the proof writes it, the proposition does not), and h_0 = 0",
-    gap="with the product ascending, or h_0 ≠ 0, it is off by",
-)
+@claim(21, "prop:ssm-bridge", "C")
 def ssm_unrolling(draw: Draw) -> Measured:
+    """Printed: h_T = Σ_t (∏_{s=t+1}^T A_s) v_t
+
+    True: with the product descending, A_T ⋯ A_{t+1} (as the proof writes it, the proposition does not), and h_0 = 0
+    Gap: with the product ascending, or h_0 ≠ 0, it is off by
+    """
     a, v = draw.rotations(6), draw.noise(6, 4)
 
     def recurrence(start: Tensor) -> Tensor:
@@ -357,15 +339,13 @@ def ssm_unrolling(draw: Draw) -> Measured:
     )
 
 
-@claim(
-    22,
-    "app:value-path",
-    "H",
-    "the forward kernel K_{t→T} is the journey A_T⁻¹ A_t when A_t = R^{−t}",
-    "as printed; in general C_t = (A_t ⋯ A_1)⁻¹ gives C_T⁻¹ C_t = K_{t→T}",
-    gap="with A_t = R^t it is off by",
-)
+@claim(22, "app:value-path", "H")
 def forward_kernel(draw: Draw) -> Measured:
+    """Printed: the forward kernel K_{t→T} is the journey A_T⁻¹ A_t when A_t = R^{−t}
+
+    True: as printed; in general C_t = (A_t ⋯ A_1)⁻¹ gives C_T⁻¹ C_t = K_{t→T}
+    Gap: with A_t = R^t it is off by
+    """
     group, a, v = Orthogonal(4), draw.rotations(6), draw.noise(6, 4)
     # (A_t ⋯ A_1)⁻¹ = A_1⁻¹ ⋯ A_t⁻¹, an inclusive scan of the inverses.
     c = scan(group, group.inverse(a), exclusive=False)
@@ -392,16 +372,14 @@ def _to_last(group: Group, at: Tensor) -> Tensor:
     return journey(group, src=at, dst=at[-1])
 
 
-@claim(
-    23,
-    "Length Generalization, stage 3; eq:projected",
-    "W",
-    "θ = W₂ GELU(W₁ LN(x)) with a zero-initialised projector starts at the fixed angles",
-    "the formula has no ω·t. θ = ω·t + MLP(x) with only W₂ zero does start there (zeroing both layers kills every "
-    "gradient); W₂'s bias would be gauge and is left out",
-    gap="the printed start, and the gradient that is left when both layers are zero, fall short by",
-)
+@claim(23, "Length Generalization, stage 3; eq:projected", "W")
 def zero_initialised(draw: Draw) -> Measured:
+    """Printed: θ = W₂ GELU(W₁ LN(x)) with a zero-initialised projector starts at the fixed angles
+
+    True: the formula has no ω·t. θ = ω·t + MLP(x) with only W₂ zero does start there (zeroing both layers kills every
+    gradient); W₂'s bias would be gauge and is left out
+    Gap: the printed start, and the gradient that is left when both layers are zero, fall short by
+    """
     x, where = draw.noise(2, 6, 16), positions.sequence(6)
     q, k, v = heads(draw, 6)
     with draw.torch_seed():
@@ -427,15 +405,14 @@ def zero_initialised(draw: Draw) -> Measured:
     )
 
 
-@claim(
-    24,
-    "eq:projected",
-    "W",
-    "θ(x) alone serves as a position encoding",
-    "alone and bidirectional the layer is permutation-equivariant: it needs a base (fixed or learned) or a causal mask",
-    gap="with a base, or with a causal mask, the order shows by",
-)
+@claim(24, "eq:projected", "W")
 def projected_order(draw: Draw) -> Measured:
+    """Printed: θ(x) alone serves as a position encoding
+
+    True: alone and bidirectional the layer is permutation-equivariant: it needs a base (fixed or learned) or a causal
+    mask
+    Gap: with a base, or with a causal mask, the order shows by
+    """
     x, where = draw.noise(2, 6, 16), positions.sequence(6)
     with draw.torch_seed():
         layer, causal = JourneyAttention(16, 2), JourneyAttention(16, 2, causal=True)
@@ -453,15 +430,12 @@ def projected_order(draw: Draw) -> Measured:
     return Measured(apart("none"), gap=min(apart("fixed"), apart("learned"), apart("none", causal)))
 
 
-@claim(
-    25,
-    "ssec:variants",
-    "H",
-    "the projector adds about 1.5 d² parameters a layer",
-    "as printed (relative difference at d = 768)",
-    tolerance=0.01,
-)
+@claim(25, "ssec:variants", "H", tolerance=0.01)
 def projector_size(draw: Draw) -> Measured:
+    """Printed: the projector adds about 1.5 d² parameters a layer
+
+    True: as printed (relative difference at d = 768)
+    """
     with torch.device("meta"):
         projector = ProjectedFrames(768, 96, heads=8).projector
     return Measured(abs(sum(p.numel() for p in projector.parameters()) / (1.5 * 768**2) - 1))

@@ -28,15 +28,13 @@ def signal(draw: Draw, *shape: int) -> tuple[Tensor, Tensor]:
     return draw.noise(*shape), torch.arange(shape[-1], dtype=torch.float64)
 
 
-@claim(
-    38,
-    "prop:dft",
-    "C",
-    "composing with θ_k = 2πk/n gives the DFT coefficient X_k in block k, X_k = Σ a_i e^{+j2π(i−1)k/n}",
-    "by that definition, which is n times the usual inverse DFT; with θ_k = −2πk/n it is numpy's and everyone's DFT",
-    gap="as printed it differs from the usual DFT by",
-)
+@claim(38, "prop:dft", "C")
 def dft_blocks(draw: Draw) -> Measured:
+    """Printed: composing with θ_k = 2πk/n gives the DFT coefficient X_k in block k, X_k = Σ a_i e^{+j2π(i−1)k/n}
+
+    True: by that definition, which is n times the usual inverse DFT; with θ_k = −2πk/n it is numpy's and everyone's DFT
+    Gap: as printed it differs from the usual DFT by
+    """
     x, k = signal(draw, 7)
     truth = torch.fft.fft(x)
     printed = blocks(x, 2 * torch.pi * k / 7)
@@ -51,15 +49,13 @@ def dft_blocks(draw: Draw) -> Measured:
     )
 
 
-@claim(
-    39,
-    "prop:dft",
-    "W",
-    "the same R along rows and columns gives the 2D DFT",
-    "that is the diagonal alone; the product grid of frequencies, 2n² dimensions, gives all of it",
-    gap="the largest coefficient it leaves out",
-)
+@claim(39, "prop:dft", "W")
 def dft_2d(draw: Draw) -> Measured:
+    """Printed: the same R along rows and columns gives the 2D DFT
+
+    True: that is the diagonal alone; the product grid of frequencies, 2n² dimensions, gives all of it
+    Gap: the largest coefficient it leaves out
+    """
     x, k = signal(draw, 5, 5)
     truth, angles = torch.fft.fft2(x), -2 * torch.pi * k / 5
     rows, columns = torch.cartesian_prod(angles, angles).unbind(-1)
@@ -75,17 +71,15 @@ def dft_2d(draw: Draw) -> Measured:
     )
 
 
-@claim(
-    40,
-    "app:mnist-results",
-    "W",
-    "θˣ_k = θʸ_k = 2πk/d recovers the 2D DFT",
-    "it is a diagonal, and off the grid of 28 pixels; the lowest frequencies 2πk/28 of the product grid are the DFT. "
-    "In a quick check (20 epochs, one seed) the diagonal gave 25 and 69 % at d = 8 and 32, the true grid 82 and 97 %, "
-    "the paper prints 75.3 and 95.5: run both",
-    gap="relative distance of its planes 1 and 3 from every coefficient of the diagonal",
-)
+@claim(40, "app:mnist-results", "W")
 def mnist_frequencies(draw: Draw) -> Measured:
+    """Printed: θˣ_k = θʸ_k = 2πk/d recovers the 2D DFT
+
+    True: it is a diagonal, and off the grid of 28 pixels; the lowest frequencies 2πk/28 of the product grid are the
+    DFT. In a quick check (20 epochs, one seed) the diagonal gave 25 and 69 % at d = 8 and 32, the true grid 82 and 97
+    %, the paper prints 75.3 and 95.5: run both
+    Gap: relative distance of its planes 1 and 3 from every coefficient of the diagonal
+    """
     x = draw.noise(28, 28)
     grid = torch.fft.fft2(x).conj()  # positive angles, for real cells: the conjugate
     embedded = {}
@@ -110,14 +104,13 @@ def mnist_frequencies(draw: Draw) -> Measured:
     )
 
 
-@claim(
-    41,
-    "app:dct",
-    "W",
-    "the DCT-II is Σ a_i cos(π(i−1)(k−1)/n)",
-    "that is neither DCT-I nor II; DCT-II has θ_k = πk/n, a half-sample phase R^½, the real part (scipy's is twice it)",
-)
+@claim(41, "app:dct", "W")
 def dct_2(draw: Draw) -> Measured:
+    """Printed: the DCT-II is Σ a_i cos(π(i−1)(k−1)/n)
+
+    True: that is neither DCT-I nor II; DCT-II has θ_k = πk/n, a half-sample phase R^½, the real part (scipy's is twice
+    it)
+    """
     off, gaps = [], []
     for n in (6, 130, 131):  # short ones are products with a matrix, long ones FFTs
         x, k = signal(draw, n)
@@ -143,15 +136,13 @@ def _half_sample(x: Tensor, angles: Tensor) -> Tensor:
     return torch.view_as_complex(group.act(group.power(angles, 0.5), whole).unflatten(-1, (-1, 2)))
 
 
-@claim(
-    42,
-    "app:dct",
-    "W",
-    "the 2D DCT is the 1D one along rows, then columns, using the same commuting operators",
-    "½[Re E(θˣ, θʸ) + Re E(−θˣ, θʸ)], or the real part taken between the axes",
-    gap="the real part of the commuting rotations alone is off by",
-)
+@claim(42, "app:dct", "W")
 def dct_2d(draw: Draw) -> Measured:
+    """Printed: the 2D DCT is the 1D one along rows, then columns, using the same commuting operators
+
+    True: ½[Re E(θˣ, θʸ) + Re E(−θˣ, θʸ)], or the real part taken between the axes
+    Gap: the real part of the commuting rotations alone is off by
+    """
     x, k = signal(draw, 4, 4)
     cosines = (torch.pi * k[:, None] * (2 * k + 1) / 8).cos()
     truth = 4 * cosines @ x @ cosines.T
@@ -171,14 +162,12 @@ def dct_2d(draw: Draw) -> Measured:
     )
 
 
-@claim(
-    43,
-    "app:dst",
-    "W",
-    "the DST-II is Σ a_i sin(πik/(n+1))",
-    "that is the DST-I; DST-II has θ_k = πk/n, k = 1 … n, a half-sample phase and the imaginary part",
-)
+@claim(43, "app:dst", "W")
 def dst_2(draw: Draw) -> Measured:
+    """Printed: the DST-II is Σ a_i sin(πik/(n+1))
+
+    True: that is the DST-I; DST-II has θ_k = πk/n, k = 1 … n, a half-sample phase and the imaginary part
+    """
     off, gaps = [], []
     for n in (6, 130, 131):
         x, i = signal(draw, n)
@@ -195,16 +184,14 @@ def dst_2(draw: Draw) -> Measured:
     return Measured(worst(*off), gap=min(gaps))
 
 
-@claim(
-    44,
-    "Hadamard Transform",
-    "W",
-    "H_n x = Σ R^{i−1} v_i with R = diag(1, −1, …), v_i = x_i(e_i + e_{i+n/2}) or x_i(e_{i−n/2} − e_i)",
-    "even n = 2 fails. m binary axes, commuting R_b = diag((−1)^{bit b of k}), content x_i·1; with angles 0 and π it "
-    "*is* toral",
-    gap="as printed the matrices for n = 2, 4 and 8 are off by",
-)
+@claim(44, "Hadamard Transform", "W")
 def hadamard_transform(draw: Draw) -> Measured:
+    """Printed: H_n x = Σ R^{i−1} v_i with R = diag(1, −1, …), v_i = x_i(e_i + e_{i+n/2}) or x_i(e_{i−n/2} − e_i)
+
+    True: even n = 2 fails. m binary axes, commuting R_b = diag((−1)^{bit b of k}), content x_i·1; with angles 0 and π
+    it *is* toral
+    Gap: as printed the matrices for n = 2, 4 and 8 are off by
+    """
     x, bits = draw.noise(8), torch.arange(8)[None] >> torch.arange(2, -1, -1)[:, None] & 1
     toral = blocks(x.view(2, 2, 2), *(torch.pi * bits.double()))
     signs = Generators.orthogonal(torch.diag_embed(1 - 2.0 * bits.double()), flat=True)
@@ -240,16 +227,13 @@ def _printed_hadamard(x: Tensor) -> Tensor:
     return torch.stack([signs**i * v for i, v in enumerate(first + second)]).sum(0)
 
 
-@claim(
-    45,
-    "Walsh Transform",
-    "W",
-    "W_n x = P H_n x with P a Gray-code permutation",
-    "P is the bit reversal after the Gray code",
-    gap="with the Gray code alone the sequency is off by",
-    margin=1.0,
-)
+@claim(45, "Walsh Transform", "W", margin=1.0)
 def walsh_transform(draw: Draw) -> Measured:
+    """Printed: W_n x = P H_n x with P a Gray-code permutation
+
+    True: P is the bit reversal after the Gray code
+    Gap: with the Gray code alone the sequency is off by
+    """
     off, gaps = [], []
     for m in (4, 8):
         k = torch.arange(2**m)
@@ -270,15 +254,13 @@ def _sign_changes(rows: Tensor) -> Tensor:
     return (rows.diff(dim=-1).abs() > 1).sum(-1)
 
 
-@claim(
-    46,
-    "app:audio, app:video",
-    "H",
-    "E = Σ R_time^t R_freq^f v, and with three axes R_row^i R_col^j R_time^t v, in any order of composing",
-    "as printed, positions counted from 0",
-    gap="counted from 1 it is off by",
-)
+@claim(46, "app:audio, app:video", "H")
 def audio_and_video(draw: Draw) -> Measured:
+    """Printed: E = Σ R_time^t R_freq^f v, and with three axes R_row^i R_col^j R_time^t v, in any order of composing
+
+    True: as printed, positions counted from 0
+    Gap: counted from 1 it is off by
+    """
     residuals: list[float] = []
     gaps: list[float] = []
     for shape in ((3, 4), (2, 3, 4)):
@@ -291,14 +273,12 @@ def audio_and_video(draw: Draw) -> Measured:
     return Measured(worst(*residuals), gap=min(gaps))
 
 
-@claim(
-    47,
-    "app:multimodal",
-    "W",
-    "P_{text→image} = R_mod⁻¹ A_text⁻¹ A_image",
-    "R_mod⁻¹ A_image⁻¹ A_text: the source stands on the right",
-)
+@claim(47, "app:multimodal", "W")
 def cross_modal(draw: Draw) -> Measured:
+    """Printed: P_{text→image} = R_mod⁻¹ A_text⁻¹ A_image
+
+    True: R_mod⁻¹ A_image⁻¹ A_text: the source stands on the right
+    """
     generators = draw.flat(4, planes=3)
     group = generators.group
     where = positions.joint(positions.sequence(5), positions.grid(2, 3))
@@ -316,15 +296,13 @@ def cross_modal(draw: Draw) -> Measured:
     return Measured(float(group.distance(found, right)), gap=float(group.distance(found, printed)))
 
 
-@claim(
-    48,
-    "eq:alignment",
-    "C",
-    "s* = argmax ⟨X, R^s Y⟩ is the shift between X and Y",
-    "unique only modulo R's period; with the full DFT the score is n times the circular cross-correlation",
-    gap="a period half as long as the signal misses the shift by",
-)
+@claim(48, "eq:alignment", "C")
 def alignment(draw: Draw) -> Measured:
+    """Printed: s* = argmax ⟨X, R^s Y⟩ is the shift between X and Y
+
+    True: unique only modulo R's period; with the full DFT the score is n times the circular cross-correlation
+    Gap: a period half as long as the signal misses the shift by
+    """
     n, y = 8, draw.noise(8)
     shift = int(draw.whole(low=4, high=8))
     x = y.roll(shift)
