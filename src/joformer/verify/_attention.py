@@ -118,7 +118,7 @@ def _tree(draw: Draw) -> float:
 
 
 def _rotate_e(draw: Draw) -> float:
-    """margin − Σ_planes |h e^{iθ_r} − t|, and e^{iθ_r} as the transport along a path of one step, relation r."""
+    """The score margin − Σ_planes |h e^{iθ_r} − t|, with e^{iθ_r} the transport along a path of one step, relation r."""
     with draw.torch_seed():
         model = RotatE(5, 3, 8)
     h, r, t = draw.whole(3, 6, low=0, high=3).unbind()

@@ -38,7 +38,7 @@ MARGIN = 1e-2
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """torch's default dtype for a while.
+    """Sets torch's default dtype inside a `with` block.
 
     >>> with default_dtype(torch.float64):
     ...     torch.zeros(1).dtype
