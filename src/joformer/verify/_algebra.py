@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial, reduce
 from itertools import combinations
 
 import torch
@@ -66,15 +68,12 @@ def unrolling(draw: Draw) -> Measured:
     Gap: the descending product is off by
     """
     group, v, r = Orthogonal(4), draw.noise(6, 4), draw.rotations(6)
-    whole = Pair(v[0], r[0], group)
-    for t in range(1, 6):
-        whole = whole.compose(Pair(v[t], r[t], group))
-    operators = scan(group, r, exclusive=False)
-    descending = sum(torch.linalg.multi_dot([torch.eye(4).double(), *r[:i].flip(0), v[i, :, None]]) for i in range(6))
-    assert isinstance(descending, torch.Tensor)
+    whole = reduce(Pair.compose, (Pair(v[t], r[t], group) for t in range(6)))
+    product = scan(group, r, exclusive=False)[-1]
+    descending = [torch.linalg.multi_dot([torch.eye(4).double(), *r[:i].flip(0), v[i, :, None]]) for i in range(6)]
     return Measured(
-        worst(gap(unroll(v, r, group), whole.content), gap(operators[-1], whole.operator)),
-        gap=gap(descending[:, 0], whole.content),
+        worst(gap(unroll(v, r, group), whole.content), gap(product, whole.operator)),
+        gap=gap(torch.stack(descending).sum(0)[:, 0], whole.content),
     )
 
 
@@ -123,8 +122,8 @@ def exponents(draw: Draw) -> Measured:
         after = tuple(x.end[i] if i == k else x.origin[i] for i in (0, 1))
         left, right = (Element.identity(at, x.extent, grid, axis=k) for at in (x.origin, after))
         for same in (compose(left, x, axis=k), compose(x, right, axis=k)):
-            moved = (same.origin, same.extent) != (x.origin, x.extent)
-            off.append(worst(gap(same.content, x.content), moved))
+            elsewhere = (same.origin, same.extent) != (x.origin, x.extent)
+            off.append(worst(gap(same.content, x.content), elsewhere))
     return Measured(worst(gap(whole.content, truth), *off), gap=gap(printed, truth))
 
 
@@ -139,14 +138,14 @@ def the_guard(draw: Draw) -> Measured:
     x, below = Element.cell(draw.noise(4), (0, 0), grid), Element.cell(draw.noise(4), (1, 1), grid)
     beside = Element.cell(draw.noise(4), (0, 1), grid)
     printed_guard_passes = x.extent[0] == below.extent[0]
+    raises = 0
     try:
         compose(x, below, axis=1)
-        refused = False
     except ValueError:
-        refused = True
+        raises = 1
     content = x.content + grid.group.act(grid.power(1, 1), beside.content)
     right = gap(compose(x, beside, axis=1).content, content)
-    return Measured(worst(right, 0.0 if refused else 1.0), gap=float(printed_guard_passes))
+    return Measured(worst(right, 1 - raises), gap=float(printed_guard_passes))
 
 
 @claim(6, "ssec:composition", "C")
@@ -161,7 +160,7 @@ def grid_composition(draw: Draw) -> Measured:
     flat, bent = draw.flat(2), draw.curved(2)
 
     def summed(generators: Generators, order: tuple[int, int], first: int = 0) -> Tensor:
-        """Σ_n v_n turned by the powers of the two axes, the first of `order` leftmost."""
+        """Σ_n of v_n under the powers of the two axes, the first of `order` leftmost."""
         left, right = (generators.power(k, cells[:, k] + first) for k in order)
         return generators.group.act(generators.group.multiply(left, right), v.flatten(0, 1)).sum(0)
 
@@ -170,15 +169,11 @@ def grid_composition(draw: Draw) -> Measured:
 
     return Measured(
         worst(
-            gap(composed(flat, 0), summed(flat, (0, 1))),
-            gap(composed(flat, 1), summed(flat, (0, 1))),
+            gap(summed(flat, (0, 1)), composed(flat, 0), composed(flat, 1)),
             gap(composed(bent, 0), summed(bent, (0, 1))),
             gap(composed(bent, 1), summed(bent, (1, 0))),
         ),
-        gap=min(
-            gap(composed(bent, 1), summed(bent, (0, 1))),
-            gap(composed(flat, 0), summed(flat, (0, 1), first=1)),
-        ),
+        gap=min(gap(composed(bent, 1), summed(bent, (0, 1))), gap(composed(flat, 0), summed(flat, (0, 1), first=1))),
     )
 
 
@@ -236,9 +231,9 @@ def interchange(draw: Draw) -> Measured:
         other = compose(compose(x, z, axis=1), compose(y, w, axis=1), axis=0)
         return gap(one.content, other.content)
 
-    agree = [law(bent, (2, 1)), law(bent, (1, 2)), law(flat, (3, 2))]
-    defects = [interchange_defect(bent, (2, 1)), interchange_defect(bent, (1, 2)), interchange_defect(flat, (3, 2))]
-    return Measured(worst(*agree, *defects), gap=min(law(bent, (1, 1)), float(interchange_defect(bent, (1, 1)))))
+    commuting = ((bent, (2, 1)), (bent, (1, 2)), (flat, (3, 2)))
+    holds = [worst(law(*case), interchange_defect(*case)) for case in commuting]
+    return Measured(worst(*holds), gap=min(law(bent, (1, 1)), float(interchange_defect(bent, (1, 1)))))
 
 
 @claim(9, "app:interchange-proof", "H")
@@ -248,27 +243,23 @@ def equivalence(draw: Draw) -> Measured:
     True: as printed; the converse takes i < j without loss of generality (for i > j its equality says nothing)
     Gap: with curved generators each of these fails by at least
     """
-    seen: dict[bool, list[float]] = {True: [], False: []}
+
+    def apart(generators: Generators, *ends: Sequence[Sequence[int]]) -> float:
+        """How far apart two journeys are, given as (src, dst) each."""
+        group, at = generators.group, [absolute(generators, pair) for pair in ends]
+        return float(group.distance(*(journey(group, src=src, dst=dst) for src, dst in at)))
+
+    found: dict[bool, list[float]] = {}
     for generators in (draw.flat(3), draw.curved(3)):
-        group, flat = generators.group, is_flat(generators)
-        pairs = list(combinations(range(3), 2))
-        squares = [
-            group.distance(path_transport(generators, [i, j]), path_transport(generators, [j, i])) for i, j in pairs
-        ]
-        here, there = absolute(generators, [[1, 0, 2], [2, 1, 0]]), absolute(generators, [[2, 2, 3], [3, 3, 1]])
-        moved = group.distance(journey(group, src=here[0], dst=here[1]), journey(group, src=there[0], dst=there[1]))
-        seen[flat] += [
-            worst(*squares) if flat else float(min(squares)),
-            float(path_spread(generators, [2, 1, 1])),
-            float(moved),
-        ]
-    # The proof's converse: P from e_j to e_i + e_j against P from 0 to e_i, which it equates.
-    unit = torch.eye(3, dtype=torch.long)
-    converse = {}
-    for i, j in ((0, 1), (1, 0)):
-        src, dst, origin, end = absolute(generators, torch.stack([unit[j], unit[i] + unit[j], 0 * unit[i], unit[i]]))
-        converse[i, j] = float(group.distance(journey(group, src=src, dst=dst), journey(group, src=origin, dst=end)))
-    return Measured(worst(*seen[True], converse[1, 0]), gap=min(*seen[False], converse[0, 1]))
+        walk, flat = partial(path_transport, generators), is_flat(generators)
+        pairs = combinations(range(3), 2)
+        squares = [float(generators.group.distance(walk([i, j]), walk([j, i]))) for i, j in pairs]
+        elsewhere = apart(generators, [[1, 0, 2], [2, 1, 0]], [[2, 2, 3], [3, 3, 1]])
+        found[flat] = [worst(*squares) if flat else min(squares), float(path_spread(generators, [2, 1, 1])), elsewhere]
+    # The proof's converse equates P from e_j to e_i + e_j with P from 0 to e_i: here (i, j) = (1, 0) and (0, 1).
+    says_nothing = apart(generators, [[1, 0, 0], [1, 1, 0]], [[0, 0, 0], [0, 1, 0]])
+    converse = apart(generators, [[0, 1, 0], [1, 1, 0]], [[0, 0, 0], [1, 0, 0]])
+    return Measured(worst(*found[True], says_nothing), gap=min(*found[False], converse))
 
 
 @claim(10, "eq:path-transport", "W")
@@ -295,11 +286,10 @@ def telescoping(draw: Draw) -> Measured:
     """
     generators = draw.curved(2)
     group = generators.group
-    m, n, via = (absolute(generators, at) for at in ([3, 1], [1, 2], [0, 4]))
+    m, n, via, m2, n2 = absolute(generators, [[3, 1], [1, 2], [0, 4], [5, 6], [3, 7]])
     direct = journey(group, src=m, dst=n)
     legs = group.multiply(journey(group, src=via, dst=n), journey(group, src=m, dst=via))
-    moved = journey(group, src=absolute(generators, [5, 6]), dst=absolute(generators, [3, 7]))
-    return Measured(gap(legs, direct), gap=gap(moved, direct))
+    return Measured(gap(legs, direct), gap=gap(journey(group, src=m2, dst=n2), direct))
 
 
 @claim(12, "eq:unified-2d", "C")

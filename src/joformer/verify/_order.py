@@ -73,12 +73,10 @@ def score_span(draw: Draw) -> Measured:
     Gap: dimensions lost at 0, at π, at a pair θ, 2π − θ, and at two that are equal
     """
     inside = torch.linspace(0.3, 2.8, 3, dtype=torch.float64) + draw.uniform(3, low=-0.2, high=0.2)
-    lost = []
-    for first in (0.0, torch.pi, 2 * torch.pi - inside[1], inside[1]):
-        edge = inside.clone()
-        edge[0] = first
-        lost.append(6 - score_dimension(edge))
-    return Measured(abs(score_dimension(inside) - 6), gap=min(lost))
+    _, second, third = inside.tolist()
+    firsts = (0.0, torch.pi, 2 * torch.pi - second, second)
+    edges = (torch.tensor([first, second, third], dtype=torch.float64) for first in firsts)
+    return Measured(abs(score_dimension(inside) - 6), gap=min(6 - score_dimension(edge) for edge in edges))
 
 
 @claim(28, "prop:alibi-separation (b)", "H")
@@ -133,14 +131,13 @@ def alibi_values(draw: Draw) -> Measured:
     weights = (torch.einsum("bihd,bjhd->bhij", q, k) / 8**0.5 + bias).softmax(-1)
     plain = torch.einsum("bhij,bjhd->bihd", weights, v)
     out = journey_attention(q, k, v, NoFrames()(positions.sequence(6)), transport="none", mask=bias)
-    moved = journey_attention(q, k, v, FixedFrames(8)(positions.sequence(6)), transport="values", mask=bias)
-    return Measured(gap(out, plain), gap=gap(moved, plain))
+    transported = journey_attention(q, k, v, FixedFrames(8)(positions.sequence(6)), transport="values", mask=bias)
+    return Measured(gap(out, plain), gap=gap(transported, plain))
 
 
 def fourier(angles: Tensor, n: int) -> Tensor:
     """Φ (n, planes), e^{iθ_k t} from the absolute operators of one axis."""
-    turned = absolute(Generators.torus(angles[None]), torch.arange(n)[:, None])
-    return torch.exp(1j * turned)
+    return torch.exp(1j * absolute(Generators.torus(angles[None]), torch.arange(n)[:, None]))
 
 
 @claim(31, "prop:dft-sufficiency", "C", tolerance=1e-6)
@@ -186,20 +183,13 @@ def learned_frequency_gain(draw: Draw) -> Measured:
         rest = spectrum.sum() - spectrum[list(chosen)].sum()
         return float(torch.linalg.inv(precision).diagonal().real.sum() + rest)
 
-    subsets = list(combinations(range(7), keep))
-    corrected = {c: float(spectrum.sum()) - sum(_gain(float(spectrum[i]), n, noise) for i in c) for c in subsets}
-    printed = {c: sum(noise * float(spectrum[i]) / (noise + n * float(spectrum[i])) for i in c) for c in subsets}
+    subsets, power = list(combinations(range(7), keep)), spectrum.tolist()
+    corrected = {c: float(spectrum.sum()) - sum(n * power[i] ** 2 / (noise + n * power[i]) for i in c) for c in subsets}
+    printed = {c: sum(noise * power[i] / (noise + n * power[i]) for i in c) for c in subsets}
     exact = {c: error(c) for c in subsets}
-    best = min(exact, key=lambda c: exact[c])
+    best, by_print = (min(errors, key=errors.__getitem__) for errors in (exact, printed))
     agrees = worst(*(abs(exact[c] - corrected[c]) for c in subsets))
-    return Measured(
-        worst(agrees, float(set(best) != {4, 5, 6})),
-        gap=exact[min(printed, key=lambda c: printed[c])] - exact[best],
-    )
-
-
-def _gain(power: float, n: int, noise: float) -> float:
-    return n * power**2 / (noise + n * power)
+    return Measured(worst(agrees, set(best) != {4, 5, 6}), gap=exact[by_print] - exact[best])
 
 
 @claim(33, "prop:context-sep", "C")
@@ -222,8 +212,8 @@ def context_separation(draw: Draw) -> Measured:
 
     def changed(module: FramesModule) -> float:
         """How much the journey from k to j changes with what lies between."""
-        at, moved = (module(where, content).angles[0, :, 0].detach() for content in (x, other))
-        return float(torus.distance(journey(torus, src=at[k], dst=at[j]), journey(torus, src=moved[k], dst=moved[j])))
+        angles = [module(where, content).angles[0, :, 0].detach() for content in (x, other)]
+        return float(torus.distance(*(journey(torus, src=at[k], dst=at[j]) for at in angles)))
 
     steps = cumulative.projector(x)[0].detach()
     base = FixedFrames(8)(where).angles[0, :, 0]
@@ -277,19 +267,15 @@ def concatenation(draw: Draw) -> Measured:
     """Printed: either part of X ⊕_k Y is recovered from the other
 
     True: as printed
-    Gap: undoing with R_k^{n_k} in place of its inverse is off by
+    Gap: with R_k^{n_k} in place of its inverse it is off by
     """
     grid = draw.curved(2, dim=8)
     x = Element(draw.noise(8), (0, 0), (2, 3), grid)
     y = Element(draw.noise(8), (2, 0), (5, 3), grid)
     whole = concatenate([x, y], axis=0)
     forward = grid.group.act(grid.power(0, 2), whole.content - x.content)
-    return Measured(
-        worst(
-            gap(split(whole, axis=0, left=x).content, y.content), gap(split(whole, axis=0, right=y).content, x.content)
-        ),
-        gap=gap(forward, y.content),
-    )
+    right, left = split(whole, axis=0, left=x), split(whole, axis=0, right=y)
+    return Measured(worst(gap(right.content, y.content), gap(left.content, x.content)), gap=gap(forward, y.content))
 
 
 @claim(37, "app:classical-transforms", "H")
@@ -303,7 +289,7 @@ def embedding_norm(draw: Draw) -> Measured:
     at = absolute(line, torch.arange(6)[:, None])
     pairwise = scores_path(v, v, group=line.group, src=at, dst=at).sum()
     square = compose_grid(v, line).content.square().sum()
-    moved = line.group.act(absolute(line, torch.arange(6)[:, None] + 11), v).sum(0).square().sum()
+    shifted = line.group.act(absolute(line, torch.arange(6)[:, None] + 11), v).sum(0).square().sum()
     orders = (torch.randperm(6, generator=draw.generator) for _ in range(20))
     permuted = max(gap(unroll(v[order], line).square().sum(), square) for order in orders)
-    return Measured(worst(gap(square, pairwise), gap(square, moved)), gap=permuted)
+    return Measured(gap(square, pairwise, shifted), gap=permuted)

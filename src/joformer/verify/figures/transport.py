@@ -13,16 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from joformer.algebra import (
-    Generators,
-    Group,
-    Torus,
-    holonomy,
-    interchange_defect,
-    is_flat,
-    path_spread,
-    scan,
-)
+from joformer.algebra import Generators, Group, Torus, holonomy, interchange_defect, is_flat, path_spread, scan
 from joformer.verify.figures.sheet import DARK, LIGHT, MIDDLE, Axes, Figure, sheet
 
 Steps = tuple[Tensor, Tensor, Group]  # down, across as in `plaquette_defect`, and their group
