@@ -94,7 +94,7 @@ def special_cases(draw: Draw) -> Measured:
     """Printed: RoPE, 2D-RoPE, tree encodings and RotatE are special cases
 
     True: as printed; 2D axial needs head_dim % 4 = 0; the last two are derived here, the paper only asserts them
-    Gap: planes of a head of 6 that no axis of an axial grid turns
+    Gap: planes of a head of 6 that no axis of an axial grid rotates
     """
     q, k = heads(draw, 6, count=2)
 
@@ -424,7 +424,7 @@ def projected_order(draw: Draw) -> Measured:
 
 @claim(25, "ssec:variants", "H", tolerance=0.01)
 def projector_size(draw: Draw) -> Measured:
-    """Printed: the projector adds about 1.5 d² parameters a layer
+    """Printed: the projector adds about 1.5 d² parameters per layer
 
     True: as printed (relative difference at d = 768)
     """

@@ -96,7 +96,7 @@ class Draw:
         return torch.linalg.qr(self.noise(*shape, dim, dim))[0]
 
     def flat(self, axes: int, planes: int = 2) -> Generators:
-        """Generators on the torus, every plane turning by 0.2 to 2.9 a step either way."""
+        """Generators on the torus, every plane rotating by 0.2 to 2.9 radians per step, in either direction."""
         angles = self.uniform(axes, planes, low=0.2, high=2.9)
         return Generators.torus(angles * (1 - 2 * self.whole(axes, planes, low=0, high=2)))
 

@@ -101,7 +101,7 @@ def alibi_approximation(draw: Draw) -> Measured:
     """Printed: a toral score comes within ε of qᵀk − m·n on |n| ≤ N
 
     True: with the corrected sign of β the printed bound is right; the constant needs a plane with θ = 0
-    Gap: with the printed sign, or the constant in a plane that turns, it is off by
+    Gap: with the printed sign, or the constant in a plane that rotates, it is off by
     """
     slope, reach, epsilon = float(draw.uniform(low=0.1, high=1.0)), 16, 0.01
     theta = (6 * epsilon / (slope * reach**3)) ** 0.5

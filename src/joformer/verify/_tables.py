@@ -1,6 +1,6 @@
 """docs/claims.md, "Tables and recipes": arithmetic, parameter counts of the real models, readings.
 
-Only row 58 is random: of the others a second instance sees the same.
+Only row 58 is random: the others measure the same on every instance.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def recipe(draw: Draw) -> Measured:
 
 @claim(55, "tab:overhead", "W", margin=1.0)
 def learned_parameters(draw: Draw) -> Measured:
-    """Printed: learned axial frequencies add 2·n_heads·d_head/2 parameters a layer
+    """Printed: learned axial frequencies add 2·n_heads·d_head/2 parameters per layer
 
     True: that is the combined split; axial has n_heads·d_head/2
     Gap: parameters too many
@@ -143,8 +143,7 @@ def long_context_model(draw: Draw) -> Measured:
     fixed = replace(sixteen, frames="fixed")
     twelve = replace(fixed, layers=12, pattern="WWWWWN", tied=False)
     sizes = [millions(JoFormerLM, config) for config in (sixteen, fixed, twelve)]
-    stated = (163.4, 151.9, 162.2)
-    off = [abs(size - said) for size, said in zip(sizes, stated, strict=True)]
+    off = [abs(size - stated) for size, stated in zip(sizes, (163.4, 151.9, 162.2), strict=True)]
     return Measured(worst(abs(sizes[0] - 163), *off), gap=abs(sizes[1] - 163))
 
 
@@ -153,7 +152,7 @@ def projected_elsewhere(draw: Draw) -> Measured:
     """Printed: JoFormer-projected was tested only on the Wikipedia language model
 
     True: it is also in the length table, on OpenWebText
-    Gap: other tables it stands in
+    Gap: other tables it is in
     """
     tables = (paper.LENGTH, paper.V_ROTATION, paper.CIFAR_SCALING, paper.IMAGENET, paper.MNIST)
     found = [table for table in tables if "projected" in table]
@@ -191,12 +190,12 @@ def length_generalisation(draw: Draw) -> Measured:
 def perplexity(draw: Draw) -> Measured:
     """Printed: Wikipedia perplexities of 4.3 to 7.2 at BPE-8K
 
-    True: implausible as BPE-8K tokens: with the 3 bytes a token or more that such a vocabulary makes of English text
+    True: implausible as BPE-8K tokens: at the 3 bytes per token or more that such a vocabulary gives on English text
     the best row would code it at 0.71 bits per byte or less. Compare variants at equal budget, report bits per byte
     Gap: bits per byte below the best compressors that count their own size
     """
-    # Measured: 3.1 bytes a token on enwik8's markup, 3.8 on wikitext-2 (docs/log.md). The best of Mahoney's Large Text
-    # Compression Benchmark need about 0.86 bits per byte of enwik9, decoder included.
+    # Measured: 3.1 bytes per token on enwik8's markup, 3.8 on wikitext-2 (docs/log.md). The best of Mahoney's Large
+    # Text Compression Benchmark need about 0.86 bits per byte of enwik9, decoder included.
     printed = [value for row in paper.WIKIPEDIA.values() for value in row]
     bits = log2(min(printed)) / 3.0
     as_printed = worst(abs(min(printed) - 4.32), abs(max(printed) - 7.24))
