@@ -89,21 +89,18 @@ def path_spread(
     taken = whole_numbers(counts, generators.axes, "counts")
     if min(taken) < 0:
         raise ValueError(f"counts {taken} are negative: count 0 or more steps along each axis")
-    canonical = [k for k, n in enumerate(taken) for _ in range(n)]
-    orderings = factorial(sum(taken)) // prod(map(factorial, taken))
     if samples is not None and samples < 1:
         raise ValueError(f"samples must be 1 or more orderings, or None for all of them, got {samples}")
-    if samples is None and orderings <= MOST_ORDERINGS:
+    canonical = [k for k, n in enumerate(taken) for _ in range(n)]
+    if not canonical:
+        return generators.steps.new_zeros(())
+    if samples is None and factorial(sum(taken)) // prod(map(factorial, taken)) <= MOST_ORDERINGS:
         words = list(_orderings(taken))
     else:
-        rng = torch.Generator().manual_seed(seed)
-        drawn = range(MOST_ORDERINGS if samples is None else samples)
+        rng, drawn = torch.Generator().manual_seed(seed), range(samples or MOST_ORDERINGS)
         shuffles = ([canonical[i] for i in torch.randperm(len(canonical), generator=rng).tolist()] for _ in drawn)
         words = [canonical, canonical[::-1], *shuffles]
-    group = generators.group
-    steps = generators.steps[torch.tensor(words, dtype=torch.long, device=generators.steps.device)]
-    if not canonical:
-        return steps.new_zeros(())
+    group, steps = generators.group, generators.steps[torch.tensor(words, device=generators.steps.device)]
     ends = group.matrix(group.prefixes(steps.movedim(1, 0), exclusive=False)[-1]).flatten(-2)
     return torch.cdist(ends, ends, compute_mode="donot_use_mm_for_euclid_dist").max()
 
@@ -135,15 +132,15 @@ def holonomy(
         True
     """
     axes = steps.axes if isinstance(steps, Generators) else len(steps)
-    moved: Counter[int] = Counter()
+    ends: Counter[int] = Counter()
     for letter in loop:
         axis, n = unpack_letter(letter)
         if axis >= axes:
             raise ValueError(f"unknown axis {axis}: the generators have axes 0 to {axes - 1}")
-        moved[axis] += n
-    if any(moved.values()):
-        axis, n = next((k, n) for k, n in moved.items() if n)
-        raise ValueError(f"the loop is not closed, it ends {n:+d} along axis {axis}: every step k needs its ~k")
+        ends[axis] += n
+    for axis, n in ends.items():
+        if n:
+            raise ValueError(f"the loop is not closed, it ends {n:+d} along axis {axis}: every step k needs its ~k")
     if isinstance(steps, Generators):
         return path_transport(steps, loop)
     if group is None:

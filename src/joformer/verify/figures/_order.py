@@ -10,7 +10,7 @@ the whole sequence is never seen, by design.
 from __future__ import annotations
 
 import math
-from itertools import permutations
+from itertools import permutations, product
 
 import torch
 from torch import Tensor
@@ -77,22 +77,15 @@ def order_awareness_figure(angle: float = 1.0, *, window: int = 4, seed: int = 0
 
 def _draw_column(axes: Axes, column: int, distances: list[float], *, reversal: bool) -> None:
     count = len(distances)
-    x = [column + 0.7 * ((n + 0.5) / count - 0.5) for n in range(count)]
-    for hidden in (False, True):
-        for last in (False, True):  # the last permutation in lexicographic order is the reversal
-            marks = [
-                (x[n], max(d, FLOOR))
-                for n, d in enumerate(distances)
-                if (d < ROUNDING) == hidden and (reversal and n == count - 1) == last
-            ]
-            axes.plot(
-                [at for at, _ in marks],
-                [d for _, d in marks],
-                "^" if last else "o",
-                color="white" if hidden else MIDDLE,
-                markeredgecolor=DARK,
-                markersize=7 if last else 4.5,
-            )
+    for hidden, last in product((False, True), repeat=2):  # the last permutation is the reversal
+        marks = {
+            column + 0.7 * ((n + 0.5) / count - 0.5): max(d, FLOOR)
+            for n, d in enumerate(distances)
+            if (d < ROUNDING) == hidden and (reversal and n == count - 1) == last
+        }
+        shape, size = ("^", 7) if last else ("o", 4.5)
+        look = {"color": "white" if hidden else MIDDLE, "markeredgecolor": DARK, "markersize": size}
+        axes.plot(list(marks), list(marks.values()), shape, **look)
     unseen = sum(d < ROUNDING for d in distances)
     axes.text(column, 8, f"{unseen} of {count} hidden", ha="center", va="bottom", fontweight="bold")
 
