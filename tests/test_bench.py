@@ -14,7 +14,7 @@ import torch
 
 from joformer import bench
 from joformer.bench._measure import Effort, Ratio, Row, fastest, geometric_mean, peak_bytes, ratio, take_turns, timed
-from joformer.bench._models import SHAPES, PeerTransformer, Shape, Transformer, peers, training_step
+from joformer.bench._models import SHAPES, Shape, Transformer, peers, training_step
 from joformer.bench._running import looping
 from joformer.bench._training import CONFIG, generating, llama, llama_of, starting, transporting, update
 from joformer.models import JoFormerLM, LMConfig
@@ -271,7 +271,7 @@ def test_peers_rotate_like_rope():
         rq, rk = apply(q, k)
         torch.testing.assert_close(rq.norm(dim=-1), q.norm(dim=-1))
         assert not torch.equal(rk[:, :, 1:], k[:, :, 1:])
-    training_step(PeerTransformer(TINY, found["Hugging Face"]), TINY)()
+    training_step(Transformer(TINY, "none", found["Hugging Face"]), TINY)()
 
 
 def test_the_language_models_side_by_side_have_the_same_shape():

@@ -172,7 +172,7 @@ def test_what_counts_as_ok():
 def test_the_worst_residual_and_the_smallest_gap_count():
     section = Section("made")
     seen = iter([Measured(1e-12, gap=5.0), Measured(1e-3, gap=0.2), Measured(0.0, gap=3.0)])
-    section(1, "l", "W", "p", "t")(lambda draw: next(seen))
+    section(1, "l", "W")(lambda draw: next(seen))
     result = verify._check(section.claims[0], seed=0, trials=3)
     assert (result.residual, result.gap) == (1e-3, 0.2)
     assert math.isnan(worst(0.0, math.nan))

@@ -20,11 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from joformer.bench._measure import Effort, Pair, Row, Sampler, fastest, ratio, take_turns, timed
+from joformer.bench._measure import Effort, Pair, Report, Row, Sampler, compare, fastest, ratio, take_turns, timed
 from joformer.integrations import transport_values
 from joformer.models import JoFormerLM, LMConfig
-
-Report = Callable[[str], None]
 
 CONFIG = LMConfig(vocab=8000, dim=256, layers=4, heads=4, frames="fixed", transport="both")
 
@@ -69,21 +67,18 @@ def update(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
 
 
 def llama(effort: Effort, say: Report) -> Iterator[Row]:
-    """Tokens per second of training, 8 × 512 tokens a step, ours over theirs; both compute the loss themselves."""
+    """Tokens per second of training, 8 × 512 tokens per step, ours over theirs; both compute the loss themselves."""
     say("training step beside Llama")
     ours, theirs = JoFormerLM(CONFIG), llama_of(CONFIG, 680)
     if theirs is None:
         return
     tokens = torch.randint(CONFIG.vocab, (8, 513), generator=torch.Generator().manual_seed(0))
     x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    steps = {
-        "ours": timed(update(ours, lambda: ours(x, targets=y))),
-        # It shifts them itself.
-        "theirs": timed(update(theirs, lambda: theirs(input_ids=x, labels=x, use_cache=False).loss)),
-    }
-    found = take_turns(steps, {("theirs", "ours"): 1.1}, effort)
+    our_step = update(ours, lambda: ours(x, targets=y))
+    # Llama shifts its labels itself.
+    their_step = update(theirs, lambda: theirs(input_ids=x, labels=x, use_cache=False).loss)
     name = "training step, tokens per second: JoFormerLM, both / Hugging Face Llama, SwiGLU of 680"
-    yield Row.of(name, ratio(found["theirs", "ours"]), 1.1, higher=True)
+    yield compare(name, their_step, our_step, effort, 1.1, higher=True)
 
 
 def generating(effort: Effort, say: Report) -> Iterator[Row]:
@@ -92,17 +87,14 @@ def generating(effort: Effort, say: Report) -> Iterator[Row]:
     if theirs is None:
         return
     theirs.eval()
+    options = {"max_new_tokens": 128, "do_sample": False, "use_cache": True}
     for batch, bar in ((1, 1.2), (8, None)):
         say(f"decoding beside Llama, batch {batch}")
         prompt = torch.randint(CONFIG.vocab, (batch, 32), generator=torch.Generator().manual_seed(0))
-        options = {"max_new_tokens": 128, "do_sample": False, "use_cache": True}
-        runs = {
-            "ours": timed(partial(ours.generate, prompt, 128, temperature=0)),
-            "theirs": timed(partial(theirs.generate, prompt, attention_mask=torch.ones_like(prompt), **options)),
-        }
-        found = take_turns(runs, {("theirs", "ours"): bar}, effort)
+        our_text = partial(ours.generate, prompt, 128, temperature=0)
+        their_text = partial(theirs.generate, prompt, attention_mask=torch.ones_like(prompt), **options)
         name = f"decoding, batch {batch}, tokens per second: JoFormerLM, both / Hugging Face generate"
-        yield Row.of(name, ratio(found["theirs", "ours"]), bar, higher=True)
+        yield compare(name, their_text, our_text, effort, bar, higher=True)
 
 
 def transporting(effort: Effort, say: Report) -> Iterator[Row]:
@@ -116,13 +108,11 @@ def transporting(effort: Effort, say: Report) -> Iterator[Row]:
     say("value transport in Llama, training step")
     tokens = torch.randint(CONFIG.vocab, (4, 512), generator=torch.Generator().manual_seed(0))
 
-    def step(model: Any) -> Sampler:
-        return timed(update(model, lambda: model(input_ids=tokens, labels=tokens, use_cache=False).loss))
+    def step(model: Any) -> Callable[[], None]:
+        return update(model, lambda: model(input_ids=tokens, labels=tokens, use_cache=False).loss)
 
-    steps = {"plain": step(plain), "full": step(transport_values(copy.deepcopy(plain)))}
-    found = take_turns(steps, {("full", "plain"): 1.04}, effort)
     name = "Hugging Face Llama, training step: values transported / not"
-    yield Row.of(name, ratio(found["full", "plain"]), 1.04)
+    yield compare(name, step(transport_values(copy.deepcopy(plain))), step(plain), effort, 1.04)
 
     prompt = tokens[:1, :32]
     options = {"max_new_tokens": 64, "do_sample": False, "use_cache": True, "attention_mask": torch.ones_like(prompt)}
@@ -133,30 +123,26 @@ def transporting(effort: Effort, say: Report) -> Iterator[Row]:
     half_precision = bfloat16_works()
     if not half_precision:
         say("no bfloat16 products here (illegal instruction), rows left out: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16")
-    for dim, bars in ((CONFIG.dim, (1.05, 1.1)), (3 * CONFIG.dim, (None, 1.05))):
+    full, half = ("values transported", 1.0), ("values at strength 0.5", 0.5)
+    for dim, first, second in ((CONFIG.dim, 1.05, 1.1), (3 * CONFIG.dim, None, 1.05)):
         wide = replace(CONFIG, dim=dim, heads=CONFIG.heads * dim // CONFIG.dim)
         plain = llama_of(wide, 680 * dim // CONFIG.dim).eval()
-        for dtype in (torch.float32, torch.bfloat16) if half_precision else (torch.float32,):
+        for dtype, bars in ((torch.float32, {full: first, half: second}), (torch.bfloat16, {full: second})):
             kind = "bf16, " if dtype == torch.bfloat16 else ""
+            if kind and not half_precision:
+                continue
             say(f"value transport in Llama, decoding, {kind}{dim} wide")
-            models = {"plain": plain.to(dtype)}
-            rows: dict[str, tuple[str, float | None]]
-            if dtype == torch.float32:
-                rows = {"full": ("values transported", bars[0]), "half": ("values at strength 0.5", bars[1])}
-            else:
-                rows = {"full": ("values transported", bars[1])}
-            for variant in rows:
-                strength = 1.0 if variant == "full" else 0.5
-                models[variant] = transport_values(copy.deepcopy(plain), strength=strength)
-            pairs: dict[Pair, float | None] = {(variant, "plain"): bar for variant, (_, bar) in rows.items()}
-            found = take_turns({name: decode(model) for name, model in models.items()}, pairs, effort)
-            for variant, (told, bar) in rows.items():
-                name = f"Hugging Face Llama, decoded token, {kind}{dim} wide: {told} / not"
-                yield Row.of(name, ratio(found[variant, "plain"]), bar)
+            runs = {"plain": decode(plain.to(dtype))}
+            for variant, strength in bars:
+                runs[variant] = decode(transport_values(copy.deepcopy(plain), strength=strength))
+            pairs: dict[Pair, float | None] = {(variant, "plain"): bar for (variant, _), bar in bars.items()}
+            for (variant, _), logs in take_turns(runs, pairs, effort).items():
+                name = f"Hugging Face Llama, decoded token, {kind}{dim} wide: {variant} / not"
+                yield Row.of(name, ratio(logs), pairs[variant, "plain"])
 
 
 def bfloat16_works() -> bool:
-    """Whether a product of bfloat16 matrices ends: where AMX is announced and missing, it ends the process.
+    """Whether a product of bfloat16 matrices works: where AMX is announced and missing, it kills the process.
 
     >>> isinstance(bfloat16_works(), bool)
     True

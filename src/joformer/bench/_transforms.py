@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from joformer.algebra import Generators, absolute
-from joformer.bench._measure import Effort, Row, peak_bytes, ratio, take_turns, timed
+from joformer.bench._measure import Effort, Report, Row, compare, peak_bytes, ratio, take_turns, timed
 from joformer.models import JourneySSM
 from joformer.monoidal import MonoidalEmbedding
 from joformer.spectral import dct, dft, dst, hadamard
-
-Report = Callable[[str], None]
 
 
 def spectral(effort: Effort, say: Report) -> Iterator[Row]:
@@ -40,7 +38,7 @@ def spectral(effort: Effort, say: Report) -> Iterator[Row]:
 
 @torch.no_grad()
 def monoidal(effort: Effort, say: Report) -> Iterator[Row]:
-    """28 × 28 images at d = 784: the embedding against turning every pixel's vector by its operator and summing."""
+    """28 × 28 images at d = 784: the embedding against rotating every pixel's vector by its operator and summing."""
     side, dim, batch = 28, 784, 16
     x = torch.rand(batch, side, side)
     embeddings = {kind: MonoidalEmbedding(dim, (side, side), frequencies=kind) for kind in ("learned", "dft")}
@@ -69,5 +67,4 @@ def recurrence(effort: Effort, say: Report) -> Iterator[Row]:
         layer, x = JourneySSM(256, heads=4), torch.randn(1, tokens, 256)
         return lambda: layer(x)[0].square().mean().backward()
 
-    found = take_turns({str(n): timed(step(n)) for n in (1024, 8192)}, {("8192", "1024"): 9.0}, effort)
-    yield Row.of("JourneySSM: step at 8,192 tokens / at 1,024", ratio(found["8192", "1024"]), 9.0)
+    yield compare("JourneySSM: step at 8,192 tokens / at 1,024", step(8192), step(1024), effort, 9.0)

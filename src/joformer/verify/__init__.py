@@ -1,4 +1,4 @@
-"""The paper's claims as executable checks, one module a section of docs/claims.md; `joformer verify` runs them all.
+"""The paper's claims as executable checks, one module per section of docs/claims.md; `joformer verify` runs them all.
 
 >>> result = run(["1"], trials=1)[0]
 >>> result.claim.label, result.ok
@@ -26,10 +26,17 @@ CLAIMS = [claim for claims in SECTIONS.values() for claim in claims]
 
 
 def choose(only: Sequence[str | int] | str | int = ()) -> list[Claim]:
-    """The claims of the sections and rows named, in the order of the paper; all of them when none is.
+    """The claims of the sections and rows named, in the order of the paper.
 
-    >>> [claim.row for claim in choose(["algebra", 36])]
-    [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 36]
+    Args:
+        only: Names of sections (see `SECTIONS`) and numbers of rows; none means all claims.
+
+    Raises:
+        ValueError: If there is no such section or row.
+
+    Example:
+        >>> [claim.row for claim in choose(["algebra", 36])]
+        [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 36]
     """
     named = {str(name).lower() for name in ([only] if isinstance(only, (str, int)) else only)}
     for name in named - {*SECTIONS, *(str(claim.row) for claim in CLAIMS)}:
@@ -44,10 +51,20 @@ def run(
     trials: int = 3,
     say: Callable[[Result], None] | None = None,
 ) -> list[Result]:
-    """Check every claim chosen on `trials` random instances; `say` is told each result as it comes.
+    """Checks every claim chosen on `trials` random instances.
 
-    >>> [result.ok for result in run(["26"])]
-    [True]
+    Args:
+        only: Names of sections and numbers of rows; none means all claims.
+        seed: The seed of the instances; any whole number.
+        trials: How many instances of each claim; the worst residual and the smallest gap count.
+        say: Called with each result as it comes.
+
+    Returns:
+        One result per claim, in the order of the paper.
+
+    Example:
+        >>> [result.ok for result in run(["26"])]
+        [True]
     """
     for name, number in (("seed", seed), ("trials", trials)):
         if not isinstance(number, int):
@@ -72,7 +89,7 @@ def _check(claim: Claim, seed: int, trials: int) -> Result:
                 # Every claim has draws of its own: adding a claim must not change what the others see.
                 measured.append(claim.check(Draw(1_000_003 * seed + 1_009 * claim.row + trial)))
     except Exception as error:
-        # A library so wrong that it refuses its own input, in whatever way, is a failed claim and no crash.
+        # A library so wrong that it raises on its own input is a failed claim and no crash.
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         return Result(claim, float("inf"), None, time.perf_counter() - start, error=message)
     gaps = [m.gap for m in measured if m.gap is not None]

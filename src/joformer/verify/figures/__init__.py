@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from joformer._io import make_folder
-from joformer.verify.figures.fields import angle_fields_figure
-from joformer.verify.figures.order import order_awareness_figure
-from joformer.verify.figures.sheet import FORMATS, require_matplotlib, write
-from joformer.verify.figures.spectra import displacement_kernel, displacement_kernel_figure
-from joformer.verify.figures.transport import holonomy_figure, path_spread_figure
+from joformer.verify.figures._fields import angle_fields_figure
+from joformer.verify.figures._order import order_awareness_figure
+from joformer.verify.figures._sheet import FORMATS, require_matplotlib, write
+from joformer.verify.figures._spectra import displacement_kernel, displacement_kernel_figure
+from joformer.verify.figures._transport import holonomy_figure, path_spread_figure
 
 __all__ = [
     "angle_fields_figure",
@@ -32,14 +32,23 @@ __all__ = [
 
 
 def draw(directory: str | os.PathLike[str], *, seed: int = 0, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write every picture into `directory`, made if need be, in each of the formats; the paths written.
+    """Writes every picture into a folder.
 
     The same seed gives the same bytes. A file appears whole or not at all, replacing an older one.
 
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     [path.name for path in draw(folder, formats=["svg"])]
-    ['path-spread.svg', 'holonomy.svg', 'displacement-kernel.svg', 'angle-fields.svg', 'order-awareness.svg']
+    Args:
+        directory: The folder, created where it is missing.
+        seed: The seed of what is random in the pictures.
+        formats: "svg", "png" or both.
+
+    Returns:
+        The paths written.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     [path.name for path in draw(folder, formats=["svg"])]
+        ['path-spread.svg', 'holonomy.svg', 'displacement-kernel.svg', 'angle-fields.svg', 'order-awareness.svg']
     """
     unknown = [form for form in formats if form not in FORMATS]
     if unknown or not formats:

@@ -44,7 +44,7 @@ STYLE = {
 
 
 def require_matplotlib() -> None:
-    """Refuse, in one line, to draw without matplotlib.
+    """Raises ValueError, naming the extra to install, where there is no matplotlib.
 
     >>> require_matplotlib()
     """
@@ -97,8 +97,5 @@ def write(figure: Figure, stem: Path, formats: tuple[str, ...]) -> list[Path]:
 def _renumbered(svg: bytes) -> bytes:
     """The same picture with its clip paths numbered: matplotlib names some by where they happen to lie in memory."""
     number: dict[bytes, bytes] = {}
-    return re.sub(
-        rb'(?<=[#"])p[0-9a-f]{10}(?=[)"])',
-        lambda found: number.setdefault(found[0], b"clip%d" % len(number)),
-        svg,
-    )
+    name = re.compile(rb'(?<=[#"])p[0-9a-f]{10}(?=[)"])')
+    return name.sub(lambda found: number.setdefault(found[0], b"clip%d" % len(number)), svg)
