@@ -102,12 +102,11 @@ def journey_attention(
         q, k, v = (t.transpose(1, 2) if t.dim() == 4 else t for t in (q, k, v))
     check_qkv(q, k, v)
     scores, values = sides(transport)
-    kv_heads, own_keys = k.shape[2], key_frames is None or key_frames is frames
     key_frames, value_frames, value_key_frames = checked_frames(
-        weighting, kv_heads, frames, key_frames, value_frames, value_key_frames
+        weighting, k.shape[2], frames, key_frames, value_frames, value_key_frames
     )
     check_options(window, dropout, weighting, backend)
-    if own_keys and k.shape[1] != q.shape[1] and transport != "none":
+    if frames is key_frames and k.shape[1] != q.shape[1] and transport != "none":
         raise ValueError(f"{q.shape[1]} queries but {k.shape[1]} keys: give the keys' frames as key_frames=")
     mask, segments = checked_mask(mask, segments, window, (q.shape[0], q.shape[2], q.shape[1], k.shape[1]))
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale

@@ -16,8 +16,8 @@ from joformer.algebra import Orthogonal, Torus, scores_path, value_path
 from joformer.attention._options import Options
 from joformer.frames import FlatFrames, Frames, is_flat
 
+# Frames of queries and keys.
 Pair = tuple[Frames, Frames]
-"""Frames of queries and keys."""
 
 
 def reference_attention(

@@ -41,16 +41,12 @@ from joformer.rotation._prepared import packed_plan, unit_for, unit_pair
 
 _FORWARD, _PLAIN = nn.Linear.forward, (nn.Parameter, Tensor)
 
+# The order of dimensions: (batch, tokens, heads, head_dim) or (batch, heads, tokens, head_dim).
 Format = Literal["bthd", "bhtd"]
-"""The order of dimensions: (batch, tokens, heads, head_dim) or (batch, heads, tokens, head_dim)."""
 
 
 def rotate(
-    x: Float[Tensor, "batch tokens heads head_dim"],
-    frames: Frames,
-    inverse: bool = False,
-    *,
-    format: Format = "bthd",
+    x: Float[Tensor, "batch tokens heads head_dim"], frames: Frames, inverse: bool = False, *, format: Format = "bthd"
 ) -> Float[Tensor, "batch tokens heads head_dim"]:
     """Rotates each token by its frame: ``y_t = A_t x_t`` (``A_t⁻¹ x_t`` if `inverse`).
 
@@ -106,9 +102,7 @@ def check_format(format: str) -> bool:
 
 
 def rotate_packed_(
-    packed: Float[Tensor, "batch tokens width"],
-    widths: Sequence[tuple[int, int]],
-    frames: Sequence[Frames | None],
+    packed: Float[Tensor, "batch tokens width"], widths: Sequence[tuple[int, int]], frames: Sequence[Frames | None]
 ) -> tuple[Tensor, ...]:
     """Cuts a projection into its heads and rotates each part **in place**: ``y_t = A_t x_t`` for q, k and v at once.
 
@@ -231,13 +225,7 @@ def own_projection(linear: nn.Module, x: Tensor) -> Tensor:
 
 
 def convert_layout(
-    x: Float[Tensor, "*shape"],
-    *,
-    head_dim: int,
-    to: Layout,
-    dim: int = -1,
-    planes: int | None = None,
-    at: At = "front",
+    x: Float[Tensor, "*shape"], *, head_dim: int, to: Layout, dim: int = -1, planes: int | None = None, at: At = "front"
 ) -> Float[Tensor, "*shape"]:
     """Reorders the entries of each head from one plane layout to the other; exact, and its own inverse pair.
 
