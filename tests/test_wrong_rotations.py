@@ -8,12 +8,12 @@ import torch
 from joformer import FixedFrames, FlatFrames, journey_attention, positions, rotate
 from joformer.rotation import _eager as kernels
 from joformer.testing import (
+    assert_inverse,
     assert_is_rotation,
     assert_matches_reference,
     assert_norm_preserved,
     assert_shift_invariant,
     assert_telescopes,
-    assert_undone,
 )
 
 
@@ -45,8 +45,8 @@ def positions_off(x, frames, inverse=False):
 
 
 WRONG = {
-    one_sign_flipped: {"is_rotation", "norm", "undone", "telescopes", "shift"},
-    inverse_ignored: {"undone", "telescopes", "shift"},
+    one_sign_flipped: {"is_rotation", "norm", "inverse", "telescopes", "shift"},
+    inverse_ignored: {"inverse", "telescopes", "shift"},
     turned_the_other_way: {"is_rotation"},
     planes_mispaired: {"is_rotation"},
     positions_off: {"is_rotation", "shift"},
@@ -61,7 +61,7 @@ def identities(rotate):
     return {
         "is_rotation": lambda: assert_is_rotation(frames, x, rotate=rotate),
         "norm": lambda: assert_norm_preserved(frames, x, rotate=rotate),
-        "undone": lambda: assert_undone(frames, x, rotate=rotate),
+        "inverse": lambda: assert_inverse(frames, x, rotate=rotate),
         "telescopes": lambda: assert_telescopes(frames, x, rotate=rotate),
         "shift": lambda: assert_shift_invariant(
             FixedFrames(8), positions.sequence(6), shift, rotate=rotate, dtype=torch.float64
@@ -141,3 +141,10 @@ def test_the_same_checks_pass_unflipped():
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 5, 2, 8, dtype=torch.float64)
     assert_matches_reference(q, k, v, FlatFrames.of(torch.randn(1, 5, 1, 4, dtype=torch.float64)))
+
+
+def test_the_old_name_of_the_inverse_still_works():
+    from joformer import testing
+
+    with pytest.warns(DeprecationWarning, match="assert_inverse"):
+        assert testing.assert_undone is assert_inverse

@@ -21,9 +21,8 @@ from torch.nn import functional as F
 from joformer._precision import arithmetic_dtype
 from joformer.frames import Layout
 
+# What rotates a tensor: the unit of the rotation, the unit of its inverse, the plane layout.
 UnitPair = tuple[Tensor, Tensor, Layout]
-"""What rotates a tensor: the unit of the rotation, the unit of its inverse, the plane layout."""
-
 
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
@@ -184,14 +183,17 @@ class Rotate(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Plan:
-    """How a packed projection is rotated: made once per frames value, used by every layer."""
+    """How a packed projection is rotated: made once per frames value, used by every layer.
+
+    Attributes:
+        widths: (heads, head_dim) of each part.
+        runs: Stretches that one call rotates: start, stop, head_dim, unit, layout.
+        units: What rotates each part.
+    """
 
     widths: tuple[tuple[int, int], ...]
-    """(heads, head_dim) of each part."""
     runs: tuple[tuple[int, int, int, Tensor, Layout], ...]
-    """Stretches that one call rotates: start, stop, head_dim, unit, layout."""
     units: tuple[UnitPair | None, ...]
-    """What rotates each part."""
 
 
 def rotate_packed_into_parts(packed: Tensor, plan: Plan) -> Sequence[Tensor]:
@@ -217,7 +219,7 @@ class RotatePacked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        plan, saved = ctx.plan, ctx.saved_tensors  # asked for once: checkpointing hands each tensor out a single time
+        plan, saved = ctx.plan, ctx.saved_tensors  # read once: checkpointing hands each tensor out a single time
         n = len(saved) // 2
         angles, rotated = saved[:n] or (None,) * len(grads), saved[n:]
         to_angles = [
@@ -242,8 +244,8 @@ class RotatePacked(torch.autograd.Function):
 class UnrotateLinear(torch.autograd.Function):
     """W A⁻¹ o + b: the end of an attention layer, which keeps o alone for its backward.
 
-    Attention keeps o too, so that undoing the frames adds no memory: A⁻¹ o is made again when W's gradient needs it,
-    which costs 0.4 % of a training step and saves a sixteenth of a block's activations.
+    Attention keeps o too, so that the inverse rotation adds no memory: A⁻¹ o is computed again when W's gradient needs
+    it, which costs 0.4 % of a training step and saves a sixteenth of a block's activations.
     """
 
     @staticmethod

@@ -377,7 +377,7 @@ def zero_initialised(draw: Draw) -> Measured:
     x, where = draw.noise(2, 6, 16), positions.sequence(6)
     q, k, v = heads(draw, 6)
     with draw.torch_seed():
-        with_base, printed = (ProjectedFrames(16, 8, heads=2, base=base).double() for base in ("fixed", "none"))
+        with_base, printed = (ProjectedFrames(16, 8, heads=2, on=base).double() for base in ("fixed", "none"))
     nn.init.zeros_(printed.projector.w2.weight)
     attend = partial(journey_attention, q, k, v, causal=True)
     biased = FlatFrames.of(with_base(where, x).angles + draw.noise(2, 4), content=True)
@@ -408,7 +408,7 @@ def projected_order(draw: Draw) -> Measured:
     x, where = draw.noise(2, 6, 16), positions.sequence(6)
     with draw.torch_seed():
         layer, causal = JourneyAttention(16, 2), JourneyAttention(16, 2, causal=True)
-        modules = {base: ProjectedFrames(16, 8, heads=2, base=base).double() for base in ("none", "fixed", "learned")}
+        modules = {base: ProjectedFrames(16, 8, heads=2, on=base).double() for base in ("none", "fixed", "learned")}
         for module in modules.values():
             nn.init.normal_(module.projector.w2.weight)
     order = torch.randperm(6, generator=draw.generator)
