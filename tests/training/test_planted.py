@@ -87,7 +87,7 @@ def test_a_planted_partial_checkpoint_is_not_written_into(tmp_path):
         (folder / name).symlink_to(elsewhere)
     for step in (1, 2):
         checkpoints.save(folder, step, {"model": {"w": torch.ones(2)}}, {}, {}, keep=1)
-    assert checkpoints.latest(folder, print).step == 2
+    assert checkpoints.latest(folder).step == 2
     assert list(elsewhere.iterdir()) == []
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from joformer import positions
+from joformer._log import logger
 from joformer.algebra import Torus, scan
 from joformer.attention import JourneyAttention, JourneyCache, journey_attention
 from joformer.bench import _transforms as transforms
@@ -22,17 +23,16 @@ from joformer.frames import FixedFrames, FlatFrames, NoFrames
 from joformer.models._blocks import Block
 from joformer.rotation import rotate, rotate_packed_
 
-Report = Callable[[str], None]
 STEP_BARS: dict[Pair, float | None] = {("both", "none"): 1.03, ("both", "scores"): 1.02}
 ROTATION_BARS = {"Hugging Face": 0.85}
 
 
-def training(effort: Effort, say: Report, *, compiled: bool) -> Iterator[Row]:
+def training(effort: Effort, *, compiled: bool) -> Iterator[Row]:
     """A training step with both sides transported, against none and against scores alone."""
     how = "compiled" if compiled else "eager"
     logs: dict[Pair, list[list[float]]] = {}
     for shape in SHAPES:
-        say(f"training step, {how}, {shape.name}")
+        logger.info(f"training step, {how}, {shape.name}")
         models: dict[str, nn.Module] = {t: Transformer(shape, t) for t in ("none", "scores", "both")}
         others = {} if compiled else {peer: PeerTransformer(shape, apply) for peer, apply in peers(shape).items()}
         torch._dynamo.reset()
@@ -49,11 +49,11 @@ def training(effort: Effort, say: Report, *, compiled: bool) -> Iterator[Row]:
         yield Row.of(f"step {how}: {named} / {under}, geometric mean", ratio(*groups), bar)
 
 
-def rotation(effort: Effort, say: Report) -> Iterator[Row]:
+def rotation(effort: Effort) -> Iterator[Row]:
     """q, k, v rotated and o rotated back, forward and backward, against each peer's rotation of q and k alone."""
     logs: dict[Pair, list[list[float]]] = {}
     for shape in SHAPES:
-        say(f"rotation alone, {shape.name}")
+        logger.info(f"rotation alone, {shape.name}")
         frames = FixedFrames(shape.head_dim, axes=shape.axes)(shape.positions())
         heads = (shape.batch, shape.tokens, shape.heads, shape.head_dim)
         qkv = torch.randn(shape.batch, shape.tokens, 3 * shape.dim, requires_grad=True)
@@ -88,11 +88,11 @@ def rotation(effort: Effort, say: Report) -> Iterator[Row]:
         yield Row.of(name, ratio(*groups), ROTATION_BARS.get(peer))
 
 
-def memory(effort: Effort, say: Report) -> Iterator[Row]:
+def memory(effort: Effort) -> Iterator[Row]:
     """Peak memory of a training step, both against none."""
     ratios = []
     for shape in SHAPES:
-        say(f"memory, {shape.name}")
+        logger.info(f"memory, {shape.name}")
         peaks = {}
         for transport in ("none", "both"):
             model = Transformer(shape, transport)
@@ -105,9 +105,9 @@ def memory(effort: Effort, say: Report) -> Iterator[Row]:
     yield Row("peak memory of a training step: both / none, worst shape", max(ratios), 1.05)
 
 
-def drift(effort: Effort, say: Report) -> Iterator[Row]:
+def drift(effort: Effort) -> Iterator[Row]:
     """How far scores move when all positions move by 1,048,576; relative to ‖q‖‖k‖, fp32."""
-    say("drift")
+    logger.info("drift")
     shift, head_dim, tokens = 1_048_576, 64, 128
     q, k = torch.randn(2, 1, tokens, 4, head_dim, generator=torch.Generator().manual_seed(0))
     size = q.norm(dim=-1).transpose(1, 2)[..., :, None] * k.norm(dim=-1).transpose(1, 2)[..., None, :]
@@ -135,9 +135,9 @@ def drift(effort: Effort, say: Report) -> Iterator[Row]:
     yield Row("score drift of Hugging Face", worst(theirs))
 
 
-def window(effort: Effort, say: Report) -> Iterator[Row]:
+def window(effort: Effort) -> Iterator[Row]:
     """Window 32: a training step at 8,192 tokens against one at 1,024."""
-    say("window")
+    logger.info("window")
 
     def step(tokens: int) -> Callable[[], None]:
         q, k, v = (torch.randn(1, tokens, 4, 64, requires_grad=True) for _ in range(3))
@@ -154,7 +154,7 @@ def window(effort: Effort, say: Report) -> Iterator[Row]:
 
 
 @torch.no_grad()
-def decoding(effort: Effort, say: Report) -> Iterator[Row]:
+def decoding(effort: Effort) -> Iterator[Row]:
     """One decoded token with 4,096 cached, both against none, four layers; frames are made ahead for all positions.
 
     At the width of the paper's language model (768), and at 256, where a layer takes so little time that the
@@ -162,7 +162,7 @@ def decoding(effort: Effort, say: Report) -> Iterator[Row]:
     """
     cached, layers = 4096, 4
     for dim, heads, bar in ((768, 8, 1.05), (256, 4, None)):
-        say(f"decoding, {dim} wide")
+        logger.info(f"decoding, {dim} wide")
         room = cached + 256
         filled = torch.randn(1, cached, heads, dim // heads)
         variants: dict[str, Sampler] = {}
@@ -190,9 +190,9 @@ def _token(x: Tensor, frames: FlatFrames, blocks: list[Block], caches: list[Jour
     return x
 
 
-def scanning(effort: Effort, say: Report) -> Iterator[Row]:
+def scanning(effort: Effort) -> Iterator[Row]:
     """All prefixes on the torus at once, against the loop that multiplies them one by one."""
-    say("scan")
+    logger.info("scan")
     group, steps = Torus(32), torch.randn(65_536, 32)
 
     def loop() -> Tensor:
@@ -209,9 +209,9 @@ def scanning(effort: Effort, say: Report) -> Iterator[Row]:
     yield Row.of(name, ratio(found["loop", "scan"]), 200.0, higher=True)
 
 
-def importing(effort: Effort, say: Report) -> Iterator[Row]:
+def importing(effort: Effort) -> Iterator[Row]:
     """`import joformer` against `import torch`, each in a fresh interpreter."""
-    say("import")
+    logger.info("import")
 
     def fresh(module: str) -> Callable[[], None]:
         # joformer's names come when asked for, so all of them are asked for.
@@ -226,11 +226,11 @@ def void(_: object) -> None:
     """A call for its time alone."""
 
 
-FIGURES: dict[str, Callable[[Effort, Report], Iterator[Row]]] = {
+FIGURES: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "drift": drift,
     "memory": memory,
-    "eager": lambda effort, say: training(effort, say, compiled=False),
-    "compiled": lambda effort, say: training(effort, say, compiled=True),
+    "eager": lambda effort: training(effort, compiled=False),
+    "compiled": lambda effort: training(effort, compiled=True),
     "rotation": rotation,
     "window": window,
     "decoding": decoding,

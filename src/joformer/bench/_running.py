@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,18 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from joformer._log import logger
 from joformer.bench._measure import Effort, Pair, Row, gather, ratio, take_turns, timed
 from joformer.bench._training import CONFIG, update
 from joformer.models import JoFormerLM, JoFormerViT, ViTConfig
 
-Report = Callable[[str], None]
-
 STEPS = 10
 
 
-def looping(effort: Effort, say: Report) -> Iterator[Row]:
+def looping(effort: Effort) -> Iterator[Row]:
     """A step inside `train` over the bare step that is taken, each time, before the next one of `train` begins."""
-    say("the loop")
+    logger.info("the loop")
     import numpy as np
 
     from joformer.training import LanguageTask, Processes, Recipe, Text, Tokenizer, train
@@ -66,16 +65,16 @@ def looping(effort: Effort, say: Report) -> Iterator[Row]:
     def trained() -> dict[Pair, list[float]]:
         logs.clear()
         with TemporaryDirectory() as folder:
-            train(CONFIG, task, recipe, Path(folder) / "run", say=lambda line: None)
+            train(CONFIG, task, recipe, Path(folder) / "run")
         return {pair: list(logs)}
 
     found = gather(trained, {pair: 1.03}, effort)
     yield Row.of("a step of train() / the bare step", ratio(found[pair]), 1.03)
 
 
-def augmenting(effort: Effort, say: Report) -> Iterator[Row]:
+def augmenting(effort: Effort) -> Iterator[Row]:
     """Augmentation of a batch over the training step it is for."""
-    say("augmentation")
+    logger.info("augmentation")
     from joformer.training import Augment, Mix
 
     dice = torch.Generator().manual_seed(0)
@@ -97,7 +96,7 @@ def augmenting(effort: Effort, say: Report) -> Iterator[Row]:
         from kornia.augmentation.auto import RandAugment
     except ImportError:
         return
-    say("augmentation by kornia")
+    logger.info("augmentation by kornia")
     random, floats = RandAugment(n=2, m=9), images / 255
     kornia, pair = timed(lambda: [random(image) for image in floats.split(1)]), ("kornia", "step")
     found = take_turns({"step": runs["step"], "kornia": kornia}, {pair: None}, effort)

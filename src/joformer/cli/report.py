@@ -9,7 +9,8 @@ from typing import Annotated
 
 import tyro
 
-from joformer.cli.showing import say, tell
+from joformer._log import logger
+from joformer.cli.console import say
 
 
 @dataclass(frozen=True)
@@ -44,5 +45,5 @@ class Report:
         if self.json:
             say(json.dumps(record, indent=2, ensure_ascii=False), lines=True)
         for name in written:
-            (tell if self.json else say)(str(out / name))
+            (logger.info if self.json else say)(str(out / name))
         return 0

@@ -110,7 +110,7 @@ def _cell(cell: Cell, out: str) -> tuple[dict[str, Any] | None, str]:
 
     torch.set_num_threads(1)
     try:
-        return run(cell, Path(out), say=lambda line: None), ""
+        return run(cell, Path(out)), ""
     except Stopped:
         raise
     except Exception as error:  # Ray would say where, in many lines, before it says what

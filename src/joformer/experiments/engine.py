@@ -161,7 +161,7 @@ def _work(connection: Connection, out: str, place: int, parent: int) -> None:
         except (EOFError, OSError):
             return
         try:
-            connection.send(("result", run(cell, Path(out), say=_silent)))
+            connection.send(("result", run(cell, Path(out))))
         except Stopped:
             return
         except Exception as error:  # a cell that fails must not take the others with it
@@ -194,7 +194,3 @@ def _write_to(log: Path) -> None:
     with suppress(OSError), open_log(log) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-
-
-def _silent(line: str) -> None:
-    pass

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from joformer._io import make_folder, synchronise, write_json
+from joformer._log import logger
 from joformer.integrations._folders import (
     CHECKPOINTS,
     NEEDS,
@@ -42,7 +43,7 @@ from joformer.training import Text, checkpoints, load_text
 from joformer.training.runs import Lock
 
 if TYPE_CHECKING:
-    from joformer.integrations._finetuning import Course, Progress, Tokens
+    from joformer.integrations._finetuning import Course, Tokens
     from joformer.training.checkpoints import Checkpoint
 
 
@@ -61,8 +62,6 @@ def convert(
     power: int | float = 1.0,
     seed: int = 0,
     save_every: int | None = None,
-    say: Callable[[str], None] | None = None,
-    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Write the model in `model_dir` to `out` with its values transported, or with `off` without; what was done.
 
@@ -72,8 +71,7 @@ def convert(
 
     and then for `settle` steps (a quarter as many) at full strength, on `data`: as `joformer train lm` takes it. A call
     that was cut short is continued by the same call, from the newest checkpoint whose checksums are right. With `data`,
-    the loss on held-out text is measured before and after: keys `loss_before`, `loss_after`. `progress(step, steps,
-    strength)` is told of every step.
+    the loss on held-out text is measured before and after: keys `loss_before`, `loss_after`.
 
     Weights are read from safetensors alone, no code of the folder is run, nothing of it is fetched.
 
@@ -89,7 +87,6 @@ def convert(
     ...     strength_of(load(f"{folder}/transported"))
     0.5
     """
-    tell = say or (lambda line: None)
     source, place = Path(model_dir).expanduser(), Path(out).expanduser().absolute()
     counts = {"anneal": (anneal, 1), "settle": (settle, 0), "context": (context, 2), "batch": (batch, 1)}
     _check(strength, off, counts | {"seed": (seed, 0), "save_every": (save_every, 1)}, {"lr": lr, "power": power})
@@ -106,7 +103,7 @@ def convert(
         raise ValueError(f"{source} holds a {kind}: {option} is for causal language models, leave it out")
     require_free(place, source)
     make_folder(place if place.exists() else place.parent)
-    text = None if data is None else load_text(data, vocab=256, say=tell)
+    text = None if data is None else load_text(data, vocab=256)
 
     settings: dict[str, Any] = {"model": hash_of(source), "off": off, "strength": None if off else strength}
     settings |= {"data": None if text is None else text.fingerprint, "anneal": anneal, "context": context}
@@ -115,7 +112,7 @@ def convert(
         settings |= {"settle": settle, "batch": batch, "lr": lr, "power": power, "seed": seed}
     record = begun(place, settings)
     if record is not None and record["finished"]:
-        return leave_finished(place, record, tell)
+        return leave_finished(place, record)
 
     with _quiet():
         model = load_model(source)
@@ -128,7 +125,7 @@ def convert(
         tokens = None
         if text is not None:
             steps = (anneal or 0) + (settle or 0)
-            tokens = _tokens(model, source, text, context, batch * steps, tell)
+            tokens = _tokens(model, source, text, context, batch * steps)
             if "loss_before" not in record:
                 record["loss_before"] = finetuning.held_out_loss(model, tokens, batch)
         if anneal is None or tokens is None:
@@ -140,13 +137,13 @@ def convert(
         with Lock(place / CHECKPOINTS):
             record = begun(place, settings) or record
             if record["finished"]:
-                return leave_finished(place, record, tell)
-            before = checkpoints.latest(place / CHECKPOINTS, tell)
+                return leave_finished(place, record)
+            before = checkpoints.latest(place / CHECKPOINTS)
             if before is not None:
                 require_same(before.state.get("settings", {}), settings, place)
-                tell(f"{place} goes on from step {before.step} of {course.steps}")
+                logger.info(f"{place} goes on from step {before.step} of {course.steps}")
             write_json(place / RECORD, record)
-            return _trained(model, source, place, record, tokens, course, before, progress)
+            return _trained(model, source, place, record, tokens, course, before)
 
 
 def _check(strength: Any, off: bool, counts: dict[str, tuple[Any, int]], positive: dict[str, Any]) -> None:
@@ -174,15 +171,13 @@ def _require_change(source: Path, start: float, strength: float, off: bool, anne
         raise ValueError(f"{source} is at strength {start:g} already: give another strength, or train it on by anneal")
 
 
-def _tokens(
-    model: Any, source: Path, text: Text, context: int | None, wanted: int, tell: Callable[[str], None]
-) -> Tokens:
+def _tokens(model: Any, source: Path, text: Text, context: int | None, wanted: int) -> Tokens:
     from joformer.integrations import _finetuning as finetuning
 
     model.to(torch.accelerator.current_accelerator() or torch.device("cpu"))
     tokenizer = finetuning.tokenizer_of(source, model.config)
     if tokenizer is None:
-        tell(f"{source} has no tokenizer: its tokens are taken to be the bytes of the text")
+        logger.warning(f"{source} has no tokenizer: its tokens are taken to be the bytes of the text")
     return finetuning.Tokens.of(text, model, tokenizer, context, wanted)
 
 
@@ -210,14 +205,14 @@ def _at_once(
 
 def _trained(
     model: Any, source: Path, place: Path, record: dict[str, Any], tokens: Tokens, course: Course,
-    before: Checkpoint | None, progress: Progress | None,
+    before: Checkpoint | None,
 ) -> dict[str, Any]:  # fmt: skip
     from joformer.integrations import _finetuning as finetuning
 
     precisions = {name: parameter.dtype for name, parameter in model.named_parameters()}
     model.float()  # small steps are lost in half precision
     try:
-        finetuning.train_on(model, tokens, course, place / CHECKPOINTS, before, record["settings"], progress)
+        finetuning.train_on(model, tokens, course, place / CHECKPOINTS, before, record["settings"])
     except ImportError:
         raise ValueError(NEEDS) from None
     for name, parameter in model.named_parameters():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from joformer._io import synchronise
+from joformer._log import logger
 from joformer.integrations.hf._save import SETTING, architecture, load, read
 from joformer.training.data.sources import content_hash
 
@@ -103,12 +104,12 @@ def require_same(before: dict[str, Any], settings: dict[str, Any], place: Path) 
             raise ValueError(f"{place} holds a conversion {what}: give the same to go on with it, or another folder")
 
 
-def leave_finished(place: Path, record: dict[str, Any], tell: Callable[[str], object]) -> dict[str, Any]:
-    """Say that all was done before, and is as it was written; checkpoints go, where the end was cut short."""
+def leave_finished(place: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """The record of a conversion that was finished before; raises ValueError if the folder was altered since."""
     if record.get("sha256") != hash_of(place):
         raise ValueError(f"{place} was altered since it was written: remove it, and convert again")
-    tell(f"{place} is finished: nothing is done again")
-    shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)
+    logger.info(f"{place} is finished: nothing is done again")
+    shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)  # where the end was cut short
     return record
 
 

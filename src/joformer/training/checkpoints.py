@@ -25,9 +25,9 @@ from typing import Any
 from torch import Tensor
 
 from joformer._io import check_files, checksum, make_folder, read_sealed, sealed, synchronise
+from joformer._log import logger
 from joformer.models._saving import Layout, header
 
-Say = Callable[[str], None]
 STATE = "state.json"
 PARTIAL = ".partial-"
 
@@ -40,7 +40,7 @@ class Checkpoint:
     >>> import torch
     >>> with TemporaryDirectory() as folder:
     ...     saved = save(Path(folder), 20, {"model": {"w": torch.ones(2)}}, {"seed": 0}, {"model": "JoFormerLM"})
-    ...     newest = latest(Path(folder), print)
+    ...     newest = latest(Path(folder))
     ...     newest.step, newest.state["seed"], newest.tensors("model")["w"].tolist()
     (20, 0, [1.0, 1.0])
     """
@@ -141,13 +141,13 @@ class Unfit(ValueError):
     """
 
 
-def latest(folder: Path, say: Say, fits: Callable[[Checkpoint], None] | None = None) -> Checkpoint | None:
-    """The newest checkpoint in the folder that is whole; `say` hears a line about each newer one that is not.
+def latest(folder: Path, fits: Callable[[Checkpoint], None] | None = None) -> Checkpoint | None:
+    """The newest checkpoint in the folder that is whole; each newer one that is not is a warning.
 
     `fits` may raise a ValueError about one that cannot be used all the same. Where that is `Unfit` for some and none
     before them can be used, it is raised: whole checkpoints are there, and to begin anew would lose them.
 
-    >>> latest(Path("nowhere"), print) is None
+    >>> latest(Path("nowhere")) is None
     True
     """
     found, unfit = _steps(folder), None
@@ -160,9 +160,9 @@ def latest(folder: Path, say: Say, fits: Callable[[Checkpoint], None] | None = N
         except ValueError as damage:
             unfit = unfit or (damage if isinstance(damage, Unfit) else None)
             if at:
-                say(f"{damage}; trying the one before it, {found[at - 1].name}")
+                logger.warning(f"{damage}; trying the one before it, {found[at - 1].name}")
             elif unfit is None:
-                say(f"{damage}; trying to begin anew, there is none before it")
+                logger.warning(f"{damage}; trying to begin anew, there is none before it")
     if unfit is not None:
         raise unfit
     return None

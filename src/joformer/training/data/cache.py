@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from joformer._io import make_folder, open_log, read_json, synchronise
+from joformer._log import logger
 from joformer.training.data.sources import content_hash
 
 MANIFEST = "manifest.json"
@@ -40,7 +41,6 @@ def cached(
     build: Callable[[Path], object],
     *,
     cache: str | os.PathLike[str] | None = None,
-    say: Callable[[str], object] | None = None,
 ) -> Path:
     """The folder `key` in the cache, filled by `build(folder)` unless it is there already and undamaged.
 
@@ -58,7 +58,7 @@ def cached(
     if is_whole(final):
         return final
     make_folder(folder)
-    with _locked(folder / f".{key}.lock", say) as alone:
+    with _locked(folder / f".{key}.lock") as alone:
         if is_whole(final):
             return final
         if alone:
@@ -112,7 +112,7 @@ def _seal(folder: Path) -> None:
 
 
 @contextmanager
-def _locked(path: Path, say: Callable[[str], object] | None) -> Iterator[bool]:
+def _locked(path: Path) -> Iterator[bool]:
     """Hold the lock, which the system drops with the process; False where the file system has none."""
     try:
         import fcntl
@@ -128,8 +128,7 @@ def _locked(path: Path, say: Callable[[str], object] | None) -> Iterator[bool]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             alone = True
         except BlockingIOError:
-            if say:
-                say("another process prepares the same data: waiting for it")
+            logger.info("another process prepares the same data: waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
             alone = True
         except OSError:

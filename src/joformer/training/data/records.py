@@ -15,15 +15,11 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from joformer import _io as files
+from joformer._log import logger
 from joformer._seeding import generator
 
 TESTS = ("test", "validation", "valid", "val")  # the first of these that has labels is the test split
-Say = Callable[[str], object]
 EXAMPLE = 1 << 28  # bytes of one encoded image or clip: nobody's are larger
-
-
-def silent(line: str) -> None:
-    """What is told where nobody listens."""
 
 
 class Kind(NamedTuple):
@@ -173,14 +169,16 @@ def row_name(files: tuple[tuple[str, int], ...], row: int) -> str:
     return f"{name}, row {number}"
 
 
-def pick_test(present: Iterable[str], labelled: Callable[[str], bool], say: Say) -> str | None:
-    """The test split among those present; those passed over are named."""
+def pick_test(present: Iterable[str], labelled: Callable[[str], bool]) -> str | None:
+    """The test split among those present; those passed over are logged."""
     chosen = None
     for name in sorted(set(present) - {"train"}, key=lambda name: (*TESTS, name).index(name)):
         if chosen is None and name in TESTS and labelled(name):
             chosen = name
         else:
-            say(f"the {name} split is left aside" + ("" if chosen else ": it has no labels" * (name in TESTS)))
+            logger.warning(
+                f"the {name} split is left aside" + ("" if chosen else ": it has no labels" * (name in TESTS))
+            )
     return chosen
 
 

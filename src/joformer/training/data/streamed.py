@@ -24,7 +24,7 @@ from torch import Tensor
 from joformer._io import LIMITS, allowed
 from joformer.training.data.cache import cache_folder
 from joformer.training.data.opening import find, identity, open_records
-from joformer.training.data.records import IMAGES, Say, reason_of, silent
+from joformer.training.data.records import IMAGES, reason_of
 from joformer.training.data.sources import content_hash
 
 # Only these are tried: PIL knows formats that start other programs. Guessing first halves the time of small images.
@@ -141,7 +141,6 @@ class Streamed:
         workers: int = 0,
         label: str | None = None,
         cache: str | os.PathLike[str] | None = None,
-        say: Say | None = None,
     ) -> None:
         if size < 1 or workers < 0:
             raise ValueError(f"size is {size} and workers {workers}: give a size of 1 or more, workers 0 or more")
@@ -149,9 +148,7 @@ class Streamed:
             raise ValueError(f"train_crop is {train_crop!r}: give 'resized' or 'centre'")
         found = find(source)
         key = identity(found, read=False)
-        opened = open_records(
-            found, IMAGES, label=label, folder=cache_folder(cache) / f"arrow-{key}", say=say or silent
-        )
+        opened = open_records(found, IMAGES, label=label, folder=cache_folder(cache) / f"arrow-{key}")
         self.size, self.workers, self.crop = size, workers, train_crop
         self.classes, self.records = opened.classes, opened.train
         self.fingerprint = content_hash("streamed", key, str(label), size, train_crop)

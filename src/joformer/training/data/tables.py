@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from joformer._io import make_folder, random_name
-from joformer.training.data.records import TESTS, Kind, Rows, Say, pick_test, reason_of, row_name
+from joformer.training.data.records import TESTS, Kind, Rows, pick_test, reason_of, row_name
 from joformer.training.data.sources import Expansion, content_hash, open_parquet
 
 ROWS = 64  # copied at a time
@@ -43,7 +43,7 @@ def parquet_splits(found: Path, files: list[Path]) -> dict[str, Split]:
 
 
 def open_rows(
-    splits: dict[str, Split], kind: Kind, label: str | None, folder: Path, say: Say, folders: tuple[str, ...]
+    splits: dict[str, Split], kind: Kind, label: str | None, folder: Path, folders: tuple[str, ...]
 ) -> tuple[Rows, Rows | None, tuple[str, ...]]:
     """Both splits; rows that name a file instead of holding its bytes may name one below `folders`."""
     if "train" not in splits:
@@ -77,7 +77,7 @@ def open_rows(
     feature = table.features[column]
     classes, train = _numbered(held, getattr(feature, "names", None), None, splits["train"][1], column)
     rows = Rows(table, data, splits["train"][1], torch.arange(len(train)), train, folders)
-    test = pick_test(splits, labelled, say)
+    test = pick_test(splits, labelled)
     if test is None:
         return rows, None, classes
     table, data, column, held = open_split(test)
