@@ -530,7 +530,7 @@ def test_a_full_disk(joformer, made, tmp_path, monkeypatch):
 
     words = ("convert", made / "plain", tmp_path / "out", "--data", made / "fox.txt", *WORDS)
     with monkeypatch.context() as patch:
-        patch.setattr("joformer.training.checkpoints.synchronise", full)
+        patch.setattr("joformer.training.checkpoints.sealed", full)
         code, _, told = joformer(*words)
     assert code == 2
     assert "cannot save the checkpoint" in told.splitlines()[-1]

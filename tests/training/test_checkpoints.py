@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runner import logged
 
+from joformer._io import Lock
 from joformer.training import checkpoints, runs
-from joformer.training.runs import Lock, Log, circumstances, require_exact, require_same
+from joformer.training.runs import Log, circumstances, require_exact, require_same
 
 STATE = {"recent": [0.1, 1e-30, 2 / 3], "settings": {"lr": 5e-05, "name": "Röhre"}, "metrics": {"bytes": 0}}
 

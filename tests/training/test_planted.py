@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from joformer import _io as files
-from joformer._io import open_log, write_json, write_whole
+from joformer._io import Lock, open_log, write_json, write_whole
 from joformer.training import checkpoints
 from joformer.training.data.cache import MANIFEST, cached, is_whole
-from joformer.training.runs import Lock, Log
+from joformer.training.runs import Log
 
 pytestmark = pytest.mark.refused
 

@@ -42,9 +42,9 @@ def published(data: Path) -> str:
 
 def run_plans(plans: Sequence[Plan], out: Path, *, jobs: int | None, engine: Engine) -> int:
     """Run every cell that is not finished; how many could not be. Only one command at a time may, in a folder."""
+    from joformer._io import Lock
     from joformer.experiments.cluster import run_on_ray
     from joformer.experiments.engine import run_local, usable_devices
-    from joformer.training.runs import Lock
 
     jobs = usable_devices() if jobs is None else jobs
     if jobs < 1:

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from joformer._io import make_folder, synchronise, write_json
+from joformer._io import Lock, make_folder, new_folder, sweep, write_json, writing
 from joformer._log import logger
 from joformer.integrations._folders import (
     CHECKPOINTS,
     NEEDS,
-    PARTIAL,
     RECORD,
+    WRITTEN,
     begun,
     described,
     hash_of,
@@ -36,11 +36,9 @@ from joformer.integrations._folders import (
     require_free,
     require_same,
     write,
-    writing,
 )
 from joformer.integrations._transport import strength_of, transport_values
 from joformer.training import Text, checkpoints, load_text
-from joformer.training.runs import Lock
 
 if TYPE_CHECKING:
     from joformer.integrations._finetuning import Course, Tokens
@@ -191,15 +189,13 @@ def _at_once(
         from joformer.integrations._finetuning import held_out_loss
 
         record["loss_after"] = held_out_loss(model, tokens, batch)
-    partial = place.with_name(f".{place.name}{PARTIAL}")
-    write(model, source, partial)
-    record |= {"finished": True, "sha256": hash_of(partial)}
-    write_json(partial / RECORD, record)
-    with writing(place):
+    sweep(place.parent, place.name)
+    with new_folder(place) as folder:
+        write(model, source, folder)
+        record |= {"finished": True, "sha256": hash_of(folder)}
+        write_json(folder / RECORD, record)
         if place.is_dir():
             place.rmdir()
-        os.rename(partial, place)
-        synchronise(place.parent)
     return record
 
 
@@ -220,14 +216,16 @@ def _trained(
     record["loss_after"] = finetuning.held_out_loss(model, tokens, course.batch)
     if not math.isfinite(record["loss_after"]):
         raise ValueError(f"training came to a loss of {record['loss_after']}: take a lower lr, and another folder")
-    partial = place / PARTIAL
-    write(model, source, partial)
-    with writing(place):
-        for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):
+    sweep(place, WRITTEN)
+    shutil.rmtree(place / WRITTEN, ignore_errors=True)
+    with new_folder(place / WRITTEN) as folder:
+        write(model, source, folder)
+    with writing(f"cannot write {place}"):
+        for path in sorted((place / WRITTEN).iterdir(), key=lambda path: path.name == "config.json"):
             if path.is_dir():
                 shutil.rmtree(place / path.name, ignore_errors=True)
             os.replace(path, place / path.name)
-        partial.rmdir()
+        (place / WRITTEN).rmdir()
     record |= {"finished": True, "steps": course.steps, "sha256": hash_of(place)}
     write_json(place / RECORD, record)
     shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)

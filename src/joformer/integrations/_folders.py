@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from joformer._io import synchronise
 from joformer._log import logger
 from joformer.integrations.hf._save import SETTING, architecture, load, read
 from joformer.training.data.sources import content_hash
 
-RECORD, CHECKPOINTS, PARTIAL = "conversion.json", "checkpoints", ".partial"
+RECORD, CHECKPOINTS, WRITTEN = "conversion.json", "checkpoints", ".written"
 NEEDS = "converting a model needs transformers, accelerate and safetensors: pip install 'joformer[integrations]'"
 GENERATION = "generation_config.json"
 # Weights, code and what training leaves behind; all else in a model's folder belongs to its tokenizer or its users.
@@ -113,35 +110,16 @@ def leave_finished(place: Path, record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def write(model: Any, source: Path, partial: Path) -> None:
-    """The model and what belongs to it, on the disk itself; where that fails nothing is left."""
-    shutil.rmtree(partial, ignore_errors=True)  # of a call that was killed here
-    try:
-        with writing(partial):
-            model.save_pretrained(partial)
-            if (source / GENERATION).is_file():
-                shutil.copyfile(source / GENERATION, partial / GENERATION)
-            for path in source.iterdir():
-                hidden = path.name.startswith(".") or path.name == RECORD or path.name.endswith(NOT_COPIED)
-                if path.is_file() and not hidden and not (partial / path.name).exists():
-                    shutil.copyfile(path, partial / path.name)
-            if (source / "additional_chat_templates").is_dir():
-                shutil.copytree(source / "additional_chat_templates", partial / "additional_chat_templates")
-            for path in partial.iterdir():
-                if path.suffix == ".safetensors":
-                    shutil.copymode(partial / "config.json", path)  # safetensors lets only the owner read
-                synchronise(path)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-@contextmanager
-def writing(place: Path) -> Iterator[None]:
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"cannot write {place}: {reason}; make room or choose another place") from None
+def write(model: Any, source: Path, folder: Path) -> None:
+    """The model and what belongs to it, into this folder."""
+    model.save_pretrained(folder)
+    if (source / GENERATION).is_file():
+        shutil.copyfile(source / GENERATION, folder / GENERATION)
+    for path in source.iterdir():
+        hidden = path.name.startswith(".") or path.name == RECORD or path.name.endswith(NOT_COPIED)
+        if path.is_file() and not hidden and not (folder / path.name).exists():
+            shutil.copyfile(path, folder / path.name)
+    if (source / "additional_chat_templates").is_dir():
+        shutil.copytree(source / "additional_chat_templates", folder / "additional_chat_templates")
+    for path in folder.glob("*.safetensors"):
+        shutil.copymode(folder / "config.json", path)  # safetensors lets only the owner read

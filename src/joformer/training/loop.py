@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joformer._io import MANIFEST, check_files, checksum, read_sealed, sealed, write_json, write_whole
+from joformer._io import MANIFEST, Lock, check_files, checksum, read_sealed, sealed, sweep, write_json, write_whole
 from joformer._log import Progress, logger
 from joformer._seeding import reseed
 from joformer.models import adapt, initialise
@@ -42,7 +42,6 @@ from joformer.training.runs import (
     KEPT,
     METRICS,
     SPEED,
-    Lock,
     Log,
     Stopped,
     circumstances,
@@ -244,9 +243,8 @@ class _Run:
 
     def _prepare(self, found: _Found) -> None:
         checkpoints.sweep(self.out / CHECKPOINTS)
-        for name in (CONFIG, WEIGHTS, MANIFEST, *KEPT):  # which a run was killed while writing
-            for left in self.out.glob(f".{name}.[0-9]*"):
-                left.unlink()
+        for name in (CONFIG, WEIGHTS, MANIFEST, *KEPT):
+            sweep(self.out, name)
         if found.sealed:
             logger.info(f"{self.out} has ended after its {self.recipe.total} steps")
             return

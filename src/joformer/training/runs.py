@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 import joformer
-from joformer._io import LINKED, make_folder, open_log
+from joformer._io import open_log
 
 CONFIG, METRICS, SPEED, CHECKPOINTS = "config.json", "metrics.jsonl", "speed.jsonl", "checkpoints"
 KEPT = ("tokenizer.json", "classes.json")
@@ -43,38 +43,6 @@ class Stopped(Exception):
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
-
-
-class Lock:
-    """Only one run may write into a folder; the lock of a process that died is free again.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder, Lock(Path(folder)):
-    ...     with Lock(Path(folder)):
-    ...         pass
-    Traceback (most recent call last):
-    ValueError: ... is in use by another run: wait for it, or choose another --out
-    """
-
-    def __init__(self, folder: Path) -> None:
-        from filelock import FileLock
-
-        make_folder(folder)
-        if (folder / ".lock").is_symlink():  # which older versions of filelock would follow and empty
-            raise ValueError(f"cannot lock {folder / '.lock'}: {LINKED}; remove it, or choose another --out")
-        self.folder, self._lock = folder, FileLock(folder / ".lock", timeout=0, is_singleton=False)
-
-    def __enter__(self) -> Lock:
-        from filelock import Timeout
-
-        try:
-            self._lock.acquire()
-        except Timeout:
-            raise ValueError(f"{self.folder} is in use by another run: wait for it, or choose another --out") from None
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
 
 @dataclass

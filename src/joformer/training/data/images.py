@@ -179,21 +179,15 @@ def kept(
 
 def stored(key: str, make: Callable[[Path], Made], *, cache: str | os.PathLike[str] | None) -> Made:
     """What `make(folder)` gives, from the cache where it was made before under this key; the folder is for its use."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
     from safetensors.torch import save_file
 
     names = ("train.images", "train.labels", "test.images", "test.labels")
 
     def build(folder: Path) -> None:
         made = make(folder)
-        try:
-            save_file(
-                dict(zip(names, made.train + made.test, strict=True)),
-                folder / "data.safetensors",
-                {"classes": json.dumps(made.classes)},
-            )
-        except SafetensorError as error:
-            raise OSError(str(error)) from None
+        tensors = dict(zip(names, made.train + made.test, strict=True))
+        save_file(tensors, folder / "data.safetensors", {"classes": json.dumps(made.classes)})
 
     with safe_open(cached(key, build, cache=cache) / "data.safetensors", "pt") as file:
         images, labels, test_images, test_labels = (file.get_tensor(name) for name in names)

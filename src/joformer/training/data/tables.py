@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joformer._io import make_folder, random_name
+from joformer._io import new_file
 from joformer.training.data.records import TESTS, Kind, Rows, pick_test, reason_of, row_name
 from joformer.training.data.sources import Expansion, content_hash, open_parquet
 
@@ -121,23 +121,19 @@ def _write_rows(paths: list[str], schema: Any, place: Path) -> None:
     """The columns of this schema, of all files, as one Arrow file: whole or not at all, and of a bounded size."""
     import pyarrow
 
-    make_folder(place.parent)
-    partial = place.with_name(random_name(place.name))
-    try:
-        with partial.open("xb") as file, pyarrow.ipc.new_stream(file, schema) as rows:
-            for path in paths:
-                held = Expansion(path)  # a few bytes may stand for very many rows
-                for batch in open_parquet(path).iter_batches(ROWS, columns=schema.names):
-                    held.add(batch.nbytes)
-                    columns = [batch.column(name) for name in schema.names]
-                    rows.write_batch(pyarrow.RecordBatch.from_arrays(columns, schema=schema))
-        os.replace(partial, place)
-    except (OSError, pyarrow.ArrowException) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise ValueError(f"cannot copy {path} into {place.parent}: {error.strerror}") from None
-        raise ValueError(f"{path} is damaged ({reason_of(error)}): fetch it again") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    with new_file(place, f"cannot copy {paths[0]} into {place.parent}") as file:
+        try:
+            with pyarrow.ipc.new_stream(file, schema) as rows:
+                for path in paths:
+                    held = Expansion(path)  # a few bytes may stand for very many rows
+                    for batch in open_parquet(path).iter_batches(ROWS, columns=schema.names):
+                        held.add(batch.nbytes)
+                        columns = [batch.column(name) for name in schema.names]
+                        rows.write_batch(pyarrow.RecordBatch.from_arrays(columns, schema=schema))
+        except (OSError, pyarrow.ArrowException) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise
+            raise ValueError(f"{path} is damaged ({reason_of(error)}): fetch it again") from None
 
 
 def _columns(schema: Any, kind: Kind, label: str | None, where: str) -> tuple[str, str]:
