@@ -147,14 +147,14 @@ def _require_file(mode: int, path: str | os.PathLike[str]) -> None:
         raise OSError(errno.EINVAL, reason, os.fspath(path))
 
 
-def one_line(error: Exception) -> str:
-    """What an error says, in a line that is not too long.
+def one_line(error: BaseException, plain: type | tuple[type, ...] = (ValueError, OSError, RuntimeError)) -> str:
+    """What an error says, in a line that is not too long; with its kind, unless that is one of `plain`.
 
     >>> one_line(ValueError("too long:\\n  7")), one_line(KeyError("a"))
     ('too long: 7', "KeyError: 'a'")
     """
     said = " ".join(str(getattr(error, "strerror", None) or error).split())
-    if not said or not isinstance(error, ValueError | OSError | RuntimeError):
+    if not said or not isinstance(error, plain):
         said = f"{type(error).__name__}: {said}".rstrip(": ")
     return said if len(said) <= 300 else f"{said[:299]}…"
 

@@ -24,9 +24,10 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from joformer._io import one_line
 from joformer._log import logger
 from joformer.training.data.images import Images, Made, embedded, kept, stored
-from joformer.training.data.records import CLIPS, Files, Rows, reason_of
+from joformer.training.data.records import CLIPS, Files, Rows
 from joformer.training.data.sources import content_hash
 
 RANGE = 80.0  # decibels from white to black
@@ -186,7 +187,7 @@ def decode_wav(data: bytes, name: str, seconds: float | None = None) -> tuple[Fl
             warnings.filterwarnings("error", "Reached EOF", wavfile.WavFileWarning)
             rate, samples = wavfile.read(io.BytesIO(data))
     except Exception as error:  # scipy believes the header, and fails in many ways where it lies
-        reason = reason_of(error)
+        reason = one_line(error)
         raise ValueError(f"{name} is damaged, cut short or no wav file ({reason}): repair it or take it out") from None
     if not samples.size or rate <= 0:
         raise ValueError(f"{name} holds no sound ({len(samples)} samples at {rate} a second): repair it or take it out")

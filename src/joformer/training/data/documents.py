@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from joformer._io import open_file
+from joformer._io import one_line, open_file
 from joformer._log import logger
 from joformer.training.data.sources import (
     Expansion,
@@ -179,7 +179,7 @@ def _of_parquet(file: Path) -> Iterator[tuple[str, Iterable[bytes]]]:
             held.add(sum(map(len, chunks)))
             yield name, chunks
     except (pyarrow.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise ValueError(f"{file} is damaged or no parquet ({reason}): fetch it again") from None
 
 

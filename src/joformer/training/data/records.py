@@ -105,7 +105,7 @@ class Rows:
         try:
             place = os.path.realpath(os.path.join(os.path.dirname(table), path))
         except (OSError, ValueError) as error:  # ValueError: a null byte
-            raise ValueError(f"{self.name(index)}: {self.column} names {path!r}: {reason_of(error)}") from None
+            raise ValueError(f"{self.name(index)}: {self.column} names {path!r}: {files.one_line(error)}") from None
         if not any(place.startswith(os.path.join(folder, "")) for folder in self.folders):
             raise ValueError(
                 f"{self.name(index)}: {self.column} names {path!r}, outside of the data's folder: "
@@ -152,7 +152,7 @@ def read_file(path: str, where: str = "") -> bytes:
     try:
         return files.read_file(path, EXAMPLE)
     except OSError as error:
-        raise ValueError(f"{where}cannot read {path}: {error.strerror}") from None
+        raise ValueError(f"{where}cannot read {path}: {files.one_line(error)}") from None
 
 
 def row_place(files: tuple[tuple[str, int], ...], row: int) -> tuple[str, int]:
@@ -180,12 +180,3 @@ def pick_test(present: Iterable[str], labelled: Callable[[str], bool]) -> str | 
                 f"the {name} split is left aside" + ("" if chosen else ": it has no labels" * (name in TESTS))
             )
     return chosen
-
-
-def reason_of(error: BaseException) -> str:
-    """What an error says, on one line.
-
-    >>> reason_of(ValueError("no\\n  way"))
-    'no way'
-    """
-    return " ".join(str(error).split())

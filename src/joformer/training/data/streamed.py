@@ -21,10 +21,10 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from joformer._io import LIMITS, allowed
+from joformer._io import LIMITS, allowed, one_line
 from joformer.training.data.cache import cache_folder
 from joformer.training.data.opening import find, identity, open_records
-from joformer.training.data.records import IMAGES, reason_of
+from joformer.training.data.records import IMAGES
 from joformer.training.data.sources import content_hash
 
 # Only these are tried: PIL knows formats that start other programs. Guessing first halves the time of small images.
@@ -49,10 +49,10 @@ def decode_image(data: bytes, name: str) -> Any:
             image.load()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(
-            f"{name} is too large ({reason_of(error)}): if you trust it, set {LIMITS}=10 to allow ten times as much"
+            f"{name} is too large ({one_line(error)}): if you trust it, set {LIMITS}=10 to allow ten times as much"
         ) from None
     except Exception as error:  # decoders raise whatever they like
-        reason = "cannot identify it" if isinstance(error, Image.UnidentifiedImageError) else reason_of(error)
+        reason = "cannot identify it" if isinstance(error, Image.UnidentifiedImageError) else one_line(error)
         raise ValueError(f"{name} cannot be decoded as an image ({reason}): repair it or take it out") from None
     if image.mode.startswith("I;16"):
         import numpy as np

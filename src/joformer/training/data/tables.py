@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joformer._io import new_file
-from joformer.training.data.records import TESTS, Kind, Rows, pick_test, reason_of, row_name
+from joformer._io import new_file, one_line
+from joformer.training.data.records import TESTS, Kind, Rows, pick_test, row_name
 from joformer.training.data.sources import Expansion, content_hash, open_parquet
 
 ROWS = 64  # copied at a time
@@ -112,7 +112,7 @@ def _copy(
             if len(table) == sum(rows for _, rows in files):
                 return table, columns
         except Exception as error:  # `datasets` believes what a file says of its features, and fails in many ways
-            reason = reason_of(error)
+            reason = one_line(error)
         place.unlink(missing_ok=True)  # a copy made before may be damaged: it is made again
     raise ValueError(f"{paths[0]} cannot be read from its copy in {folder} ({reason}): fetch it again, or make room")
 
@@ -133,7 +133,7 @@ def _write_rows(paths: list[str], schema: Any, place: Path) -> None:
         except (OSError, pyarrow.ArrowException) as error:
             if isinstance(error, OSError) and error.errno:
                 raise
-            raise ValueError(f"{path} is damaged ({reason_of(error)}): fetch it again") from None
+            raise ValueError(f"{path} is damaged ({one_line(error)}): fetch it again") from None
 
 
 def _columns(schema: Any, kind: Kind, label: str | None, where: str) -> tuple[str, str]:
