@@ -26,9 +26,9 @@ from typing import Any
 import torch
 
 import joformer
-from joformer._io import make_folder, open_log, read_sealed, sealed, write_whole
+from joformer._io import make_folder, open_log, sealed, write_whole
 from joformer._log import logger
-from joformer.experiments.results import RESULT
+from joformer.experiments.results import RESULT, read
 from joformer.experiments.sources import Source, TextSource
 from joformer.models._saving import MODELS, written
 from joformer.training import LanguageTask, Processes, Recipe, open_run, train
@@ -36,6 +36,8 @@ from joformer.training.recipe import UNDECIDING
 from joformer.training.runs import CONFIG, SPEED, circumstances
 from joformer.training.runs import METRICS as MEASURED
 from joformer.training.stages import changed
+
+REMEDY = "remove it, or choose another --out"
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def finished(cell: Cell, out: Path) -> dict[str, Any] | None:
     place = out / cell.name / RESULT
     if not place.is_file():
         return None
-    result = read_json(place)
+    result = read(place, REMEDY)
     if result.get("described") != cell.describe():
         raise ValueError(f"{place.parent} holds a cell of other settings: choose another --out, or remove it")
     return result
@@ -240,15 +242,3 @@ def _slug(text: str) -> str:
 
 def _now() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def read_json(place: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(place.read_text())
-        if not isinstance(content, dict):
-            raise ValueError(f"a {type(content).__name__} instead of an object")
-        if "sha256" in content:
-            content = read_sealed(place)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{place} cannot be read ({error}): remove it, or choose another --out") from None
-    return content

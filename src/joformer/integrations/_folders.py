@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+from joformer._io import read_json
 from joformer._log import logger
 from joformer.integrations.hf._save import SETTING, architecture, load, read
 from joformer.training.data.sources import content_hash
@@ -23,12 +23,12 @@ def described(source: Path) -> str:
     if not source.is_dir():
         raise ValueError(f"{source} does not exist: give the folder of a Hugging Face model")
     try:
-        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        config = read_json(source / "config.json")
         names = list(config.get("architectures") or [None])
     except OSError:
         more = ", but an adapter: merge it into its model first" if (source / "adapter_config.json").exists() else ""
         raise ValueError(f"{source} holds no model: it has no config.json{more}") from None
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError):
         raise ValueError(f"{source / 'config.json'} is damaged: fetch it again") from None
     if (source / "adapter_config.json").exists():
         raise ValueError(f"{source} holds an adapter beside the model: merge it into the model first")
@@ -45,7 +45,7 @@ def described(source: Path) -> str:
 
 
 def load_model(source: Path) -> Any:
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config = read_json(source / "config.json")
     model = load(source, dtype="auto") if SETTING in config else read(architecture(config), source, dtype="auto")[0]
     _save_any_generation(model)
     return model
@@ -82,7 +82,7 @@ def begun(place: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     if not (place / RECORD).is_file():
         return None
     try:
-        record = json.loads((place / RECORD).read_bytes())
+        record = read_json(place / RECORD)
         before = dict(record["settings"])
         record["finished"]
     except (OSError, ValueError, KeyError, TypeError):
