@@ -15,9 +15,9 @@ from torch import nn
 from joformer.models import ClassifierConfig, JoFormerLM, LMConfig, ViTConfig, initialise
 from joformer.training import Augment, ImageTask, LanguageTask, Mix, Processes, Recipe, train
 from joformer.training.checkpoints import save
-from joformer.training.conditions import signals
 from joformer.training.data import Images, Streamed, Text, Tokenizer
 from joformer.training.data.images import Labelled
+from joformer.training.determinism import signals
 
 LM = LMConfig(vocab=256, dim=16, layers=1, heads=2, frames="projected", tied=False)
 VIT, PLAIN = ViTConfig(classes=10), ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))

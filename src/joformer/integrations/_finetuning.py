@@ -24,9 +24,9 @@ from joformer._seeding import generator, reseed
 from joformer.integrations._annealing import Anneal
 from joformer.integrations._transport import transport_values
 from joformer.training import Processes, Recipe, Stopped, Text, checkpoints
-from joformer.training.conditions import only_one, signals
 from joformer.training.data import windows
 from joformer.training.data.tokenizer import threads
+from joformer.training.determinism import only_one, signals
 from joformer.training.state import State
 
 HELD_OUT = 200

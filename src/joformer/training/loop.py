@@ -31,7 +31,7 @@ from joformer.models import adapt, initialise
 from joformer.models._saving import MODELS, WEIGHTS, blank, save_weights, written
 from joformer.training import checkpoints
 from joformer.training.checkpoints import STATE, Checkpoint, Unfit
-from joformer.training.conditions import deterministic, only_one, signals
+from joformer.training.determinism import deterministic, only_one, signals
 from joformer.training.diagnosis import where_it_broke
 from joformer.training.processes import Processes, reshard
 from joformer.training.recipe import UNDECIDING, Recipe
