@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from joformer._log import logger
+from joformer._log import tell
 from joformer.cli.console import say
 
 
@@ -45,5 +45,5 @@ class Report:
         if self.json:
             say(json.dumps(record, indent=2, ensure_ascii=False), lines=True)
         for name in written:
-            (logger.info if self.json else say)(str(out / name))
+            (tell if self.json else say)(str(out / name))
         return 0
