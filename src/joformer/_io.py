@@ -147,13 +147,28 @@ def _require_file(mode: int, path: str | os.PathLike[str]) -> None:
         raise OSError(errno.EINVAL, reason, os.fspath(path))
 
 
-def one_line(error: BaseException, plain: type | tuple[type, ...] = (ValueError, OSError, RuntimeError)) -> str:
-    """What an error says, in a line that is not too long; with its kind, unless that is one of `plain`.
+def one_line(
+    error: BaseException,
+    plain: type | tuple[type, ...] = (ValueError, OSError, RuntimeError),
+    *,
+    first: bool = False,
+) -> str:
+    """What an error says, in a line that is not too long.
 
-    >>> one_line(ValueError("too long:\\n  7")), one_line(KeyError("a"))
-    ('too long: 7', "KeyError: 'a'")
+    Args:
+        error: The error.
+        plain: Kinds of error that are not named: what they say is enough.
+        first: Of several lines take the first alone, as where the others are a trace.
+
+    Returns:
+        One line of at most 300 characters.
+
+    Example:
+        >>> one_line(ValueError("too long:\\n  7")), one_line(KeyError("a")), one_line(OSError("no\\nway"), first=True)
+        ('too long: 7', "KeyError: 'a'", 'no')
     """
-    said = " ".join(str(getattr(error, "strerror", None) or error).split())
+    said = str(getattr(error, "strerror", None) or error).strip()
+    said = " ".join((said.partition("\n")[0] if first else said).split())
     if not said or not isinstance(error, plain):
         said = f"{type(error).__name__}: {said}".rstrip(": ")
     return said if len(said) <= 300 else f"{said[:299]}…"

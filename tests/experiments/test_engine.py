@@ -281,7 +281,7 @@ def test_what_cannot_go_on_is_one_line(joformer, tmp_path, mark):
         before = place.read_bytes()
         for content in contents:
             place.write_bytes(content.encode("latin-1"))
-            assert f"{place} cannot be read" in refused()
+            assert f"{place} is damaged (" in refused()
         place.write_bytes(before)
     # A table of an older hand, in which something is missing, is completed.
     place = out / "mishaps" / TABLE

@@ -80,7 +80,7 @@ def _connect(ray: Any, jobs: int) -> None:
     try:
         ray.init(address=given, log_to_driver=False, logging_level="error", **here)
     except (OSError, RuntimeError) as error:
-        reason = one_line(error)
+        reason = one_line(error, first=True)
         raise ValueError(f"no Ray cluster at {given}: {reason}" if given else f"Ray does not start: {reason}") from None
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)  # Ray's own would leave without a word
@@ -97,7 +97,7 @@ def _events(ray: Any, waiting: dict[Any, Cell]) -> Iterator[Done | None]:
                 try:
                     result, error = ray.get(one)
                 except ray.exceptions.RayError as lost:
-                    result, error = None, f"Ray gave it up: {one_line(lost)}"
+                    result, error = None, f"Ray gave it up: {one_line(lost, first=True)}"
                 yield Done(cell, result, error)
     finally:
         for one in waiting:
@@ -115,4 +115,4 @@ def _cell(cell: Cell, out: str) -> tuple[dict[str, Any] | None, str]:
     except Stopped:
         raise
     except Exception as error:  # Ray would say where, in many lines, before it says what
-        return None, one_line(error, plain=ValueError)
+        return None, one_line(error, ValueError, first=True)

@@ -165,7 +165,7 @@ def _work(connection: Connection, out: str, place: int, parent: int) -> None:
         except Stopped:
             return
         except Exception as error:  # a cell that fails must not take the others with it
-            connection.send(("error", one_line(error, plain=ValueError)))
+            connection.send(("error", one_line(error, ValueError, first=True)))
 
 
 def _follow(parent: int) -> None:

@@ -56,7 +56,7 @@ class Processes:
                 kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=self.patience))],
             )
         except ValueError as error:
-            raise ValueError(f"{precision} cannot be had on this device: {one_line(error)}") from None
+            raise ValueError(f"{precision} cannot be had on this device: {one_line(error, first=True)}") from None
         except RuntimeError as error:
             if not _is_lost(error):
                 raise
