@@ -4,8 +4,8 @@
     a token without coordinates is NaN on every axis and sits at the identity: A = I, angle 0
 
 Positions are plain tensors: slice, concatenate and shift them as you like, or make your own; integers and real
-coordinates are equally welcome. float64 keeps every integer up to 2⁵³ exact; half precision raises. docs/conventions.md,
-convention 2.
+coordinates are equally welcome. float64 keeps every integer up to 2⁵³ exact; half precision raises.
+docs/conventions.md, convention 2.
 """
 
 from __future__ import annotations

@@ -44,13 +44,13 @@ class Split(SimpleNamespace):
         return len(self.images)
 
 
-def images_like(source, say=None):
+def images_like(source):
     shape, count, classes = IMAGES[Path(source.data).name]
     train = Split(images=torch.empty(count, *shape, device="meta"))
     return SimpleNamespace(train=train, classes=range(classes), fingerprint=f"that of {source.data}")
 
 
-def text_like(source, say=None):
+def text_like(source):
     assert Path(source.data).name in TEXTS
     return SimpleNamespace(tokenizer=SimpleNamespace(vocab=source.vocab), fingerprint=f"that of {source.data}")
 
@@ -488,7 +488,7 @@ def test_compare_answers_for_every_variant(joformer, monkeypatch, tmp_path, writ
 
     def in_turn(cells, out, *, jobs):
         for cell in cells:
-            yield Done(cell, run(cell, out, say=lambda line: None))
+            yield Done(cell, run(cell, out))
 
     monkeypatch.setattr("joformer.experiments.engine.run_local", in_turn)
     monkeypatch.setattr("joformer.experiments.compare.ROUNDS", 1)

@@ -317,8 +317,8 @@ def test_checkpoints(name, saved):
             shutil.copytree(saved / "run", place / "run")
             (place / "run" / "checkpoints" / "00000001" / name).write_bytes(data)
             loads_or_says(lambda: checkpoints.read(place / "run" / "checkpoints" / "00000001"))
-            loads_or_says(lambda: checkpoints.latest(place / "run" / "checkpoints", str))
-            loads_or_says(lambda: open_run(place / "run", str))
+            loads_or_says(lambda: checkpoints.latest(place / "run" / "checkpoints"))
+            loads_or_says(lambda: open_run(place / "run"))
 
     check()
 
@@ -331,7 +331,7 @@ def test_runs(name, saved):
         with folder() as place:
             shutil.copytree(saved / "run", place / "run")
             (place / "run" / name).write_bytes(data)
-            loads_or_says(lambda: open_run(place / "run", str).tokenizer())
+            loads_or_says(lambda: open_run(place / "run").tokenizer())
 
     check()
 

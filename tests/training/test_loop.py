@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runner import RECIPE, config_of, lm_task, recipe_of, vit_task
+from runner import RECIPE, config_of, lm_task, logged, recipe_of, vit_task
 from safetensors.torch import load_file
 
 from joformer.models import JoFormerLM, initialise
@@ -33,8 +33,8 @@ def _one_thread():
 def run(out, kind="lm", *, config=None, task=None, seed=0, heard=None, **recipe):
     options = {key: recipe.pop(key) for key in ("drift", "notes") if key in recipe}
     task = TASKS[kind](**task) if isinstance(task, dict) else task or TASKS[kind]()
-    say = [].append if heard is None else heard.append
-    return train(config_of(kind, config or {}), task, recipe_of(recipe), out, seed=seed, say=say, **options)
+    with logged([] if heard is None else heard):
+        return train(config_of(kind, config or {}), task, recipe_of(recipe), out, seed=seed, **options)
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
@@ -165,7 +165,8 @@ def test_what_is_opened_is_what_was_evaluated(done, half):
     task = lm_task()
     processes = Processes()
     for place, step, line in ((done, None, -1), (half, 8, 2), (done / "checkpoints" / "00000012", 12, -1)):
-        opened = open_run(place, pytest.fail)
+        with logged(pytest.fail):
+            opened = open_run(place)
         assert opened.step == step
         with torch.no_grad():
             found = task.evaluate(opened.model, processes)["loss"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from joformer.bench._measure import Effort, Report, Row, keep_freed_memory
+from joformer.bench._measure import Effort, Row, keep_freed_memory
 from joformer.bench._rows import FIGURES
 
 __all__ = ["FIGURES", "Effort", "Row", "chosen", "run"]
@@ -30,7 +30,6 @@ def run(
     repeats: int = 30,
     seconds: int | float = 60.0,
     threads: int | None = None,
-    say: Report = lambda _: None,
 ) -> list[Row]:
     """Measures the figures named in `only`, each a set of ratios with intervals.
 
@@ -39,7 +38,6 @@ def run(
         repeats: Rounds of each comparison, at least.
         seconds: Of each comparison, at most, once it has rounds enough for an interval; a round is never cut.
         threads: Threads torch may use; all by default.
-        say: Called with a line before each comparison.
 
     Returns:
         The rows of all figures.
@@ -58,6 +56,6 @@ def run(
     if threads is not None:
         torch.set_num_threads(threads)
     try:
-        return [row for name in names for row in FIGURES[name](Effort(repeats, seconds), say)]
+        return [row for name in names for row in FIGURES[name](Effort(repeats, seconds))]
     finally:
         torch.set_num_threads(before)

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from joformer import positions
+from joformer._log import logger
 from joformer.algebra import Torus, scan
 from joformer.attention import JourneyAttention, JourneyCache, journey_attention
 from joformer.bench import _transforms as transforms
-from joformer.bench._measure import Effort, Pair, Report, Row, Sampler, compare, peak_bytes, ratio, take_turns, timed
+from joformer.bench._measure import Effort, Pair, Row, Sampler, compare, peak_bytes, ratio, take_turns, timed
 from joformer.bench._models import SHAPES, Peer, Shape, Transformer, block_of, peers, training_step
 from joformer.bench._running import augmenting, looping
 from joformer.bench._training import generating, llama, starting, transporting
@@ -26,12 +27,12 @@ STEP_BARS: dict[Pair, float | None] = {("both", "none"): 1.03, ("both", "scores"
 ROTATION_BARS = {"Hugging Face": 0.85}
 
 
-def training(effort: Effort, say: Report, *, compiled: bool) -> Iterator[Row]:
+def training(effort: Effort, *, compiled: bool) -> Iterator[Row]:
     """A training step with both sides transported, against none and against scores alone."""
     how = "compiled" if compiled else "eager"
     logs: dict[Pair, list[list[float]]] = {}
     for shape in SHAPES:
-        say(f"training step, {how}, {shape.name}")
+        logger.info(f"training step, {how}, {shape.name}")
         others = {} if compiled else peers(shape)
         models = {t: Transformer(shape, t) for t in ("none", "scores", "both")}
         models |= {name: Transformer(shape, "none", peer) for name, peer in others.items()}
@@ -49,11 +50,11 @@ def training(effort: Effort, say: Report, *, compiled: bool) -> Iterator[Row]:
         yield Row.of(f"step {how}: {named} / {under}, geometric mean", ratio(*groups), bar)
 
 
-def rotation(effort: Effort, say: Report) -> Iterator[Row]:
+def rotation(effort: Effort) -> Iterator[Row]:
     """q, k, v rotated and o rotated back, forward and backward, against each peer's rotation of q and k alone."""
     logs: dict[Pair, list[list[float]]] = {}
     for shape in SHAPES:
-        say(f"rotation alone, {shape.name}")
+        logger.info(f"rotation alone, {shape.name}")
         runs = _rotations(shape)
         bars = {("ours", peer): ROTATION_BARS.get(peer) for peer in sorted(runs) if peer != "ours"}
         for pair, found in take_turns(runs, bars, effort).items():
@@ -83,11 +84,11 @@ def _rotations(shape: Shape) -> dict[str, Sampler]:
     return {"ours": timed(ours)} | {name: timed(partial(theirs, peer)) for name, peer in peers(shape).items()}
 
 
-def memory(effort: Effort, say: Report) -> Iterator[Row]:
+def memory(effort: Effort) -> Iterator[Row]:
     """Peak memory of a training step, both against none."""
     ratios = []
     for shape in SHAPES:
-        say(f"memory, {shape.name}")
+        logger.info(f"memory, {shape.name}")
         peaks = {}
         for transport in ("none", "both"):
             model = Transformer(shape, transport)
@@ -100,9 +101,9 @@ def memory(effort: Effort, say: Report) -> Iterator[Row]:
     yield Row("peak memory of a training step: both / none, worst shape", max(ratios), 1.05)
 
 
-def drift(effort: Effort, say: Report) -> Iterator[Row]:
+def drift(effort: Effort) -> Iterator[Row]:
     """How far scores change when all positions shift by 1,048,576; relative to ‖q‖‖k‖, fp32."""
-    say("drift")
+    logger.info("drift")
     shift, shape = 1_048_576, Shape("drift", batch=1, tokens=128, dim=256, heads=4, axes=1)
     q, k = torch.randn(2, 1, shape.tokens, 4, shape.head_dim, generator=torch.Generator().manual_seed(0))
     size = q.norm(dim=-1).transpose(1, 2)[..., :, None] * k.norm(dim=-1).transpose(1, 2)[..., None, :]
@@ -123,9 +124,9 @@ def drift(effort: Effort, say: Report) -> Iterator[Row]:
         yield Row("score drift of Hugging Face", worst(theirs))
 
 
-def window(effort: Effort, say: Report) -> Iterator[Row]:
+def window(effort: Effort) -> Iterator[Row]:
     """Window 32: a training step at 8,192 tokens against one at 1,024."""
-    say("window")
+    logger.info("window")
 
     def step(tokens: int) -> Callable[[], None]:
         q, k, v = (torch.randn(1, tokens, 4, 64, requires_grad=True) for _ in range(3))
@@ -141,7 +142,7 @@ def window(effort: Effort, say: Report) -> Iterator[Row]:
 
 
 @torch.no_grad()
-def decoding(effort: Effort, say: Report) -> Iterator[Row]:
+def decoding(effort: Effort) -> Iterator[Row]:
     """One decoded token with 4,096 cached, both against none, four layers; frames are made ahead for all positions.
 
     At the width of the paper's language model (768), and at 256, where a layer takes so little time that the
@@ -149,7 +150,7 @@ def decoding(effort: Effort, say: Report) -> Iterator[Row]:
     """
     cached, layers = 4096, 4
     for dim, heads, bar in ((768, 8, 1.05), (256, 4, None)):
-        say(f"decoding, {dim} wide")
+        logger.info(f"decoding, {dim} wide")
         room = cached + 256
         filled = torch.randn(1, cached, heads, dim // heads)
         variants: dict[str, Callable[[], Tensor]] = {}
@@ -176,9 +177,9 @@ def _token(x: Tensor, frames: FlatFrames, blocks: list[Block], caches: list[Jour
     return x
 
 
-def scanning(effort: Effort, say: Report) -> Iterator[Row]:
+def scanning(effort: Effort) -> Iterator[Row]:
     """All prefixes on the torus at once, against the loop that multiplies them one by one."""
-    say("scan")
+    logger.info("scan")
     group, steps = Torus(32), torch.randn(65_536, 32)
 
     def loop() -> Tensor:
@@ -192,9 +193,9 @@ def scanning(effort: Effort, say: Report) -> Iterator[Row]:
     yield compare(name, loop, lambda: scan(group, steps), effort, 200.0, higher=True)
 
 
-def importing(effort: Effort, say: Report) -> Iterator[Row]:
+def importing(effort: Effort) -> Iterator[Row]:
     """`import joformer` against `import torch`, each in a fresh interpreter."""
-    say("import")
+    logger.info("import")
 
     def fresh(code: str) -> Callable[[], object]:
         return partial(subprocess.run, [sys.executable, "-c", code], check=True)
@@ -204,11 +205,11 @@ def importing(effort: Effort, say: Report) -> Iterator[Row]:
     yield compare("import joformer / import torch", ours, torch_alone, effort, 1.1)
 
 
-FIGURES: dict[str, Callable[[Effort, Report], Iterator[Row]]] = {
+FIGURES: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "drift": drift,
     "memory": memory,
-    "eager": lambda effort, say: training(effort, say, compiled=False),
-    "compiled": lambda effort, say: training(effort, say, compiled=True),
+    "eager": lambda effort: training(effort, compiled=False),
+    "compiled": lambda effort: training(effort, compiled=True),
     "rotation": rotation,
     "window": window,
     "decoding": decoding,

@@ -18,16 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from joformer.bench._measure import Effort, Pair, Report, Row, compare, gather, ratio, timed
+from joformer._log import logger
+from joformer.bench._measure import Effort, Pair, Row, compare, gather, ratio, timed
 from joformer.bench._training import CONFIG, update
 from joformer.models import JoFormerLM, JoFormerViT, ViTConfig
 
 STEPS = 10
 
 
-def looping(effort: Effort, say: Report) -> Iterator[Row]:
+def looping(effort: Effort) -> Iterator[Row]:
     """A step inside `train` over the bare step that is taken, each time, before the next one of `train` begins."""
-    say("the loop")
+    logger.info("the loop")
     import numpy as np
 
     from joformer.training import LanguageTask, Processes, Recipe, Text, Tokenizer, train
@@ -64,16 +65,16 @@ def looping(effort: Effort, say: Report) -> Iterator[Row]:
     def trained() -> dict[Pair, list[float]]:
         logs.clear()
         with TemporaryDirectory() as folder:
-            train(CONFIG, task, recipe, Path(folder) / "run", say=lambda line: None)
+            train(CONFIG, task, recipe, Path(folder) / "run")
         return {pair: list(logs)}
 
     found = gather(trained, {pair: 1.03}, effort)
     yield Row.of("a step of train() / the bare step", ratio(found[pair]), 1.03)
 
 
-def augmenting(effort: Effort, say: Report) -> Iterator[Row]:
+def augmenting(effort: Effort) -> Iterator[Row]:
     """Augmentation of a batch over the training step it is for."""
-    say("augmentation")
+    logger.info("augmentation")
     from joformer.training import Augment, Mix
 
     generator = torch.Generator().manual_seed(0)
@@ -93,7 +94,7 @@ def augmenting(effort: Effort, say: Report) -> Iterator[Row]:
         from kornia.augmentation.auto import RandAugment
     except ImportError:
         return
-    say("augmentation by kornia")
+    logger.info("augmentation by kornia")
     random, floats = RandAugment(n=2, m=9), images / 255
     name = "kornia's RandAugment alone, each image its own operations / training step"
     yield compare(name, lambda: [random(image) for image in floats.split(1)], step, effort)

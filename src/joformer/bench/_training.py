@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from joformer.bench._measure import Effort, Pair, Report, Row, Sampler, compare, fastest, ratio, take_turns, timed
+from joformer._log import logger
+from joformer.bench._measure import Effort, Pair, Row, Sampler, compare, fastest, ratio, take_turns, timed
 from joformer.integrations import transport_values
 from joformer.models import JoFormerLM, LMConfig
 
@@ -66,9 +67,9 @@ def update(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
     return run
 
 
-def llama(effort: Effort, say: Report) -> Iterator[Row]:
+def llama(effort: Effort) -> Iterator[Row]:
     """Tokens per second of training, 8 × 512 tokens per step, ours over theirs; both compute the loss themselves."""
-    say("training step beside Llama")
+    logger.info("training step beside Llama")
     ours, theirs = JoFormerLM(CONFIG), llama_of(CONFIG, 680)
     if theirs is None:
         return
@@ -81,7 +82,7 @@ def llama(effort: Effort, say: Report) -> Iterator[Row]:
     yield compare(name, their_step, our_step, effort, 1.1, higher=True)
 
 
-def generating(effort: Effort, say: Report) -> Iterator[Row]:
+def generating(effort: Effort) -> Iterator[Row]:
     """Tokens per second of greedy decoding with caches, 128 after a prompt of 32, ours over theirs."""
     ours, theirs = JoFormerLM(CONFIG).eval(), llama_of(CONFIG, 680)
     if theirs is None:
@@ -89,7 +90,7 @@ def generating(effort: Effort, say: Report) -> Iterator[Row]:
     theirs.eval()
     options = {"max_new_tokens": 128, "do_sample": False, "use_cache": True}
     for batch, bar in ((1, 1.2), (8, None)):
-        say(f"decoding beside Llama, batch {batch}")
+        logger.info(f"decoding beside Llama, batch {batch}")
         prompt = torch.randint(CONFIG.vocab, (batch, 32), generator=torch.Generator().manual_seed(0))
         our_text = partial(ours.generate, prompt, 128, temperature=0)
         their_text = partial(theirs.generate, prompt, attention_mask=torch.ones_like(prompt), **options)
@@ -97,7 +98,7 @@ def generating(effort: Effort, say: Report) -> Iterator[Row]:
         yield compare(name, their_text, our_text, effort, bar, higher=True)
 
 
-def transporting(effort: Effort, say: Report) -> Iterator[Row]:
+def transporting(effort: Effort) -> Iterator[Row]:
     """Hugging Face's Llama with its values transported against itself without: a training step, a decoded token.
 
     A token is decoded at full strength, at strength 0.5 and, where the processor has them, with bfloat16 numbers.
@@ -105,7 +106,7 @@ def transporting(effort: Effort, say: Report) -> Iterator[Row]:
     plain = llama_of(CONFIG, 680)
     if plain is None:
         return
-    say("value transport in Llama, training step")
+    logger.info("value transport in Llama, training step")
     tokens = torch.randint(CONFIG.vocab, (4, 512), generator=torch.Generator().manual_seed(0))
 
     def step(model: Any) -> Callable[[], None]:
@@ -122,7 +123,9 @@ def transporting(effort: Effort, say: Report) -> Iterator[Row]:
 
     half_precision = bfloat16_works()
     if not half_precision:
-        say("no bfloat16 products here (illegal instruction), rows left out: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16")
+        logger.info(
+            "no bfloat16 products (illegal instruction), rows left out: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"
+        )
     full, half = ("values transported", 1.0), ("values at strength 0.5", 0.5)
     for dim, first, second in ((CONFIG.dim, 1.05, 1.1), (3 * CONFIG.dim, None, 1.05)):
         wide = replace(CONFIG, dim=dim, heads=CONFIG.heads * dim // CONFIG.dim)
@@ -131,7 +134,7 @@ def transporting(effort: Effort, say: Report) -> Iterator[Row]:
             kind = "bf16, " if dtype == torch.bfloat16 else ""
             if kind and not half_precision:
                 continue
-            say(f"value transport in Llama, decoding, {kind}{dim} wide")
+            logger.info(f"value transport in Llama, decoding, {kind}{dim} wide")
             runs = {"plain": decode(plain.to(dtype))}
             for variant, strength in bars:
                 runs[variant] = decode(transport_values(copy.deepcopy(plain), strength=strength))
@@ -151,9 +154,9 @@ def bfloat16_works() -> bool:
     return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
 
 
-def starting(effort: Effort, say: Report) -> Iterator[Row]:
+def starting(effort: Effort) -> Iterator[Row]:
     """Seconds from the shell to the help of the command, in a fresh process."""
-    say("start")
+    logger.info("start")
 
     def fresh() -> None:
         subprocess.run([sys.executable, "-m", "joformer.cli", "--help"], check=True, capture_output=True)

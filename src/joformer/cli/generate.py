@@ -10,7 +10,8 @@ from typing import Annotated
 
 import tyro
 
-from joformer.cli.showing import say, tell, write
+from joformer._log import logger
+from joformer.cli.console import say, write
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Generate:
             )
         tokenizer = opened.tokenizer()
         if opened.step is not None:
-            tell(f"weights of step {opened.step}")
+            logger.info(f"weights of step {opened.step}")
         device = torch.accelerator.current_accelerator() or torch.device("cpu")
         opened.model.to(device)
         begin = torch.tensor([tokenizer.encode(self.prompt or "\n")], device=device)

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import tyro
 
-from joformer.cli.showing import say, tell
+from joformer._log import tell
+from joformer.cli.console import say
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from joformer._io import make_folder
+from joformer._log import logger
 from joformer.attention._functional import Transport
-from joformer.cli.showing import say, tell
+from joformer.cli.console import say
 from joformer.models import ClassifierConfig, LMConfig, ViTConfig
 from joformer.models._classifier import Reading
 from joformer.models._vit import eighths
@@ -51,7 +52,7 @@ class Run:
         try:
             result = train(config, task, recipe, self.out, seed=self.seed, drift=self.drift, notes=notes)
         except Stopped as stopped:
-            tell(f"joformer: {stopped}")
+            logger.warning(f"joformer: {stopped}")
             return stopped.code
         if int(os.environ.get("RANK", "0")) == 0:
             shown = ", ".join(f"{name} {value:.4f}" for name, value in result.items() if name != "step")
@@ -78,7 +79,7 @@ class LM:
 
     def run(self) -> int:
         make_folder(self.to.out)  # what cannot be written to is said before the data is prepared
-        text = load_text(self.data, vocab=self.model.vocab, say=tell)
+        text = load_text(self.data, vocab=self.model.vocab)
         task = LanguageTask(text, context=self.context, batch=self.batch)
         config = replace(self.model, vocab=text.tokenizer.vocab)
         notes = {"data": _where(self.data), "vocab": self.model.vocab}
@@ -145,11 +146,11 @@ class ViT:
         if self.stream:
             size = self.size or 224
             crop: Literal["centre", "resized"] = "centre" if self.augment == "none" else "resized"
-            images = Streamed(self.data, size=size, train_crop=crop, workers=self.workers, label=self.label, say=tell)
+            images = Streamed(self.data, size=size, train_crop=crop, workers=self.workers, label=self.label)
             count, channels = len(images), 3
             shape: tuple[int, ...] = (size, size)
         else:
-            images = load_labelled(self.data, label=self.label, size=self.size, say=tell)
+            images = load_labelled(self.data, label=self.label, size=self.size)
             count, (channels, *sides) = len(images.train), images.train.images.shape[1:]
             shape = tuple(sides)
         config = ViTConfig(
@@ -203,7 +204,7 @@ class Monoidal:
 
     def run(self) -> int:
         make_folder(self.to.out)
-        images = load_labelled(self.data, label=self.label, size=self.size, say=tell)
+        images = load_labelled(self.data, label=self.label, size=self.size)
         config = ClassifierConfig(
             dim=self.dim,
             shape=tuple(images.train.images.shape[2:]),

@@ -26,15 +26,18 @@ from typing import Any
 import torch
 
 import joformer
-from joformer._io import make_folder, open_log, read_sealed, sealed, write_whole
-from joformer.experiments.results import RESULT
-from joformer.experiments.sources import Say, Source, TextSource
+from joformer._io import make_folder, open_log, sealed, write_whole
+from joformer._log import logger
+from joformer.experiments.results import RESULT, read
+from joformer.experiments.sources import Source, TextSource
 from joformer.models._saving import MODELS, written
 from joformer.training import LanguageTask, Processes, Recipe, open_run, train
 from joformer.training.recipe import UNDECIDING
 from joformer.training.runs import CONFIG, SPEED, circumstances
 from joformer.training.runs import METRICS as MEASURED
 from joformer.training.stages import changed
+
+REMEDY = "remove it, or choose another --out"
 
 
 @dataclass(frozen=True)
@@ -127,13 +130,13 @@ def finished(cell: Cell, out: Path) -> dict[str, Any] | None:
     place = out / cell.name / RESULT
     if not place.is_file():
         return None
-    result = read_json(place)
+    result = read(place, REMEDY)
     if result.get("described") != cell.describe():
         raise ValueError(f"{place.parent} holds a cell of other settings: choose another --out, or remove it")
     return result
 
 
-def run(cell: Cell, out: Path, say: Say = print) -> dict[str, Any]:
+def run(cell: Cell, out: Path) -> dict[str, Any]:
     """The result of the cell: run, continued or, where it is finished, read."""
     done = finished(cell, out)
     if done is not None:
@@ -148,7 +151,7 @@ def run(cell: Cell, out: Path, say: Say = print) -> dict[str, Any]:
         found: dict[str, Any] = {"measured": {cell.size: measure(cell)}, "seconds": None, "step_ms": None, "curve": []}
         where = circumstances(torch.device("cpu"), 1, False)
     else:
-        found, where = _trained(cell, folder, say)
+        found, where = _trained(cell, folder)
     result = {
         "cell": cell.name,
         "table": cell.table,
@@ -172,10 +175,10 @@ def run(cell: Cell, out: Path, say: Say = print) -> dict[str, Any]:
     return result
 
 
-def _trained(cell: Cell, folder: Path, say: Say) -> tuple[dict[str, Any], dict[str, Any]]:
+def _trained(cell: Cell, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     task = cell.source.task()
     notes = {"data": cell.source.data, "cell": cell.name}
-    last = train(cell.config, task, cell.recipe, folder, seed=cell.seed, notes=notes, say=say)
+    last = train(cell.config, task, cell.recipe, folder, seed=cell.seed, notes=notes)
     measured = {cell.size: {name: value for name, value in last.items() if name != "step"}}
     if cell.lengths:
         assert isinstance(task, LanguageTask)
@@ -184,7 +187,7 @@ def _trained(cell: Cell, folder: Path, say: Say) -> tuple[dict[str, Any], dict[s
         model.to(processes.device).eval()
         measured = {}
         for length in cell.lengths:
-            say(f"{cell.name}: measuring at {length} tokens")
+            logger.info(f"{cell.name}: measuring at {length} tokens")
             measured[str(length)] = task.evaluate(model, processes, context=length)
     pace = _pace(folder / SPEED)
     spent = [line["seconds_per_step"] for line in pace]
@@ -239,15 +242,3 @@ def _slug(text: str) -> str:
 
 def _now() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def read_json(place: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(place.read_text())
-        if not isinstance(content, dict):
-            raise ValueError(f"a {type(content).__name__} instead of an object")
-        if "sha256" in content:
-            content = read_sealed(place)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{place} cannot be read ({error}): remove it, or choose another --out") from None
-    return content

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from joformer._io import make_folder, write_json
-from joformer.experiments.cells import Cell, read_json
-from joformer.experiments.results import TABLE
+from joformer.experiments.cells import REMEDY, Cell
+from joformer.experiments.results import TABLE, read
 from joformer.experiments.sources import Scale, Source
 
 METRICS = {
@@ -78,7 +78,7 @@ class Plan:
         place = out / self.name / TABLE
         about = self.about()
         if place.is_file():
-            before = read_json(place)
+            before = read(place, REMEDY)
             for key in ("scale", "data", "metric"):
                 if before.get(key, about[key]) != about[key]:
                     raise ValueError(

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -19,7 +19,7 @@ from joformer.verify import _tables as tables
 from joformer.verify import _transforms as transforms
 from joformer.verify._claims import VERDICTS, Claim, Draw, Measured, Result, default_dtype, worst
 
-__all__ = ["CLAIMS", "SECTIONS", "VERDICTS", "Claim", "Draw", "Measured", "Result", "choose", "run"]
+__all__ = ["CLAIMS", "SECTIONS", "VERDICTS", "Claim", "Draw", "Measured", "Result", "check", "choose", "run"]
 
 SECTIONS = {m.claim.name: m.claim.claims for m in (algebra, attention, order, transforms, tables)}
 CLAIMS = [claim for claims in SECTIONS.values() for claim in claims]
@@ -44,20 +44,13 @@ def choose(only: Sequence[str | int] | str | int = ()) -> list[Claim]:
     return [claim for claim in CLAIMS if not named or claim.section in named or str(claim.row) in named]
 
 
-def run(
-    only: Sequence[str | int] | str | int = (),
-    *,
-    seed: int = 0,
-    trials: int = 3,
-    say: Callable[[Result], None] | None = None,
-) -> list[Result]:
+def run(only: Sequence[str | int] | str | int = (), *, seed: int = 0, trials: int = 3) -> list[Result]:
     """Checks every claim chosen on `trials` random instances.
 
     Args:
         only: Names of sections and numbers of rows; none means all claims.
         seed: The seed of the instances; any whole number.
         trials: How many instances of each claim; the worst residual and the smallest gap count.
-        say: Called with each result as it comes.
 
     Returns:
         One result per claim, in the order of the paper.
@@ -66,17 +59,22 @@ def run(
         >>> [result.ok for result in run(["26"])]
         [True]
     """
+    return list(check(only, seed=seed, trials=trials))
+
+
+def check(only: Sequence[str | int] | str | int = (), *, seed: int = 0, trials: int = 3) -> Iterator[Result]:
+    """The results of `run` one by one, each when its claim is checked.
+
+    >>> next(check(["26"])).ok
+    True
+    """
     for name, number in (("seed", seed), ("trials", trials)):
         if not isinstance(number, int):
             raise ValueError(f"{name} must be a whole number, got {number!r}")
     if trials < 1:
         raise ValueError(f"trials must be 1 or more random instances of each claim, got {trials}")
-    results = []
     for claim in choose(only):
-        results.append(_check(claim, seed, trials))
-        if say is not None:
-            say(results[-1])
-    return results
+        yield _check(claim, seed, trials)
 
 
 def _check(claim: Claim, seed: int, trials: int) -> Result:
