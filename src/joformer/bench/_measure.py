@@ -41,7 +41,6 @@ Run = Callable[[], object]
 """One run of a variant."""
 Sampler = Callable[[], float]
 """Runs a variant and returns how many seconds it took."""
-"""Called with a line before each comparison."""
 Verdict = Literal["slower", "faster", "within noise"]
 
 
