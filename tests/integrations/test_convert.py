@@ -62,8 +62,9 @@ def _cache(made, monkeypatch):
 def progressing(hear):
     """Within it, `hear(step, steps, strength)` is called whenever annealing shows how far it is."""
 
-    def update(self, done, *, strength):
-        hear(done, self.total, strength)
+    def update(self, done, *, strength=None):
+        if strength is not None:  # else it is the text that is encoded
+            hear(done, self.total, strength)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finetuning.Progress, "update", update)
