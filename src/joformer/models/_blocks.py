@@ -32,6 +32,18 @@ def require_counts(config: object, *names: str) -> None:
             raise ValueError(f"{name} must be 1 or more, got {value}")
 
 
+def require_probabilities(**values: float) -> None:
+    """Raises ValueError where one is not in 0 ≤ p < 1.
+
+    >>> require_probabilities(dropout=1.0)
+    Traceback (most recent call last):
+    ValueError: dropout is a probability below 1, got 1.0
+    """
+    for name, value in values.items():
+        if not 0 <= value < 1:
+            raise ValueError(f"{name} is a probability below 1, got {value}")
+
+
 class Block(nn.Module):
     """Journey attention and a GELU feed-forward of width `hidden`, each after a LayerNorm: (batch, tokens, dim).
 
@@ -54,8 +66,7 @@ class Block(nn.Module):
         drop_path: float = 0.0,
     ) -> None:
         super().__init__()
-        if not 0 <= drop_path < 1:
-            raise ValueError(f"drop_path is a probability below 1, got {drop_path}")
+        require_probabilities(dropout=dropout, drop_path=drop_path)
         dim = attention.dim
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.attention = attention

@@ -24,7 +24,7 @@ from joformer.attention import JourneyAttention, JourneyCache
 from joformer.attention._cache import Unchanged
 from joformer.attention._functional import Transport
 from joformer.frames import CumulativeFrames, FixedFrames, LearnedFrames, NoFrames, ProjectedFrames
-from joformer.models._blocks import Block, LayerFrames, last, require_counts, run_blocks
+from joformer.models._blocks import Block, LayerFrames, last, require_counts, require_probabilities, run_blocks
 from joformer.models._losses import cross_entropy, linear_cross_entropy
 from joformer.rotation import is_plain
 
@@ -68,6 +68,7 @@ class LMConfig:
 
     def __post_init__(self) -> None:
         require_counts(self, "vocab", "dim", "layers", "heads", "hidden", "window")
+        require_probabilities(dropout=self.dropout)
         if not self.pattern or set(self.pattern) - set("FWN"):
             raise ValueError(f"pattern {self.pattern!r} must be made of the letters F (full), W (windowed), N (NoPE)")
         if "W" in self.pattern and self.window is None:
