@@ -168,23 +168,19 @@ class ViTConfig:
 
     def _resolve(self, model: str | None) -> None:
         """Fill in what was left out of the four fields that say the model."""
-        given = {field.name: getattr(self, field.name) for field in fields(Variant)}
-        frames = given["frames"] or "learned"
-        if model is None:
-            content = frames in ("dense", "projected", "cumulative")
-            usual = Variant(frames, per_layer=content, transport="none" if frames in STILL else "both")
-        elif model in VARIANTS:
-            usual = VARIANTS[model]
-        else:
+        if model not in (None, *VARIANTS):
             raise ValueError(f"unknown model {model!r}: choose one of {', '.join(VARIANTS)}")
+        given = {field.name: getattr(self, field.name) for field in fields(Variant)}
+        frames: FramesName = given["frames"] or "learned"
+        own = frames in ("dense", "projected", "cumulative")
+        usual = Variant(frames, per_layer=own, transport="none" if frames in STILL else "both")
+        usual = usual if model is None else VARIANTS[model]
+        # dataclasses.replace(config, model=…) comes with four fields too: which of the two is meant cannot be known.
         if model is not None and None not in given.values() and given != asdict(usual):
-            # What dataclasses.replace(config, model=…) amounts to: which of the two is meant cannot be known.
-            raise ValueError(
-                f"model={model!r} and four fields that differ from it: give the fields of VARIANTS[{model!r}]"
-            )
-        for name, value in given.items():
-            if value is None:
-                object.__setattr__(self, name, getattr(usual, name))
+            raise ValueError(f"model={model!r} and four fields that differ from it: give those of VARIANTS[{model!r}]")
+        for name, value in asdict(usual).items():
+            if given[name] is None:
+                object.__setattr__(self, name, value)
 
     @classmethod
     def spectrogram(cls, bands: int, frames: int, classes: int, **changes: Any) -> "ViTConfig":

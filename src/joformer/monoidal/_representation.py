@@ -36,7 +36,7 @@ def m_representation(
     window: int | Sequence[int],
     circular: bool = True,
 ) -> Float[Tensor, "... _planes"]:
-    """v = Σ_k ( ‖s_k1‖, …, ‖s_kK‖ ) over all windows s_k = Σ_{i<m} A_i x_{k+i}, one norm per plane.
+    """Σ_k ( ‖s_k1‖, …, ‖s_kK‖ ) over all windows s_k = Σ_{i<m} A_i x_{k+i}, one norm per plane.
 
     The gradient is finite everywhere, 0 where a window sums to 0.
 

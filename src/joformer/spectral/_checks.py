@@ -72,7 +72,7 @@ def along_axes(
 
 
 def real_input(x: Tensor, name: str) -> Tensor:
-    """x (...) in the dtype to compute in; ValueError where it is complex. Integers become the default dtype.
+    """The input x (...) in the dtype to compute in; ValueError where it is complex. Integers become the default dtype.
 
     >>> real_input(torch.arange(2), "dct").dtype, real_input(torch.ones(2).bfloat16(), "dct").dtype
     (torch.float32, torch.float32)
@@ -92,7 +92,7 @@ def given_dtype(y: Tensor, x: Tensor) -> Tensor:
 
 
 def power_of_two(n: int) -> int:
-    """m where n = 2^m; ValueError where there is none.
+    """The m of n = 2^m; ValueError where there is none.
 
     >>> power_of_two(8)
     3

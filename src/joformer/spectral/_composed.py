@@ -122,7 +122,7 @@ def _binary(x: Tensor, kind: str, norm: str | None) -> Tensor:
 
 
 def _content(x: Tensor, planes: int) -> Tensor:
-    """x (..., n) as contents (..., n, 2 · planes), float64: in each plane the vector (Re x, Im x)."""
+    """Contents (..., n, 2 · planes) of x (..., n), float64: in each plane the vector (Re x, Im x)."""
     return torch.view_as_real(x.to(torch.complex128)).repeat((1,) * x.ndim + (planes,))
 
 

@@ -46,11 +46,11 @@ class _Linear(torch.autograd.Function):
         return _kernel(x, type, sine, end, rest)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.kernel = inputs[1:]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         type, *others = ctx.kernel
         return by_fft(grads[0], TRANSPOSED[type], *others), None, None, None, None
 
@@ -181,6 +181,6 @@ def _evens_then_odds(n: int) -> Tensor:
 
 
 def _turn(height: Tensor, half_turns: Tensor, dtype: torch.dtype) -> Tensor:
-    """height · e^{iπ · half_turns}, formed in float64."""
+    """The numbers height · e^{iπ · half_turns}, formed in float64."""
     angles = math.pi * half_turns
     return torch.complex((height * angles.cos()).to(dtype), (height * angles.sin()).to(dtype))
