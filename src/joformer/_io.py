@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -452,3 +453,17 @@ def check_folder(folder: Path, only: Iterable[str] | None = None, seal: str = MA
         if not isinstance(files, dict):
             raise ValueError(f"{folder / seal} is damaged: it lists no files")
         check_files(folder, files, only)
+
+
+def imported(module: str, extra: str) -> Any:
+    """The module, which only an extra installs; ImportError in one line that names it.
+
+    >>> imported("safetensors_of_mars", "train")
+    Traceback (most recent call last):
+    ImportError: safetensors_of_mars is not installed: pip install 'joformer[train]'
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = (error.name or module).partition(".")[0]
+        raise ImportError(f"{missing} is not installed: pip install 'joformer[{extra}]'", name=missing) from None

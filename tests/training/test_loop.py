@@ -14,6 +14,7 @@ import torch
 from runner import RECIPE, config_of, lm_task, logged, recipe_of, vit_task
 from safetensors.torch import load_file
 
+from joformer._io import read_sealed, sealed
 from joformer.models import JoFormerLM, initialise
 from joformer.training import LanguageTask, Processes, Recipe, learning_rate, load_images, open_run, train
 from joformer.training.recipe import groups
@@ -117,6 +118,28 @@ def test_continuing_in_the_same_process(half, done, result_of):
     assert (half / "model.safetensors").read_bytes() == (done / "model.safetensors").read_bytes()
     assert (half / "metrics.jsonl").read_bytes() == (done / "metrics.jsonl").read_bytes()
     assert run(half, save_every=3, keep=7) == metrics(done)[-1]
+
+
+def test_a_run_of_version_0_1_resumes(memory):
+    """Its checkpoints hold the name of a vision model where there are four fields now."""
+    run(memory / "whole", "vit")
+    out = shutil.copytree(memory / "whole", memory / "before")
+    (out / "model.safetensors").unlink()
+    for step in (10, 12):
+        shutil.rmtree(out / "checkpoints" / f"{step:08d}")
+    state = out / "checkpoints" / "00000008" / "state.json"
+    content = read_sealed(state)
+    config = content["settings"]["config"]
+    for name in ("frames", "split", "per_layer"):
+        del config[name]
+    config |= {"model": "joformer_perlayer", "transport": None}
+    state.write_bytes(sealed(content))
+    heard = []
+    run(out, "vit", heard=heard)
+    assert heard == [f"continuing {out} at step 8 of 12"]
+    for name in ("model.safetensors", "metrics.jsonl"):
+        assert (out / name).read_bytes() == (memory / "whole" / name).read_bytes()
+    refused(out, "vit", config={"model": "joformer"}, match="config.per_layer = True, not False")
 
 
 def test_a_crash_between_two_saves(memory, done, result_of):

@@ -15,6 +15,7 @@ import os
 import platform
 import re
 import statistics
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -30,7 +31,7 @@ from joformer._io import make_folder, open_log, sealed, write_whole
 from joformer._log import logger
 from joformer.experiments.results import RESULT, read
 from joformer.experiments.sources import Source, TextSource
-from joformer.models._saving import MODELS, written
+from joformer.models._saving import MODELS, written, written_before
 from joformer.training import LanguageTask, Processes, Recipe, open_run, train
 from joformer.training.recipe import UNDECIDING
 from joformer.training.runs import CONFIG, SPEED, circumstances
@@ -97,13 +98,23 @@ class Cell:
 
     def describe(self) -> dict[str, Any]:
         """All that decides the result, as JSON."""
+        return next(self.descriptions())
+
+    def descriptions(self) -> Iterator[dict[str, Any]]:
+        """`describe()`, then how version 0.1 described the same cell."""
+        others = [None] if self.against is None else [written(self.against), *written_before(self.against)]
+        for model in (written(self.config), *written_before(self.config)):
+            for against in others:
+                yield self._described(model, against)
+
+    def _described(self, model: dict[str, Any], against: dict[str, Any] | None) -> dict[str, Any]:
         recipe, where = _deciding(self.recipe), self.source.identity()
         return json.loads(
             json.dumps(
                 {
                     "seed": self.seed,
-                    **written(self.config),
-                    "against": None if self.against is None else written(self.against),
+                    **model,
+                    "against": against,
                     "source": {**asdict(self.source), "kind": type(self.source).__name__, "data": where},
                     "recipe": recipe,
                     "lengths": self.lengths,
@@ -131,7 +142,7 @@ def finished(cell: Cell, out: Path) -> dict[str, Any] | None:
     if not place.is_file():
         return None
     result = read(place, REMEDY)
-    if result.get("described") != cell.describe():
+    if result.get("described") not in cell.descriptions():
         raise ValueError(f"{place.parent} holds a cell of other settings: choose another --out, or remove it")
     return result
 

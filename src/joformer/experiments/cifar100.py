@@ -25,7 +25,8 @@ from joformer.models import VARIANTS, ViTConfig
 from joformer.training import Recipe
 
 SETUP_A = ("axial_dense", "axial_dense_v", "liere64", "liere64_v")
-SETUP_B = tuple(name for name in VARIANTS if name not in (*SETUP_A, "projected", "cumulative", "none"))
+OTHERS = ("rope2dv2_literal", "joformer_fixed_literal", "projected", "cumulative", "none")
+SETUP_B = tuple(name for name in VARIANTS if name not in (*SETUP_A, *OTHERS))
 EPOCHS = {"laptop": 4, "digits": 10, "paper": 300}
 
 

@@ -28,7 +28,7 @@ from joformer._io import MANIFEST, Lock, check_files, checksum, read_sealed, sea
 from joformer._log import Progress, logger
 from joformer._seeding import reseed
 from joformer.models import adapt, initialise
-from joformer.models._saving import MODELS, WEIGHTS, blank, save_weights, written
+from joformer.models._saving import MODELS, WEIGHTS, blank, save_weights, written, written_before
 from joformer.training import checkpoints
 from joformer.training.checkpoints import STATE, Checkpoint, Unfit
 from joformer.training.determinism import deterministic, only_one, signals
@@ -198,6 +198,10 @@ class _Run:
         for name, kind in STATED.items():
             if type(state.get(name)) is not kind:
                 raise Unfit(f"{place} makes no sense: its {name} is no {kind.__name__}")
+        if state["settings"] in (
+            {**self.settings, **json.loads(json.dumps(form))} for form in written_before(self.config)
+        ):
+            state["settings"] = self.settings  # as version 0.1 wrote the same
         if state["settings"] != self.settings:
             return  # which is the user's to decide: see `require_same`
         step, metrics = checkpoint.step, state["metrics"]

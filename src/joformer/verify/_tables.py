@@ -5,7 +5,7 @@ Only row 58 is random: the others measure the same on every instance.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import log2
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 
 from joformer import paper
 from joformer.frames import LearnedFrames
-from joformer.models import JoFormerLM, JoFormerViT, LMConfig, ViTConfig
+from joformer.models import VARIANTS, JoFormerLM, JoFormerViT, LMConfig, ViTConfig
 from joformer.verify._claims import Draw, Measured, Section, gap, worst
 
 claim = Section("tables")
@@ -73,7 +73,7 @@ def variants(draw: Draw) -> Measured:
     """
     named = {name for row in paper.V_ROTATION.values() for name in row[:2]} | set(paper.CIFAR_SCALING)
     small = ViTConfig(shape=(8, 8), patch=(4, 4), dim=16, layers=1, heads=2, classes=4)
-    built = [millions(JoFormerViT, replace(small, model=str(name))) > 0 for name in named]
+    built = [millions(JoFormerViT, replace(small, **asdict(VARIANTS[str(name)]))) > 0 for name in named]
     return Measured(abs(sum(built) - 12), gap=len(named) - paper.VARIANTS)
 
 
@@ -86,7 +86,8 @@ def vit_tiny(draw: Draw) -> Measured:
     """
     tiny = ViTConfig(model="liere64", shape=(32, 32), patch=(4, 4), classes=100, hidden=768)
     narrow, usual, without = (
-        millions(JoFormerViT, config) for config in (tiny, replace(tiny, hidden=None), replace(tiny, model="rope2d"))
+        millions(JoFormerViT, config)
+        for config in (tiny, replace(tiny, hidden=None), replace(tiny, **asdict(VARIANTS["rope2d"])))
     )
     return Measured(
         worst(abs(narrow - 14.9), abs(narrow - without - 0.59)), gap=min(abs(usual - 14.9), abs(without - 14.9))

@@ -37,7 +37,7 @@ def model_card(model: nn.Module) -> str:
     task = "image-classification" if vision else "text-generation"
     auto = "AutoModelForImageClassification" if vision else "AutoModelForCausalLM"
     what = _vision(ours) if vision else _language(ours)
-    transport = ours.variant.transport if vision else ours.transport
+    transport = ours.transport
     lines = [
         "---", "library_name: transformers", f"pipeline_tag: {task}", "tags:", "- joformer",
         *(["- value-transport"] if transport in ("values", "both") else []), "---", "",
@@ -83,8 +83,9 @@ def _language(config: Any) -> str:
 def _vision(config: Any) -> str:
     shape, patch = (" × ".join(map(str, sides)) for sides in (config.shape, config.patch))
     return (
-        f"A JoFormer vision transformer, variant `{config.model}`: {config.layers} layers of width {config.dim} with "
-        f"{config.heads} heads, images of {config.channels} × {shape} in patches of {patch}, {config.classes} classes."
+        f"A JoFormer vision transformer, variant `{config.name or config.variant}`: {config.layers} layers of width "
+        f"{config.dim} with {config.heads} heads, images of {config.channels} × {shape} in patches of {patch}, "
+        f"{config.classes} classes."
     )
 
 

@@ -8,12 +8,12 @@ Either name is read and set; `base` is `rope_parameters["rope_theta"]`, as versi
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
-from joformer.models import LMConfig, ViTConfig
+from joformer.models import LMConfig, Variant, ViTConfig
 
 WIDTHS = {
     "hidden_size": "dim",
@@ -144,8 +144,10 @@ class JoFormerViTConfig(_Config):
         "patch_size": "patch",
     }
 
-    model: str = "joformer_axial"
+    frames: str | None = None
+    split: str | None = None
     transport: str | None = None
+    per_layer: bool | None = None
     shape: tuple[int, ...] | list[int] = (224, 224)
     patch: tuple[int, ...] | list[int] = (16, 16)
     channels: int = 3
@@ -161,6 +163,10 @@ class JoFormerViTConfig(_Config):
         classes = kwargs.pop("classes", None)
         if classes is not None:
             kwargs["num_labels"] = classes
+        # A name, which is all that version 0.1 wrote, is short for four fields; those given beside it override it.
+        given: Any = {field.name: getattr(self, field.name) for field in fields(Variant)}
+        given = {name: value for name, value in given.items() if value is not None}
+        vars(self).update(asdict(ViTConfig(model=kwargs.pop("model", None), **given).variant))
         super().__post_init__(**kwargs)
 
     @classmethod
