@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from joformer._io import synchronise
-from joformer.integrations.hf._save import SETTING, architecture, load, read
+from joformer.integrations.hf._load import architecture, load, read
+from joformer.integrations.hf._setting import SETTING
 from joformer.training.data.sources import content_hash
 
 RECORD, CHECKPOINTS, PARTIAL = "conversion.json", "checkpoints", ".partial"
