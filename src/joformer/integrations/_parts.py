@@ -32,6 +32,25 @@ class AttentionPart(Part):
         return ", ".join(filter(None, (super().extra_repr(), shown)))
 
 
+def argument(args: tuple[Any, ...], kwargs: dict[str, Any], name: str, index: int) -> Any:
+    """An argument that was passed by its name or its index; None where it was not."""
+    return kwargs[name] if name in kwargs else args[index] if len(args) > index else None
+
+
+def replace_argument(
+    args: tuple[Any, ...], kwargs: dict[str, Any], name: str, index: int, value: Any
+) -> tuple[Any, ...]:
+    """Puts another value in place of such an argument; returns the new `args`, and changes `kwargs`.
+
+    >>> replace_argument((1, 2, 3), {}, "name", 1, 5)
+    (1, 5, 3)
+    """
+    if name not in kwargs:
+        return (*args[:index], value, *args[index + 1 :])
+    kwargs[name] = value
+    return args
+
+
 _mixed: dict[tuple[type, type], type[Part]] = {}
 
 

@@ -21,7 +21,6 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils import can_return_tuple
 
 from joformer.attention import JourneyAttention
-from joformer.attention._module import Inner
 from joformer.frames import Frames
 from joformer.integrations.hf._config import JoFormerConfig
 from joformer.integrations.hf._modeling import JoFormerPreTrainedModel
@@ -40,28 +39,36 @@ class _Language(JoFormerPreTrainedModel):
     causal = True
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012 (theirs)
 
-    def _read(
+    @can_return_tuple
+    def forward(
         self,
-        input_ids: Tensor | None,
-        attention_mask: Any,
-        position_ids: Tensor | None,
-        cache: Cache | None,
-        inputs_embeds: Tensor | None,
-        use_cache: bool | None,
-        output_attentions: bool | None,
-        output_hidden_states: bool | None,
-        options: dict[str, Any],
+        input_ids: Tensor | None = None,
+        attention_mask: Any = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """The forward of `JoFormerModel`; `options` are for transformers' attention."""
+        """Hidden states (batch, tokens, hidden_size) after the last norm.
+
+        The arguments are those of `JoFormerForCausalLM`.
+
+        >>> model = JoFormerModel(JoFormerConfig(vocab=50, dim=32, layers=2, heads=2))
+        >>> len(model(torch.randint(50, (3, 7)), output_hidden_states=True).hidden_states)
+        3
+        """
         requested = self._requested(output_attentions, output_hidden_states)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give input_ids or inputs_embeds, and not both")
-        cache = self._cache(cache, use_cache)
+        cache = self._cache(past_key_values, use_cache)
         x = self.body.embed(input_ids) if inputs_embeds is None else inputs_embeds
         if position_ids is None:
             seen = 0 if cache is None else cache.get_seq_length()
             position_ids = (torch.arange(x.shape[1], device=x.device) + seen).unsqueeze(0)
-        self._require_own_angle(position_ids, cache, options)
+        self._require_own_angle(position_ids, cache, kwargs)
         masks = (
             attention_mask
             if isinstance(attention_mask, dict)
@@ -70,13 +77,12 @@ class _Language(JoFormerPreTrainedModel):
         where = position_ids.unsqueeze(-1)
         frames = _CachedFrames(self.body.frames, where, x, real=masks.get(REAL), cache=cache)
 
-        def inner(layer: int, attention: JourneyAttention, weights: list[Tensor | None]) -> Inner:
-            window = attention.window
-            how = options if window is None else {**options, "sliding_window": window}
-            mask = masks[FULL if window is None else WINDOW]
-            return self._inner(attention, weights, mask=mask, cache=cache, **how)
+        def options(attention: JourneyAttention) -> dict[str, Any]:
+            if attention.window is None:
+                return {**kwargs, "cache": cache, "mask": masks[FULL]}
+            return {**kwargs, "cache": cache, "mask": masks[WINDOW], "sliding_window": attention.window}
 
-        states, weights = self._run_blocks(self.body.blocks, frames, x, inner)
+        states, weights = self._run_blocks(frames, x, options)
         states[-1] = self.body.norm(states[-1])
         return BaseModelOutputWithPast(
             last_hidden_state=states[-1], past_key_values=cache, **requested(states, weights)
@@ -225,30 +231,6 @@ class JoFormerModel(_Language):
         """Raises ValueError: our own model has a head."""
         raise ValueError("JoFormerModel has no head: load the folder as JoFormerForCausalLM")
 
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Any = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        **kwargs: Any,
-    ) -> BaseModelOutputWithPast:
-        """Hidden states (batch, tokens, hidden_size); the arguments are those of `JoFormerForCausalLM`.
-
-        >>> model = JoFormerModel(JoFormerConfig(vocab=50, dim=32, layers=2, heads=2))
-        >>> len(model(torch.randint(50, (3, 7)), output_hidden_states=True).hidden_states)
-        3
-        """
-        return self._read(
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, output_attentions,
-            output_hidden_states, kwargs,
-        )  # fmt: skip
-
 
 class JoFormerForCausalLM(_Language, GenerationMixin):
     """`JoFormerLM` as a model of transformers; `self.model` is one, the names of its weights begin with `model.`.
@@ -336,9 +318,9 @@ class JoFormerForCausalLM(_Language, GenerationMixin):
             >>> model(tokens, labels=tokens).loss.shape, model(tokens, logits_to_keep=1).logits.shape
             (torch.Size([]), torch.Size([3, 1, 50]))
         """
-        out = self._read(
+        out = super().forward(
             input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, output_attentions,
-            output_hidden_states, kwargs,
+            output_hidden_states, return_dict=True, **kwargs,
         )  # fmt: skip
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits, loss = self.model.head(out.last_hidden_state[:, kept]), None

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import Cache, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from joformer.attention._module import Inner, JourneyAttention
 from joformer.integrations.hf._card import write_card
@@ -146,29 +146,26 @@ class JoFormerPreTrainedModel(PreTrainedModel):
         self._checkpointed_every = every_n_layers
 
     def _run_blocks(
-        self,
-        blocks: nn.ModuleList,
-        frames: LayerFrames,
-        x: Tensor,
-        inner: Callable[[int, JourneyAttention, list[Tensor | None]], Inner],
+        self, frames: LayerFrames, x: Tensor, options: Callable[[JourneyAttention], dict[str, Any]]
     ) -> tuple[list[Tensor], list[Tensor | None]]:
         """The input of the first block and the outputs of all, and the weights of each attention where there are any.
 
-        `inner` returns transformers' attention for a layer, which appends its weights to the list.
+        `options` returns the arguments of transformers' attention for one of ours.
         """
         weights: list[Tensor | None] = []
 
         def call(layer: int, block: Any, x: Tensor) -> Tensor:
             def run(x: Tensor) -> tuple[Tensor, Tensor | None]:
-                its: list[Tensor | None] = []
-                return block(x, frames(layer, x), inner=inner(layer, block.attention, its)), its[-1]
+                own: list[Tensor | None] = []
+                inner = self._inner(block.attention, own, **options(block.attention))
+                return block(x, frames(layer, x), inner=inner), own[-1]
 
             again = self.gradient_checkpointing and self.training and layer % self._checkpointed_every == 0
-            x, its = self._gradient_checkpointing_func(run, x) if again else run(x)
-            weights.append(its)
+            x, own = self._gradient_checkpointing_func(run, x) if again else run(x)
+            weights.append(own)
             return x
 
-        return [x, *run_blocks(blocks, frames, x, call=call)], weights
+        return [x, *run_blocks(self.body.blocks, frames, x, call=call)], weights
 
     def _inner(
         self,
@@ -180,15 +177,15 @@ class JoFormerPreTrainedModel(PreTrainedModel):
         **options: Any,
     ) -> Inner:
         """Transformers' cache and attention for one of our layers; appends its weights, or None, to the list."""
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         dropout = attention.dropout if attention.training else 0.0
 
         def inner(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
             if cache is not None:
                 k, v = cache.update(k, v, attention.layer_idx)
-            out, its = attend(attention, q, k, v, mask, scaling=attention.scale, dropout=dropout, **options)
-            weights.append(its)
+            out, own = attend(attention, q, k, v, mask, scaling=attention.scale, dropout=dropout, **options)
+            weights.append(own)
             batch, heads, tokens, _ = q.shape
             return out.reshape(batch, tokens, heads, -1)  # servers return (tokens, heads · dim)
 
@@ -205,30 +202,6 @@ class JoFormerPreTrainedModel(PreTrainedModel):
             "hidden_states": tuple(states) if hidden_states else None,
             "attentions": tuple(weights) if attentions else None,
         }
-
-
-def eager_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **_: Any,
-) -> tuple[Tensor, Tensor]:
-    """softmax(q kᵀ · scaling + mask) v and the weights; (batch, heads, tokens, dim) → (batch, tokens, heads, dim).
-
-    >>> q = k = v = torch.eye(2).view(1, 1, 2, 2)
-    >>> out, weights = eager_attention(nn.Identity(), q, k, v, None, scaling=0.0)
-    >>> out.shape, weights.flatten().tolist()
-    (torch.Size([1, 2, 1, 2]), [0.5, 0.5, 0.5, 0.5])
-    """
-    scores = query @ key.transpose(2, 3) * scaling
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    weights = F.dropout(F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype), dropout)
-    return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
 def _measured(folder: Path) -> dict[str, dict[str, Any]] | None:

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from joformer._precision import is_traced
 from joformer.frames import Layout
 from joformer.integrations._journey import Heads, Journey, Repeat, Step, Strength, frames_of
-from joformer.integrations._parts import AttentionPart, Part, join
+from joformer.integrations._parts import AttentionPart, Part, argument, join, replace_argument
 
 KEYWORD = "position_embeddings"
 
@@ -142,17 +142,10 @@ class Attention(AttentionPart):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward; RuntimeError where its values would silently not be transported."""
         spec = self._spec
-        tables = kwargs.get(KEYWORD)
-        named = tables is not None or len(args) <= spec.index
-        if not named:
-            tables = args[spec.index]
-        journey = None
+        tables, journey = argument(args, kwargs, KEYWORD, spec.index), None
         if tables is not None and len(tables) == 3:
             journey = tables[2]
-            if named:
-                kwargs[KEYWORD] = tables[:2]
-            else:
-                args = (*args[: spec.index], tables[:2], *args[spec.index + 1 :])
+            args = replace_argument(args, kwargs, KEYWORD, spec.index, tables[:2])
         if spec.heads is None or tables is None:
             return super().forward(*args, **kwargs)
         if journey is None and spec.strength.on:

@@ -101,7 +101,18 @@ def probe(model: nn.Module, strength: Strength) -> tuple[dict[str, EmbeddingSpec
         for name, module in model.named_modules()
         if any(key.endswith("inv_freq") for key, _ in module.named_buffers(recurse=False))
     }
-    _require_supported(model, takers, rotary)
+    if not takers:
+        why = f"no attention layer is handed rotary positions ({KEYWORD} in transformers, rope in timm)"
+        raise unsupported(model, why)
+    if not rotary:
+        raise unsupported(model, "it has no rotary embedding (a module with inverse frequencies)")
+    if any(p.is_meta for p in model.parameters()):
+        raise unsupported(
+            model, "its weights are on the meta device: load them first, and offload them only afterwards"
+        )
+    if any(hasattr(p, "device_mesh") for p in model.parameters()):
+        why = "its weights are split over processes: transport the values of a whole model, then split it"
+        raise unsupported(model, why)
     tables = [t for name, module in rotary.items() for t in _tables(model, name, module)]
     candidates, layouts = [_Candidate(each) for each in tables], set[Layout]()
     probed: dict[Any, AttentionSpec] = {}
@@ -137,22 +148,6 @@ def probe(model: nn.Module, strength: Strength) -> tuple[dict[str, EmbeddingSpec
         frequencies = {each.kind: each.frequencies for each in own} if known else {}
         embeddings[name] = EmbeddingSpec(strength, own[0].repeat, layout, plain, scales, max(dims), frequencies)
     return embeddings, specs
-
-
-def _require_supported(model: nn.Module, takers: dict[str, nn.Module], rotary: dict[str, nn.Module]) -> None:
-    problems = {
-        f"no attention layer is handed rotary positions ({KEYWORD} in transformers, rope in timm)": not takers,
-        "it has no rotary embedding (a module with inverse frequencies)": not rotary,
-        "its weights are on the meta device: load them first, and offload them only afterwards": any(
-            p.is_meta for p in model.parameters()
-        ),
-        "its weights are split over processes: transport the values of a whole model, then split it": any(
-            hasattr(p, "device_mesh") for p in model.parameters()
-        ),
-    }
-    for problem, present in problems.items():
-        if present:
-            raise unsupported(model, problem)
 
 
 def _tables(model: nn.Module, name: str, module: nn.Module) -> list[Tables]:

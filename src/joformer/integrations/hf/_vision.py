@@ -73,9 +73,7 @@ class JoFormerForImageClassification(JoFormerPreTrainedModel):
         requested = self._requested(output_attentions, output_hidden_states)
         kwargs.pop("interpolate_pos_encoding", None)  # frames need no interpolation
         tokens, frames = self.model.start(pixel_values.to(self.model.embed.weight.dtype))
-        states, weights = self._run_blocks(
-            self.model.blocks, frames, tokens, lambda layer, attention, its: self._inner(attention, its, **kwargs)
-        )
+        states, weights = self._run_blocks(frames, tokens, lambda attention: kwargs)
         states[-1] = self.model.norm(states[-1])
         logits = self.model.head(self.model.pooled(states[-1]))
         loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from joformer.frames import FlatFrames, Layout
 from joformer.integrations._journey import Journey, Strength, planes_of
-from joformer.integrations._parts import AttentionPart, Part
+from joformer.integrations._parts import AttentionPart, Part, argument, replace_argument
 
 KEYWORD = "rope"
 _SINES = (torch.sin, torch.Tensor.sin)
@@ -200,15 +200,11 @@ class RopeAttention(AttentionPart):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own forward, of rotated values."""
         spec = self._spec
-        named = KEYWORD in kwargs
-        packed = kwargs[KEYWORD] if named else args[spec.index] if len(args) > spec.index else None
+        packed = argument(args, kwargs, KEYWORD, spec.index)
         if packed is None or not spec.strength.on:
             return super().forward(*args, **kwargs)
         table, angles = unpack(packed, spec.layout)
-        if named:
-            kwargs[KEYWORD] = table
-        else:
-            args = (*args[: spec.index], table, *args[spec.index + 1 :])
+        args = replace_argument(args, kwargs, KEYWORD, spec.index, table)
         rotation = RotateValues(Journey(FlatFrames.of(angles * spec.strength.tensor, layout=spec.layout)))
         with rotation:
             out = super().forward(*args, **kwargs)

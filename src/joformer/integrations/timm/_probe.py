@@ -19,15 +19,7 @@ from torch.overrides import TorchFunctionMode
 from joformer.frames import FlatFrames, Layout
 from joformer.integrations._journey import Strength, repeat_of
 from joformer.integrations._probing import restored, signature_of, unsupported
-from joformer.integrations.timm._patch import (
-    KEYWORD,
-    RopeAttentionSpec,
-    RopeSpec,
-    SplitAngles,
-    pack,
-    parts_of,
-    unpack,
-)
+from joformer.integrations.timm._patch import KEYWORD, RopeAttentionSpec, RopeSpec, SplitAngles, pack, parts_of, unpack
 from joformer.rotation import rotate
 
 
