@@ -76,15 +76,13 @@ def join(part: type[Part], module: nn.Module, spec: Any) -> None:
     _change_class(module, _mix(part, type(module)))
 
 
-def require_removable(module: nn.Module) -> None:
-    """Raise ValueError where another class was put on top of ours."""
-    if isinstance(module, Part) and type(module) not in _mixed.values():
-        raise ValueError(f"{type(module).__name__} took another class since (a parametrisation?): take it off first")
-
-
 def leave(module: nn.Module) -> None:
-    """Give `module` its own class back."""
+    """Give `module` its own class back; ValueError where another class was put on top of ours."""
     if isinstance(module, Part):
+        if type(module) not in _mixed.values():
+            raise ValueError(
+                f"{type(module).__name__} took another class since (a parametrisation?): take it off first"
+            )
         for name in ("_spec", "_journey", "_journeys"):
             module.__dict__.pop(name, None)
         _change_class(module, type(module).__bases__[1])

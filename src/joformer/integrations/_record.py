@@ -21,8 +21,8 @@ class Transport:
     """
 
     strength: Strength
-    embeddings: list[nn.Module] = field(default_factory=list)
-    attentions: list[nn.Module] = field(default_factory=list)
+    embeddings: list[Any] = field(default_factory=list)
+    attentions: list[Any] = field(default_factory=list)
 
     @property
     def parts(self) -> list[nn.Module]:

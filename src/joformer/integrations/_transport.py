@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from joformer.integrations._journey import Strength
-from joformer.integrations._parts import Part, join, leave, require_removable
+from joformer.integrations._parts import Part, join, leave
 from joformer.integrations._record import KEY, Transport, find
 from joformer.integrations.hf import _probe as hf_probe
 from joformer.integrations.hf._patch import Attention, Embedding, join_projections
@@ -73,16 +73,17 @@ def transport_values(
     found = find(model)
     if model.__dict__.get(KEY) not in found:  # it is a part of what was changed, or has such parts
         _require_whole(model, found)
-    if off:
-        _remove(model, found)
-    elif len(found) == 1 and not _has_others(model, found[0]):
+    if not off and len(found) == 1 and not _has_others(model, found[0]):
         found[0].strength.set(strength)
         for attention in found[0].attentions:
             join_projections(attention)
         model.__dict__.setdefault(KEY, found[0])
-    else:
-        with _removed(model, found):
+        return model
+    with _all_or_nothing(model, found):
+        _remove(model, found)
+        if not off:
             _install(model, strength)
+    if not off:
         wrap_saving()
     return model
 
@@ -91,8 +92,10 @@ def checked_strength(strength: Any, extrapolate: bool, name: str = "strength") -
     """A strength as a float; ValueError where it is none, or outside 0…1 without `extrapolate`."""
     if isinstance(strength, bool) or not isinstance(strength, Real) or not math.isfinite(strength):
         raise ValueError(f"{name} must be a finite number, from 0 (none) to 1 (full transport), got {strength!r}")
-    if not extrapolate and not 0 <= strength <= 1:
-        raise ValueError(f"{name} must be from 0 (none) to 1 (full transport), got {strength}: else extrapolate=True")
+    if not extrapolate and not 0 <= float(strength) <= 1:
+        raise ValueError(
+            f"{name} must be from 0 (none) to 1 (full transport), got {strength}: say extrapolate=True to go beyond"
+        )
     return float(strength)
 
 
@@ -118,55 +121,41 @@ def _has_others(model: nn.Module, record: Transport) -> bool:
 
 def _install(model: nn.Module, strength: float) -> None:
     record = Transport(Strength(strength))
+    kinds: tuple[type[Part], type[Part]] = Embedding, Attention
+    specs: tuple[dict[str, Any], dict[str, Any]]
     if timm_probe.attentions(model):
         kinds, specs = (Rope, RopeAttention), timm_probe.probe(model, record.strength)
     else:
-        kinds, specs = (Embedding, Attention), hf_probe.probe(model, record.strength)
-    try:
-        for part, modules, named in zip(kinds, (record.embeddings, record.attentions), specs, strict=True):
-            for name, spec in named.items():
-                modules.append(model.get_submodule(name))
-                join(part, modules[-1], spec)
-        for attention in record.attentions:
-            join_projections(attention)
-    except ValueError:
-        _leave(record)
-        raise
+        specs = hf_probe.probe(model, record.strength)
+    for part, modules, named in zip(kinds, (record.embeddings, record.attentions), specs, strict=True):
+        for name, spec in named.items():
+            modules.append(model.get_submodule(name))
+            join(part, modules[-1], spec)
+    for attention in record.attentions:
+        join_projections(attention)
     for carrier in (model, *record.attentions):
         carrier.__dict__[KEY] = record
 
 
-def _leave(record: Transport) -> None:
-    for each in (require_removable, leave):  # all or none
-        for part in record.parts:
-            each(part)
-
-
 def _remove(model: nn.Module, found: list[Transport]) -> None:
     for record in found:
-        _leave(record)
+        for part in record.parts:
+            leave(part)
         for part in (*model.modules(), *record.attentions):
             if part.__dict__.get(KEY) is record:
                 del part.__dict__[KEY]
-        record.embeddings.clear()
-        record.attentions.clear()
+        record.embeddings, record.attentions = [], []
 
 
 @contextmanager
-def _removed(model: nn.Module, found: list[Transport]) -> Iterator[None]:
-    """Without what is transported already; if the body fails, it is transported again."""
-    patched = {id(part): part for record in found for part in record.parts if isinstance(part, Part)}
-    parts = [(part, type(part).__bases__[0], part._spec) for part in patched.values()]
-    carriers = [(each, each.__dict__[KEY]) for each in model.modules() if each.__dict__.get(KEY) in found]
-    lists = [(record, [*record.embeddings], [*record.attentions]) for record in found]
-    _remove(model, found)
+def _all_or_nothing(model: nn.Module, found: list[Transport]) -> Iterator[None]:
+    """If the body fails, the model and its records are as they were."""
+    before = [(each, type(each), dict(vars(each))) for each in (*model.modules(), *found)]
     try:
         yield
     except BaseException:
-        for part, cls, spec in parts:
-            join(cls, part, spec)
-        for carrier, record in carriers:
-            carrier.__dict__[KEY] = record
-        for record, embeddings, attentions in lists:
-            record.embeddings[:], record.attentions[:] = embeddings, attentions
+        for each, cls, held in before:
+            each.__class__ = cls
+            vars(each).clear()
+            vars(each).update(held)
         raise

@@ -122,7 +122,7 @@ class JoFormerPreTrainedModel(PreTrainedModel):
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
 
     @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
+    def _init_weights(self, module: Any) -> None:
         """As our own models start; transformers guards `torch.nn.init`, so that what was loaded stays."""
         own = list(module.parameters(recurse=False))
         if own and all(getattr(p, "_is_hf_initialized", False) for p in own):

@@ -186,8 +186,9 @@ def _tables(model: nn.Module, name: str, module: nn.Module) -> list[Tables]:
 
 def _gives(positions: Any, frequencies: Tensor | None, angles: Tensor) -> bool:
     """Whether these positions times these frequencies are these angles."""
-    fits = frequencies is not None and frequencies.is_floating_point() and frequencies.shape == angles.shape[-1:]
-    return fits and torch.equal(positions[..., None] * frequencies.to(angles), angles)
+    if frequencies is None or not frequencies.is_floating_point() or frequencies.shape != angles.shape[-1:]:
+        return False
+    return torch.equal(positions[..., None] * frequencies.to(angles), angles)
 
 
 def _attention(

@@ -71,7 +71,8 @@ class Pair(tuple[Tensor, Tensor]):
 
 def width_of(module: nn.Module) -> int:
     """Of what the projections in a module read; 0 where it has none."""
-    return next((int(part.in_features) for part in module.modules() if hasattr(part, "in_features")), 0)
+    width: Any = next((part.in_features for part in module.modules() if hasattr(part, "in_features")), 0)
+    return int(width)
 
 
 class Trial:
