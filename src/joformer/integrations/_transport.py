@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from joformer.integrations._journey import Strength
-from joformer.integrations._parts import Part, join, leave
+from joformer.integrations._parts import join, leave
 from joformer.integrations._record import KEY, Transport, find
 from joformer.integrations.hf import _probe as hf_probe
 from joformer.integrations.hf._patch import Attention, Embedding, join_projections
@@ -121,12 +121,9 @@ def _has_others(model: nn.Module, record: Transport) -> bool:
 
 def _install(model: nn.Module, strength: float) -> None:
     record = Transport(Strength(strength))
-    kinds: tuple[type[Part], type[Part]] = Embedding, Attention
-    specs: tuple[dict[str, Any], dict[str, Any]]
-    if timm_probe.attentions(model):
-        kinds, specs = (Rope, RopeAttention), timm_probe.probe(model, record.strength)
-    else:
-        specs = hf_probe.probe(model, record.strength)
+    of_timm = bool(timm_probe.attentions(model))
+    kinds: Any = (Rope, RopeAttention) if of_timm else (Embedding, Attention)
+    specs: Any = (timm_probe if of_timm else hf_probe).probe(model, record.strength)
     for part, modules, named in zip(kinds, (record.embeddings, record.attentions), specs, strict=True):
         for name, spec in named.items():
             modules.append(model.get_submodule(name))
