@@ -37,7 +37,8 @@ from joformer.integrations._folders import (
     require_same,
     write,
 )
-from joformer.integrations._transport import strength_of, transport_values
+from joformer.integrations._record import strength_of
+from joformer.integrations._transport import transport_values
 from joformer.training import Text, checkpoints, load_text
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import Any
 
 from joformer._io import read_json
 from joformer._log import logger
-from joformer.integrations.hf._save import SETTING, architecture, load, read
+from joformer.integrations.hf._load import architecture, load, read
+from joformer.integrations.hf._setting import SETTING
 from joformer.training.data.sources import content_hash
 
 RECORD, CHECKPOINTS, WRITTEN = "conversion.json", "checkpoints", ".written"
