@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -205,7 +206,7 @@ def assert_matches_reference(
     """
     generator = torch.Generator().manual_seed(0)
     results: list[tuple[Tensor, ...]] = []
-    for how in (lambda *a, **o: journey_attention(*a, **o, backend="reference"), attention):
+    for how in (partial(journey_attention, backend="reference"), attention):
         inputs = [t.detach().clone().requires_grad_() for t in (q, k, v)]
         out = how(*inputs, frames, **options)
         if not results:

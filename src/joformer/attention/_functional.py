@@ -139,7 +139,9 @@ def attend(
     """Attention on tensors that are already rotated: the middle of `journey_attention`."""
     causal, mask, segments, window, scale, dropout, weighting = options
     plain = weighting == "softmax" and dropout == 0.0
-    if backend == "flex" or (backend == "auto" and plain and mask is None and _flex_pays(q, window, segments)):
+    # Block-sparse kernels pay on a GPU, compiled along with the model, where there are blocks to skip.
+    sparse = mask is None and (window is not None or segments is not None) and q.device.type == "cuda"
+    if backend == "flex" or (backend == "auto" and plain and sparse and torch.compiler.is_compiling()):
         if not plain:
             raise ValueError("the flex backend has softmax weights and no dropout: use backend='sdpa' or 'auto'")
         return _flex(q, k, v, options)
@@ -186,11 +188,6 @@ def _softplus(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
         weights = weights * mask
     weights = F.dropout(weights, dropout).unflatten(1, (k.shape[2], -1))
     return torch.einsum("bhgqk,bkhd->bqhgd", weights.to(v.dtype), v).flatten(2, 3)
-
-
-def _flex_pays(q: Tensor, window: int | None, segments: Tensor | None) -> bool:
-    """Block-sparse kernels pay on a GPU, compiled along with the model, where there are blocks to skip."""
-    return q.device.type == "cuda" and torch.compiler.is_compiling() and (window is not None or segments is not None)
 
 
 @functools.cache

@@ -177,8 +177,8 @@ def linear_angles(
 
 def wrap(angles: Tensor) -> Tensor:
     """The same angles in [−π, π]; the gradient passes through."""
-    turn = 6.283185307179586  # 2π, written out: the compiler takes a global float for an input that may change
-    return angles - turn * (angles / turn).round()
+    circle = 6.283185307179586  # 2π, written out: the compiler takes a global float for an input that may change
+    return angles - circle * (angles / circle).round()
 
 
 def place(angles: Tensor, x: Tensor | None) -> Tensor:
