@@ -21,11 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from joformer._log import logger
-from joformer.bench._measure import Effort, Pair, Row, Sampler, compare, fastest, ratio, take_turns, timed
+from joformer.bench._measure import Effort, Pair, Row, Run, compare, fastest, ratio, take_turns, timed
 from joformer.integrations import transport_values
 from joformer.models import JoFormerLM, LMConfig
 
 CONFIG = LMConfig(vocab=8000, dim=256, layers=4, heads=4, frames="fixed", transport="both")
+GENERATED = 128
+"""Tokens that a text decoded has after its prompt."""
 
 
 def llama_of(config: LMConfig, width: int) -> Any:
@@ -88,14 +90,17 @@ def generating(effort: Effort) -> Iterator[Row]:
     if theirs is None:
         return
     theirs.eval()
-    options = {"max_new_tokens": 128, "do_sample": False, "use_cache": True}
     for batch, bar in ((1, 1.2), (8, None)):
         logger.info(f"decoding beside Llama, batch {batch}")
         prompt = torch.randint(CONFIG.vocab, (batch, 32), generator=torch.Generator().manual_seed(0))
-        our_text = partial(ours.generate, prompt, 128, temperature=0)
-        their_text = partial(theirs.generate, prompt, attention_mask=torch.ones_like(prompt), **options)
+        our_text = partial(ours.generate, prompt, GENERATED, temperature=0)
         name = f"decoding, batch {batch}, tokens per second: JoFormerLM, both / Hugging Face generate"
-        yield compare(name, their_text, our_text, effort, bar, higher=True)
+        yield compare(name, _decoding(theirs, prompt, GENERATED), our_text, effort, bar, higher=True)
+
+
+def _decoding(llama: Any, prompt: Tensor, tokens: int) -> Run:
+    mask = torch.ones_like(prompt)
+    return partial(llama.generate, prompt, attention_mask=mask, max_new_tokens=tokens, do_sample=False, use_cache=True)
 
 
 def transporting(effort: Effort) -> Iterator[Row]:
@@ -115,12 +120,6 @@ def transporting(effort: Effort) -> Iterator[Row]:
     name = "Hugging Face Llama, training step: values transported / not"
     yield compare(name, step(transport_values(copy.deepcopy(plain))), step(plain), effort, 1.04)
 
-    prompt = tokens[:1, :32]
-    options = {"max_new_tokens": 64, "do_sample": False, "use_cache": True, "attention_mask": torch.ones_like(prompt)}
-
-    def decode(model: Any) -> Sampler:
-        return timed(partial(model.generate, prompt, **options))
-
     half_precision = bfloat16_works()
     if not half_precision:
         logger.info(
@@ -135,9 +134,10 @@ def transporting(effort: Effort) -> Iterator[Row]:
             if kind and not half_precision:
                 continue
             logger.info(f"value transport in Llama, decoding, {kind}{dim} wide")
-            runs = {"plain": decode(plain.to(dtype))}
+            models = {"plain": plain.to(dtype)}
             for variant, strength in bars:
-                runs[variant] = decode(transport_values(copy.deepcopy(plain), strength=strength))
+                models[variant] = transport_values(copy.deepcopy(plain), strength=strength)
+            runs = {name: timed(_decoding(model, tokens[:1, :32], GENERATED // 2)) for name, model in models.items()}
             pairs: dict[Pair, float | None] = {(variant, "plain"): bar for (variant, _), bar in bars.items()}
             for (variant, _), logs in take_turns(runs, pairs, effort).items():
                 name = f"Hugging Face Llama, decoded token, {kind}{dim} wide: {variant} / not"
@@ -161,4 +161,5 @@ def starting(effort: Effort) -> Iterator[Row]:
     def fresh() -> None:
         subprocess.run([sys.executable, "-m", "joformer.cli", "--help"], check=True, capture_output=True)
 
-    yield Row("seconds to start joformer --help", fastest({"help": fresh}, 10, warmup=1)["help"], 1.0)
+    repeats = min(effort.rounds, 10)
+    yield Row("seconds to start joformer --help", fastest({"help": fresh}, repeats, warmup=1)["help"], 1.0)

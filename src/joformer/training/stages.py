@@ -24,7 +24,7 @@ def changed(config: Any, frames: str | None) -> Any:
         return config
     if not isinstance(config, LMConfig):
         raise ValueError(f"a stage can change the frames of a language model, not of {type(config).__name__}")
-    return replace(config, frames=frames)
+    return replace(config, frames=frames)  # type: ignore[arg-type]  # which the configuration checks
 
 
 def foresee(config: Any, sequence: Sequence[Stage], sharded: bool) -> None:
