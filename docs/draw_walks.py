@@ -9,7 +9,6 @@ that may import it: the lower floor would have to know who uses it.
 
 from __future__ import annotations
 
-import re
 import sys
 import tempfile
 import warnings
@@ -40,7 +39,7 @@ def record(walk: Callable[[], object]) -> tuple[dict[str, list[str]], set[str]]:
         return name.removeprefix(ROOT) if name.startswith(ROOT) else None
 
     def floor(file: str) -> int:
-        return floors.get(file.split("/")[0].removesuffix(".py"), -1)
+        return floors.get(file.partition("/")[0].removesuffix(".py"), -1)
 
     def seen(frame: FrameType, event: str, _: object) -> None:
         name = frame.f_code.co_name
@@ -148,9 +147,13 @@ def written(page: str) -> tuple[str, list[str]]:
         torch.manual_seed(0)
         passed, upward = record(prepare())
         wrong += sorted(upward)
-        lines = [f"{at}. `{file}`: {', '.join(names[:4])}{', …' * (len(names) > 4)}" for at, (file, names) in enumerate(passed.items(), 1)]
-        marked = rf"(<!-- walk:{name} -->\n).*?(<!-- /walk -->)"
-        page = re.sub(marked, lambda found, lines=lines: found[1] + "\n".join(lines) + "\n" + found[2], page, flags=re.S)
+        lines = "".join(
+            f"{at}. `{file}`: {', '.join(names[:4])}{', …' * (len(names) > 4)}\n"
+            for at, (file, names) in enumerate(passed.items(), 1)
+        )
+        start, end = f"<!-- walk:{name} -->\n", "<!-- /walk -->"
+        before, _, rest = page.partition(start)
+        page = before + start + lines + end + rest.partition(end)[2]
     return page, wrong
 
 

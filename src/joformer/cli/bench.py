@@ -36,6 +36,7 @@ class Bench:
     """Print a list of {name, value, low, high, rounds, verdict, bar, ok} instead of a table."""
 
     def run(self) -> int:
+        """Runs the command and returns its exit code."""
         from joformer import bench
 
         names = bench.chosen(self.only)

@@ -58,6 +58,7 @@ class Compare:
     """Print the report as JSON instead of sentences."""
 
     def run(self) -> int:
+        """Runs the command and returns its exit code."""
         if self.seeds < 1 or self.steps < 1:
             raise ValueError(f"--seeds and --steps are 1 or more, got {self.seeds} and {self.steps}")
         from joformer.experiments import ImageSource, TextSource

@@ -52,6 +52,7 @@ class Convert:
     """Print what was done as JSON."""
 
     def run(self) -> int:
+        """Runs the command and returns its exit code."""
         names = ("strength", "off", "anneal", "settle", "data", "context", "batch", "lr", "power", "seed", "save_every")
         from joformer.integrations._convert import convert
         from joformer.training import Stopped

@@ -37,6 +37,7 @@ class Evaluate:
     """Print a list of {length, loss, …} instead of lines."""
 
     def run(self) -> int:
+        """Runs the command and returns its exit code."""
         if self.windows < 1 or any(length < 1 for length in self.lengths):
             raise ValueError(f"--lengths and --windows are 1 or more, got {self.lengths} and {self.windows}")
         from joformer.models import JoFormerLM

@@ -37,6 +37,7 @@ class Generate:
     """Print {prompt, text, tokens} at the end instead of streaming."""
 
     def run(self) -> int:
+        """Runs the command and returns its exit code."""
         if self.tokens < 0 or not 0 <= self.temperature < math.inf or (self.top_k is not None and self.top_k < 1):
             raise ValueError(
                 f"--tokens and --temperature are 0 or more and --top-k 1 or more, got {self.tokens}, "

@@ -49,6 +49,7 @@ class Reproduce:
     """Print the report as JSON instead of tables."""
 
     def run(self) -> int:
+        """Runs the command and returns its exit code."""
         from joformer.experiments import TABLES
 
         names = self.tables or tuple(TABLES)

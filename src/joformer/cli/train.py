@@ -79,6 +79,7 @@ class LM:
     recipe: Recipe = field(default_factory=Recipe)
 
     def run(self) -> int:
+        """Runs the command and returns its exit code."""
         make_folder(self.to.out)  # what cannot be written to is said before the data is prepared
         text = load_text(self.data, vocab=self.model.vocab)
         task = LanguageTask(text, context=self.context, batch=self.batch)
@@ -148,6 +149,7 @@ class ViT:
     recipe: Recipe = field(default_factory=lambda: Recipe(lr=1e-3, end=0.0, betas=(0.9, 0.999)))
 
     def run(self) -> int:
+        """Runs the command and returns its exit code."""
         make_folder(self.to.out)
         images: Images | Streamed
         if self.stream:
@@ -206,6 +208,7 @@ class Monoidal:
     )
 
     def run(self) -> int:
+        """Runs the command and returns its exit code."""
         make_folder(self.to.out)
         images = load_labelled(self.data, label=self.label, size=self.size)
         config = ClassifierConfig(

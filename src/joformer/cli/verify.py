@@ -33,6 +33,7 @@ class Verify:
     """Also draw the pictures, SVG and PNG, into this folder."""
 
     def run(self) -> int:
+        """Runs the command and returns its exit code."""
         from joformer import verify
         from joformer._io import make_folder, write_whole
         from joformer.verify import _page as page

@@ -44,9 +44,11 @@ class TextSource(_Known):
     held_out: int = 200
 
     def load(self) -> Any:
+        """Loads the data, once per process."""
         return _text(self.data, self.vocab)
 
     def task(self) -> Task:
+        """The task on this data."""
         return LanguageTask(self.load(), context=self.context, batch=self.batch, held_out=self.held_out)
 
 
@@ -69,9 +71,11 @@ class ImageSource(_Known):
     size: int | None = None
 
     def load(self) -> Any:
+        """Loads the data, once per process."""
         return _images(self.data, self.stream, self.augment != "none", self.label, self.size)
 
     def task(self) -> Task:
+        """The task on this data."""
         images = self.load()
         augment, mix = augmentation(self.augment, images)
         return ImageTask(images, batch=self.batch, augment=augment, mix=mix, draw=self.draw, cells=self.cells)

@@ -16,6 +16,7 @@ from joformer.training.data.records import TESTS, Files, Kind, pick_test
 
 
 def open_files(folder: Path, files: list[str], kind: Kind) -> tuple[Files, Files | None, tuple[str, ...]]:
+    """Training and test files of a folder of class folders, and the names of the classes."""
     below = _folders(folder)
     splits = {name: folder / name for name in below if name in ("train", *TESTS)}
     if "train" not in splits or len(splits) == 1 < len(below):  # beside other folders alone, "train" is a class

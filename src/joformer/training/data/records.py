@@ -149,6 +149,7 @@ def hold_out(labels: Int64[Tensor, " n"], share: float = 0.1) -> tuple[Tensor, T
 
 
 def read_file(path: str, where: str = "") -> bytes:
+    """The bytes of an example; ValueError in one line where it cannot be read."""
     try:
         return files.read_file(path, EXAMPLE)
     except OSError as error:
@@ -165,6 +166,7 @@ def row_place(files: tuple[tuple[str, int], ...], row: int) -> tuple[str, int]:
 
 
 def row_name(files: tuple[tuple[str, int], ...], row: int) -> str:
+    """A row of several files, named for an error."""
     name, number = row_place(files, row)
     return f"{name}, row {number}"
 
