@@ -18,6 +18,7 @@ def clock(monkeypatch):
     """A clock that stands until it is set."""
     now = [0.0]
     monkeypatch.setattr(_log.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(_log, "LOGGED", 10.0)
     return now
 
 

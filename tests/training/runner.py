@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import resource
 import signal
@@ -150,19 +151,22 @@ def recipe_of(changes: dict):
 
 
 def work(job: dict, task: object) -> int:
-    """Train; the exit code the command would give."""
+    """Train; the exit code the command would give, and the lines it would show."""
+    from joformer import _log
     from joformer.training import Stopped, train
 
+    _log.LOGGED = math.inf  # how far it is, which only a slow machine would report
     try:
         _befall(task, **job.get("befall", {}))
-        train(
-            config_of(job["kind"], job.get("config", {})),
-            task,
-            recipe_of(job.get("recipe", {})),
-            job["out"],
-            seed=job.get("seed", 0),
-            drift=job.get("drift", False),
-        )
+        with _log.to_console():
+            train(
+                config_of(job["kind"], job.get("config", {})),
+                task,
+                recipe_of(job.get("recipe", {})),
+                job["out"],
+                seed=job.get("seed", 0),
+                drift=job.get("drift", False),
+            )
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         return stopped.code
