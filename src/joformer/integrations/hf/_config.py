@@ -166,7 +166,8 @@ class JoFormerViTConfig(_Config):
         # A name, which is all that version 0.1 wrote, is short for four fields; those given beside it override it.
         given: Any = {field.name: getattr(self, field.name) for field in fields(Variant)}
         given = {name: value for name, value in given.items() if value is not None}
-        vars(self).update(asdict(ViTConfig(model=kwargs.pop("model", None), **given).variant))
+        for name, value in asdict(ViTConfig(model=kwargs.pop("model", None), **given).variant).items():
+            setattr(self, name, value)
         super().__post_init__(**kwargs)
 
     @classmethod
