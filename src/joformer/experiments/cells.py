@@ -142,7 +142,7 @@ def finished(cell: Cell, out: Path) -> dict[str, Any] | None:
     if not place.is_file():
         return None
     result = read(place, REMEDY)
-    if result.get("described") not in list(cell.descriptions()):
+    if not any(result.get("described") == described for described in cell.descriptions()):
         raise ValueError(f"{place.parent} holds a cell of other settings: choose another --out, or remove it")
     return result
 

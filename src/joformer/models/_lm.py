@@ -272,9 +272,8 @@ class JoFormerLM(nn.Module):
         if tokens.dim() != 2 or not tokens.shape[1]:
             raise ValueError(f"tokens must be (batch, tokens), at least one to begin with, got {tuple(tokens.shape)}")
         if count < 0 or not 0 <= temperature < math.inf or (top_k is not None and top_k < 1):
-            raise ValueError(
-                f"count and temperature must be 0 or more and top_k 1 or more, got {count}, {temperature} and {top_k}"
-            )
+            got = f"{count}, {temperature} and {top_k}"
+            raise ValueError(f"count and temperature must be 0 or more and top_k 1 or more, got {got}")
         caches, new = self.caches(), tokens
         for _ in range(count):
             with torch.inference_mode():

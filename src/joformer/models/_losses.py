@@ -138,24 +138,18 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _checked(hidden: Tensor, weight: Tensor, targets: Tensor) -> Int[Tensor, "_all"]:
     """The targets in one row, as the indices torch takes."""
+    shape, given = tuple(hidden.shape), tuple(targets.shape)
     if hidden.dim() < 2 or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:
-        raise ValueError(
-            f"hidden must be (…, dim) and weight (vocab, dim), got {tuple(hidden.shape)} and {tuple(weight.shape)}"
-        )
+        raise ValueError(f"hidden must be (…, dim) and weight (vocab, dim), got {shape} and {tuple(weight.shape)}")
     if hidden.dtype != weight.dtype and _dtype_of_products(hidden) == hidden.dtype:
         raise ValueError(f"hidden is {hidden.dtype} and weight {weight.dtype}: without autocast they must be the same")
-    if targets.shape != hidden.shape[:-1] or targets.is_floating_point() or targets.dtype == torch.bool:
-        raise ValueError(
-            f"targets must be whole numbers {tuple(hidden.shape[:-1])}, one for each token, "
-            f"got {targets.dtype} {tuple(targets.shape)}"
-        )
+    if given != shape[:-1] or targets.is_floating_point() or targets.dtype == torch.bool:
+        raise ValueError(f"targets must be whole numbers {shape[:-1]}, one per token, got {targets.dtype} {given}")
     flat = targets.flatten().to(torch.int64)
     # Elsewhere reading them would wait for the device or break a graph; there `gather` raises.
     if type(flat) is Tensor and flat.device.type == "cpu" and len(flat) and not is_traced():
         least, most = torch.where(flat == IGNORED, 0, flat).aminmax()
         if least < 0 or most >= len(weight):
-            raise ValueError(
-                f"targets go from {int(least)} to {int(most)}: they must be within 0 … {len(weight) - 1}, "
-                f"or {IGNORED} for a token that does not count"
-            )
+            within = f"within 0 … {len(weight) - 1}, or {IGNORED} for a token that does not count"
+            raise ValueError(f"targets go from {int(least)} to {int(most)}: they must be {within}")
     return flat

@@ -196,7 +196,6 @@ class RotatE(KeepsPrecision):
     def _check(self, triples: Tensor) -> None:
         require_tensor(triples, "triples", "(n, 3)")
         if triples.dim() != 2 or triples.shape[-1] != 3 or triples.is_floating_point() or not len(triples):
-            raise ValueError(
-                f"triples are {triples.dtype} {tuple(triples.shape)}: give whole numbers (n, 3), head, relation, tail"
-            )
+            given = f"{triples.dtype} {tuple(triples.shape)}"
+            raise ValueError(f"triples are {given}: give whole numbers (n, 3), head, relation, tail")
         self._check_ids(*triples.unbind(-1))

@@ -84,9 +84,7 @@ class MonoidalEmbedding(KeepsPrecision):
         if cells not in get_args(Cells):
             raise ValueError(f"unknown cells {cells!r}: use 'real' for (..., *shape), 'vector' for (..., *shape, dim)")
         if frequencies == "dft" and dim // 2 > (count := math.prod(self.shape)):
-            raise ValueError(
-                f"dim {dim} asks for more frequencies than {self.shape} has: it must be {2 * count} or less"
-            )
+            raise ValueError(f"dim {dim} needs more frequencies than {self.shape} has: it must be {2 * count} or less")
         if spread is not None and (frequencies != "learned" or not 0 <= spread < math.inf):
             raise ValueError(f"spread {spread} with frequencies {frequencies!r}: 0 or more, for learned ones only")
         self.spread = math.pi * min(1.0, dim / math.prod(self.shape)) ** (1 / self.axes) if spread is None else spread

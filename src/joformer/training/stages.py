@@ -13,7 +13,7 @@ from joformer.models._saving import MODELS, own_state, written
 from joformer.training.schedules import Stage
 
 
-def changed(config: Any, frames: str | None) -> Any:
+def changed(config: Any, frames: Any) -> Any:
     """The configuration with these frames; as it is, where none are named.
 
     >>> from joformer.models import LMConfig
