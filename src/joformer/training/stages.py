@@ -24,7 +24,7 @@ def changed(config: Any, frames: Any) -> Any:
         return config
     if not isinstance(config, LMConfig):
         raise ValueError(f"a stage can change the frames of a language model, not of {type(config).__name__}")
-    return replace(config, frames=frames)  # type: ignore[arg-type]  # which the configuration checks
+    return replace(config, frames=frames)
 
 
 def foresee(config: Any, sequence: Sequence[Stage], sharded: bool) -> None:
