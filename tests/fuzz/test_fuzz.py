@@ -268,11 +268,11 @@ def saved():
     torch.manual_seed(0)
     with folder() as place:
         for name, config in CONFIGS.items():
-            model = models.saving.MODELS[models.saving.written(config)["model"]](config)
+            model = models._saving.build(config)
             models.save(model, place / name)
         state = {"metrics": {"bytes": 0, "sha256": ""}, "settings": {"seed": 0}, "stage": 0}
-        weights = models.saving.own_state(models.load(place / "lm"))
-        written = models.saving.written(CONFIGS["lm"])
+        weights = models._saving.own_state(models.load(place / "lm"))
+        written = models._saving.written(CONFIGS["lm"])
         checkpoints.save(place / "run" / "checkpoints", 1, {"model": weights}, state, written)
         (place / "run" / "config.json").write_text(json.dumps({**written, "run": {}, "notes": {}}))
         Tokenizer.of_bytes().save(place / "run" / "tokenizer.json")
