@@ -84,8 +84,8 @@ def _draw_column(axes: Axes, column: int, distances: list[float], *, reversal: b
             if (d < ROUNDING) == hidden and (reversal and n == count - 1) == last
         }
         shape, size = ("^", 7) if last else ("o", 4.5)
-        look = {"color": "white" if hidden else MIDDLE, "markeredgecolor": DARK, "markersize": size}
-        axes.plot(list(marks), list(marks.values()), shape, **look)
+        colour = "white" if hidden else MIDDLE
+        axes.plot(list(marks), list(marks.values()), shape, color=colour, markeredgecolor=DARK, markersize=size)
     unseen = sum(d < ROUNDING for d in distances)
     axes.text(column, 8, f"{unseen} of {count} hidden", ha="center", va="bottom", fontweight="bold")
 
