@@ -144,7 +144,7 @@ class Generators:
             (0, 1)
         """
         pairs = combinations(range(self.axes), 2)
-        return next((p for p in pairs if not self.group.commutes(self.steps[p[0]], self.steps[p[1]], tol)), None)
+        return next(((i, j) for i, j in pairs if not self.group.commutes(self.steps[i], self.steps[j], tol)), None)
 
     def require_flat(self, tol: float | None = None) -> Generators:
         """These generators, once they are known to commute.

@@ -152,7 +152,8 @@ def _check(strength: Any, off: bool, counts: dict[str, tuple[Any, int]], positiv
     for name, value in positive.items():
         if not (isinstance(value, int | float) and 0 < value < math.inf):
             raise ValueError(f"{name} must be a positive number, got {value!r}")
-    if isinstance(strength, bool) or not isinstance(strength, int | float) or not math.isfinite(strength):
+    number = isinstance(strength, int | float) and not isinstance(strength, bool)
+    if not number or not 0 <= strength <= 1:
         raise ValueError(f"strength must be a finite number, from 0 (none) to 1 (full transport), got {strength!r}")
     given = {name: value for name, (value, _) in counts.items()}
     if given["seed"] >= 1 << 32:

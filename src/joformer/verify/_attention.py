@@ -23,16 +23,7 @@ from joformer.algebra import (
     value_path,
 )
 from joformer.attention import JourneyAttention, journey_attention
-from joformer.frames import (
-    DenseFrames,
-    FixedFrames,
-    FlatFrames,
-    Frames,
-    FramesModule,
-    LearnedFrames,
-    ProjectedFrames,
-    TreeFrames,
-)
+from joformer.frames import DenseFrames, FixedFrames, FlatFrames, Frames, LearnedFrames, ProjectedFrames, TreeFrames
 from joformer.models import JourneySSM, RotatE
 from joformer.rotation import rotate
 from joformer.verify._claims import Draw, Measured, Section, gap, worst
@@ -162,7 +153,10 @@ def toral_classification(draw: Draw) -> Measured:
     stretch = torch.hypot(a, b).repeat_interleave(2)[:, None]
     rotation = torus.matrix(torch.atan2(b, a))
     gauge = draw.noise(3, 3)  # θ(s) for three positions, any numbers
-    pair = lambda s, t: torus.matrix(torus.multiply(gauge[s], torus.inverse(gauge[t])))  # noqa: E731
+
+    def pair(s: int, t: int) -> Tensor:
+        return torus.matrix(torus.multiply(gauge[s], torus.inverse(gauge[t])))
+
     frame = torus.matrix(draw.noise(3))
     holds = worst(
         dimension,
@@ -253,7 +247,7 @@ def whole_layer(draw: Draw) -> Measured:
         for weights in (learned.frequencies, projected.projector.w2.weight, dense.generators):
             nn.init.normal_(weights)
     by = torch.tensor([113.0, -40.0], dtype=torch.float64)
-    modules: list[FramesModule] = [FixedFrames(8, axes=2), learned, projected, dense]
+    modules = (FixedFrames(8, axes=2), learned, projected, dense)
     *flat, bent = (gap(layer(x, module(where + by, x)), layer(x, module(where, x))) for module in modules)
     return Measured(worst(*flat), gap=bent)
 

@@ -150,7 +150,7 @@ class Result:
 
     def as_json(self) -> dict[str, object]:
         """The row as plain values; an infinite or undefined number becomes None, which JSON can hold."""
-        claim, number = self.claim, lambda x: x if x is not None and math.isfinite(x) else None
+        claim = self.claim
         return {
             "id": claim.row,
             "section": claim.section,
@@ -158,15 +158,19 @@ class Result:
             "verdict": claim.verdict,
             "printed": claim.printed,
             "statement": claim.statement,
-            "residual": number(self.residual),
+            "residual": _finite(self.residual),
             "tolerance": claim.tolerance,
             "gap_is": claim.gap if self.gap is not None else None,
-            "gap": number(self.gap),
+            "gap": _finite(self.gap),
             "margin": claim.margin if self.gap is not None else None,
             "ok": self.ok,
             "error": self.error,
             "seconds": round(self.seconds, 3),
         }
+
+
+def _finite(x: float | None) -> float | None:
+    return x if x is not None and math.isfinite(x) else None
 
 
 class Section:

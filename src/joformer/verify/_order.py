@@ -5,6 +5,7 @@ Paper: "ALiBi Expressivity Separation", "Additional Theoretical Results".
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import combinations, permutations
 from math import log
 
@@ -248,17 +249,20 @@ def order_awareness(draw: Draw) -> Measured:
     Gap: generic content, at an irrational angle and at order m + 1, tells every permutation apart by
     """
     m, planes = 4, 8  # the same angle in every plane, other content in each
-    turning = lambda q: Generators.torus(torch.full((1, planes), 2 * torch.pi / q, dtype=torch.float64))  # noqa: E731
-    window = lambda x, g: m_representation(x, g, window=m, circular=False)  # noqa: E731
+    window = partial(m_representation, window=m, circular=False)
+
+    def of_order(q: int) -> Generators:
+        return Generators.torus(torch.full((1, planes), 2 * torch.pi / q, dtype=torch.float64))
+
     irrational = Generators.torus(draw.uniform(1, planes, low=0.5, high=2.5))
     generic, real = draw.noise(m, 2 * planes), draw.noise(m, 1) * draw.noise(2 * planes)
     blind = worst(
         gap(window(real, irrational), window(real.flip(0), irrational)),
-        gap(window(generic, turning(3)), window(generic[[3, 1, 2, 0]], turning(3))),  # 0 and 3: a cycle of 3 apart
-        gap(window(generic, turning(m)), window(generic.roll(1, 0), turning(m))),
+        gap(window(generic, of_order(3)), window(generic[[3, 1, 2, 0]], of_order(3))),  # 0 and 3: a cycle of 3 apart
+        gap(window(generic, of_order(m)), window(generic.roll(1, 0), of_order(m))),
     )
     reordered = torch.stack([generic[list(order)] for order in permutations(range(m))][1:])
-    seen = [(window(reordered, g) - window(generic, g)).abs().amax(-1).min() for g in (irrational, turning(m + 1))]
+    seen = [(window(reordered, g) - window(generic, g)).abs().amax(-1).min() for g in (irrational, of_order(m + 1))]
     return Measured(blind, gap=float(min(seen)))
 
 

@@ -277,8 +277,8 @@ def alignment(draw: Draw) -> Measured:
 
     def aligned(step: float, limit: int | None = None) -> Alignment:
         line = Generators.torus(step * torch.arange(n).double()[None])
-        ours, theirs = (compose_grid(v[:, None] * content, line).content for v in (x, y))
-        return align(ours, theirs, line, limit=limit)
+        whole, part = (compose_grid(v[:, None] * content, line).content for v in (x, y))
+        return align(whole, part, line, limit=limit)
 
     found = aligned(2 * torch.pi / n)
     tried = aligned(2 * torch.pi / n, limit=n)  # without the FFT

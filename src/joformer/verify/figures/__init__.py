@@ -9,13 +9,14 @@ matplotlib, which comes with the extra: pip install 'joformer[train]'.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from joformer._io import make_folder
 from joformer.verify.figures._fields import angle_fields_figure
 from joformer.verify.figures._order import order_awareness_figure
-from joformer.verify.figures._sheet import FORMATS, require_matplotlib, write
+from joformer.verify.figures._sheet import FORMATS, Figure, require_matplotlib, write
 from joformer.verify.figures._spectra import displacement_kernel, displacement_kernel_figure
 from joformer.verify.figures._transport import holonomy_figure, path_spread_figure
 
@@ -55,11 +56,11 @@ def draw(directory: str | os.PathLike[str], *, seed: int = 0, formats: Sequence[
         raise ValueError(f"formats {list(formats)} cannot be drawn: choose from {', '.join(FORMATS)}")
     folder = Path(directory)
     make_folder(folder)
-    pictures = {
-        "path-spread": lambda: path_spread_figure(seed=seed),
-        "holonomy": lambda: holonomy_figure(seed=seed),
+    pictures: dict[str, Callable[[], Figure]] = {
+        "path-spread": partial(path_spread_figure, seed=seed),
+        "holonomy": partial(holonomy_figure, seed=seed),
         "displacement-kernel": displacement_kernel_figure,
-        "angle-fields": lambda: angle_fields_figure(seed=seed),
-        "order-awareness": lambda: order_awareness_figure(seed=seed),
+        "angle-fields": partial(angle_fields_figure, seed=seed),
+        "order-awareness": partial(order_awareness_figure, seed=seed),
     }
     return [path for name, make in pictures.items() for path in write(make(), folder / name, tuple(formats))]

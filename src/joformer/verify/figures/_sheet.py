@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 else:  # the shape checks of the tests resolve annotations, and must not need matplotlib
     Axes = Figure = Any
 
+__all__ = ["DARK", "FORMATS", "LIGHT", "MIDDLE", "ROUNDING", "Axes", "Figure", "require_matplotlib", "sheet", "write"]
+
 WIDTH = 8.0  # inches
 DPI = 150
 FORMATS = ("svg", "png")
