@@ -120,7 +120,7 @@ def convert(
         _require_change(source, start, strength, off, anneal)
         if anneal is not None and getattr(model, "is_quantized", False):
             raise ValueError(f"{source} is quantised, which cannot be trained: convert the model it was made from")
-        transport_values(model, start)  # what cannot be done is said before the rest is begun
+        transport_values(model, start, extrapolate=True)  # what cannot be done is said before the rest is begun
         tokens = None
         if text is not None:
             steps = (anneal or 0) + (settle or 0)
