@@ -153,7 +153,7 @@ def test_the_limit_of_time_is_kept_and_no_round_is_cut():
     assert 100 <= machine.now - 2 < 110  # one warm-up of each; the last round may end late
     assert 20 < found.rounds < 50
     assert Machine(0).ratio(60.0, 60.0, seconds=100.0).rounds == 8  # an interval needs as many
-    assert Machine(0).ratio(60.0, 60.0, rounds=2, seconds=100.0).rounds == 2  # unless fewer are asked for
+    assert Machine(0).ratio(60.0, 60.0, rounds=2, seconds=100.0).rounds == 2  # unless fewer are requested
 
 
 def test_all_take_turns_in_an_order_that_is_shuffled():
@@ -265,7 +265,7 @@ def test_variants_differ_in_transport_alone():
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.name)
-def test_shapes_are_those_asked_for(shape):
+def test_shapes_are_those_of_the_paper(shape):
     assert shape.positions().shape == (shape.tokens, shape.axes)
     assert (shape.tokens, shape.dim, shape.heads) in {(197, 384, 6), (65, 128, 4), (512, 256, 4)}
 
