@@ -1,4 +1,4 @@
-"""A folder of somebody's model → a folder of the same model with its values transported, trained on or not.
+"""The folder of a model → a folder of the same model with its values transported, fine-tuned or not.
 
     OUT/
         config.json, model.safetensors, …   as `save_pretrained` writes them; tokenizer and the like as they were
