@@ -140,7 +140,7 @@ def convert(
             before = checkpoints.latest(place / CHECKPOINTS)
             if before is not None:
                 require_same(before.state.get("settings", {}), settings, place)
-                logger.info(f"{place} goes on from step {before.step} of {course.steps}")
+                logger.info(f"{place} resumes at step {before.step} of {course.steps}")
             write_json(place / RECORD, record)
             return _trained(model, source, place, record, tokens, course, before)
 
