@@ -87,7 +87,7 @@ class Tokens:
 
     @classmethod
     def of(cls, text: Text, model: Any, tokenizer: Any, context: int | None, wanted: int) -> Tokens:
-        """The text's bytes as tokens of the model, for `wanted` windows of training; ValueError where they do not fit."""
+        """The text's bytes as tokens of the model, for `wanted` windows of training; ValueError if they do not fit."""
         vocab = model.get_input_embeddings().num_embeddings
         if tokenizer is None and vocab < 256:
             raise ValueError(
