@@ -97,7 +97,7 @@ class Progress:
 
     _outermost: Progress | None = None
 
-    def __init__(self, what: str, total: float, *, done: float = 0, unit: str = "steps", shown: bool = True) -> None:
+    def __init__(self, what: str, total: int | float, *, done: int | float = 0, unit: str = "steps", shown: bool = True) -> None:
         self.what, self.total, self.done, self.unit = what, total, done, unit
         self._shown, self._start = shown, done
         self._bar: Any = None
@@ -130,7 +130,7 @@ class Progress:
         """So many more are done."""
         self.update(self.done + more)
 
-    def update(self, done: float, text: str | None = None, **fields: float) -> None:
+    def update(self, done: int | float, text: str | None = None, **fields: float) -> None:
         """So many of all are done; `fields` are shown beside, `text` instead of count, rate and time left."""
         self.done = done
         now = time.monotonic()
