@@ -97,7 +97,9 @@ class Progress:
 
     _outermost: Progress | None = None
 
-    def __init__(self, what: str, total: int | float, *, done: int | float = 0, unit: str = "steps", shown: bool = True) -> None:
+    def __init__(
+        self, what: str, total: int | float, *, done: int | float = 0, unit: str = "steps", shown: bool = True
+    ) -> None:
         self.what, self.total, self.done, self.unit = what, total, done, unit
         self._shown, self._start = shown, done
         self._bar: Any = None
@@ -126,11 +128,11 @@ class Progress:
         """Whether there is a bar."""
         return self._bar is not None
 
-    def advance(self, more: float = 1) -> None:
+    def advance(self, more: int | float = 1) -> None:
         """So many more are done."""
         self.update(self.done + more)
 
-    def update(self, done: int | float, text: str | None = None, **fields: float) -> None:
+    def update(self, done: int | float, text: str | None = None, **fields: int | float) -> None:
         """So many of all are done; `fields` are shown beside, `text` instead of count, rate and time left."""
         self.done = done
         now = time.monotonic()
@@ -144,7 +146,7 @@ class Progress:
             logger.info(shown)
             self._due = now + max(LOGGED, (now - self._began) / 20)
 
-    def _text(self, seconds: float, fields: dict[str, float]) -> str:
+    def _text(self, seconds: int | float, fields: dict[str, int | float]) -> str:
         parts = [f"{self.what} {self.done:,} of {self.total:,} {self.unit}"]
         parts += [f"{name} {value:.4g}" for name, value in fields.items()]
         if self.done > self._start and seconds > 0:
@@ -170,7 +172,7 @@ class Progress:
         return bar
 
 
-def _left(seconds: float) -> str:
+def _left(seconds: int | float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s left"
     return f"{seconds / 60:.0f} min left" if seconds < 5400 else f"{seconds / 3600:.1f} h left"
