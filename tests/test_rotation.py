@@ -15,11 +15,11 @@ from joformer.testing import (
     assert_is_rotation,
     assert_norm_preserved,
     assert_telescopes,
-    assert_undone,
+    assert_inverse,
 )
 
 LAYOUTS = ["interleaved", "half"]
-IDENTITIES = [assert_is_rotation, assert_norm_preserved, assert_undone, assert_telescopes]
+IDENTITIES = [assert_is_rotation, assert_norm_preserved, assert_inverse, assert_telescopes]
 
 
 @st.composite

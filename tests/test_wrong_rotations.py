@@ -13,7 +13,7 @@ from joformer.testing import (
     assert_norm_preserved,
     assert_shift_invariant,
     assert_telescopes,
-    assert_undone,
+    assert_inverse,
 )
 
 
@@ -45,8 +45,8 @@ def positions_off(x, frames, inverse=False):
 
 
 WRONG = {
-    one_sign_flipped: {"is_rotation", "norm", "undone", "telescopes", "shift"},
-    inverse_ignored: {"undone", "telescopes", "shift"},
+    one_sign_flipped: {"is_rotation", "norm", "inverse", "telescopes", "shift"},
+    inverse_ignored: {"inverse", "telescopes", "shift"},
     turned_the_other_way: {"is_rotation"},
     planes_mispaired: {"is_rotation"},
     positions_off: {"is_rotation", "shift"},
@@ -61,7 +61,7 @@ def identities(rotate):
     return {
         "is_rotation": lambda: assert_is_rotation(frames, x, rotate=rotate),
         "norm": lambda: assert_norm_preserved(frames, x, rotate=rotate),
-        "undone": lambda: assert_undone(frames, x, rotate=rotate),
+        "inverse": lambda: assert_inverse(frames, x, rotate=rotate),
         "telescopes": lambda: assert_telescopes(frames, x, rotate=rotate),
         "shift": lambda: assert_shift_invariant(
             FixedFrames(8), positions.sequence(6), shift, rotate=rotate, dtype=torch.float64

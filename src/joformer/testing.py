@@ -2,7 +2,7 @@
 
     y_t = diag(R(θ_tb)) x_t          is_rotation      the rotation is the one of the paper, sign included
     ‖A x‖ = ‖x‖                      norm_preserved
-    A⁻¹ A x = x                      undone
+    A⁻¹ A x = x                      inverse
     P_{j→k} P_{i→j} = P_{i→k}        telescopes
     F(x, pos + u) = F(x, pos)        shift_invariant  (where the frames promise it)
 
@@ -17,9 +17,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from joformer._precision import widest
-from joformer.algebra import Orthogonal, Torus
+from joformer.algebra import Orthogonal
 from joformer.attention import journey_attention
+from joformer.attention._reference import entry_order, matrices
 from joformer.frames import Frames, FramesModule, is_flat
 from joformer.rotation import rotate as library_rotate
 
@@ -49,8 +49,11 @@ def assert_is_rotation(frames: Frames, x: Tensor, *, rotate: Rotate = library_ro
     >>> from joformer import FlatFrames
     >>> assert_is_rotation(FlatFrames.of(torch.rand(1, 5, 1, 4)), torch.rand(2, 5, 2, 8))
     """
-    expected = torch.einsum("bthij,bthj->bthi", _matrices(frames, x), x)
-    assert_close(rotate(x, frames), expected, what="rotate(x, frames)")
+    if not is_flat(frames):
+        Orthogonal(frames.matrices.shape[-1]).check(frames.matrices)
+    order = entry_order(frames, x.shape[-1])
+    expected = torch.einsum("bhtij,bthj->bthi", matrices(frames, *x.shape[2:], x.dtype), x[..., order])
+    assert_close(rotate(x, frames), expected[..., order.argsort()], what="rotate(x, frames)")
 
 
 def assert_norm_preserved(frames: Frames, x: Tensor, *, rotate: Rotate = library_rotate) -> None:
@@ -63,11 +66,11 @@ def assert_norm_preserved(frames: Frames, x: Tensor, *, rotate: Rotate = library
         assert_close(rotate(x, frames, inverse=inverse).norm(dim=-1), x.norm(dim=-1), what="norm")
 
 
-def assert_undone(frames: Frames, x: Tensor, *, rotate: Rotate = library_rotate) -> None:
+def assert_inverse(frames: Frames, x: Tensor, *, rotate: Rotate = library_rotate) -> None:
     """A_t⁻¹ A_t x_t = x_t, and the other way round.
 
     >>> from joformer import FlatFrames
-    >>> assert_undone(FlatFrames.of(torch.rand(1, 5, 1, 4)), torch.rand(2, 5, 2, 8))
+    >>> assert_inverse(FlatFrames.of(torch.rand(1, 5, 1, 4)), torch.rand(2, 5, 2, 8))
     """
     for first in (False, True):
         back = rotate(rotate(x, frames, inverse=first), frames, inverse=not first)
@@ -146,26 +149,3 @@ def assert_matches_reference(
         results.append((out, *torch.autograd.grad((out * weights).sum(), inputs)))
     for what, expected, actual in zip(("output", "∂q", "∂k", "∂v"), *results, strict=True):
         assert_close(actual, expected, what=what)
-
-
-def _matrices(frames: Frames, x: Tensor) -> Tensor:
-    """(batch, tokens, heads, head_dim, head_dim), by the algebra; the identity beyond what the frames act on."""
-    heads, width = x.shape[2:]
-    if frames.is_identity:
-        return torch.eye(width, dtype=x.dtype, device=x.device).expand(*x.shape, -1)
-    if is_flat(frames):
-        wide = frames.angles.to(widest(frames.angles.device, frames.angles.dtype))
-        angles = torch.atan2(wide.sin(), wide.cos()).to(x.dtype).repeat_interleave(heads // frames.heads, dim=2)
-        blocks = Torus(frames.planes).matrix(angles).unsqueeze(3)
-        entries = torch.arange(2 * frames.planes).view(-1, 2)
-        if frames.layout == "half":
-            entries = torch.arange(2 * frames.planes).view(2, -1).T
-        entries = entries.reshape(1, -1)
-    else:
-        blocks = frames.matrices.to(x.dtype).repeat_interleave(heads // frames.heads, dim=2)
-        Orthogonal(blocks.shape[-1]).check(blocks)
-        entries = torch.arange(frames.width).view(blocks.shape[3], -1)
-    whole = torch.eye(width, dtype=x.dtype, device=x.device).repeat(*blocks.shape[:3], 1, 1)
-    for n, at in enumerate(entries):
-        whole[..., at[:, None], at] = blocks[..., n, :, :]
-    return whole.expand(x.shape[0], *whole.shape[1:])

@@ -26,12 +26,12 @@ from joformer import (
 from joformer.frames import FramesModule
 from joformer.testing import (
     assert_close,
+    assert_inverse,
     assert_is_rotation,
     assert_matches_reference,
     assert_norm_preserved,
     assert_shift_invariant,
     assert_telescopes,
-    assert_undone,
 )
 
 HEAD, DIM, HEADS = 8, 12, 2
@@ -52,19 +52,24 @@ CASES = {
     "fixed grid": (lambda: FixedFrames(HEAD, axes=2, base=100.0), GRID),
     "fixed combined half": (lambda: FixedFrames(HEAD, axes=2, split="combined", layout="half"), GRID),
     "fixed partial": (lambda: FixedFrames(HEAD, planes=2), SEQUENCE),
+    "fixed end": (lambda: FixedFrames(HEAD, planes=2, at="end"), SEQUENCE),
     "fixed diagonal": (lambda: FixedFrames(HEAD, axes=2, split="diagonal"), GRID),
     "learned": (lambda: LearnedFrames(HEAD, heads=HEADS), SEQUENCE),
     "learned grid": (lambda: LearnedFrames(HEAD, axes=2, heads=HEADS), GRID),
     "learned combined": (lambda: LearnedFrames(HEAD, axes=2, split="combined"), GRID),
+    "learned end": (lambda: LearnedFrames(HEAD, heads=HEADS, planes=3, at="end", layout="half"), SEQUENCE),
     "projected": (lambda: ProjectedFrames(DIM, HEAD, heads=HEADS), SEQUENCE),
-    "projected learned grid": (lambda: ProjectedFrames(DIM, HEAD, heads=HEADS, axes=2, base="learned"), GRID),
-    "projected none": (lambda: ProjectedFrames(DIM, HEAD, heads=HEADS, base="none"), SEQUENCE),
+    "projected learned grid": (lambda: ProjectedFrames(DIM, HEAD, heads=HEADS, axes=2, on="learned"), GRID),
+    "projected none": (lambda: ProjectedFrames(DIM, HEAD, heads=HEADS, on="none"), SEQUENCE),
+    "projected end": (lambda: ProjectedFrames(DIM, HEAD, heads=HEADS, planes=2, at="end"), SEQUENCE),
     "cumulative": (lambda: CumulativeFrames(DIM, HEAD, heads=HEADS), SEQUENCE),
-    "cumulative learned": (lambda: CumulativeFrames(DIM, HEAD, heads=HEADS, base="learned"), SEQUENCE),
-    "cumulative none": (lambda: CumulativeFrames(DIM, HEAD, heads=HEADS, base="none"), SEQUENCE),
+    "cumulative learned": (lambda: CumulativeFrames(DIM, HEAD, heads=HEADS, on="learned"), SEQUENCE),
+    "cumulative none": (lambda: CumulativeFrames(DIM, HEAD, heads=HEADS, on="none"), SEQUENCE),
     "cumulative grid": (lambda: CumulativeOnGrid(DIM, HEAD, heads=HEADS, axes=2), GRID),
+    "cumulative end": (lambda: CumulativeFrames(DIM, HEAD, heads=HEADS, planes=2, at="end"), SEQUENCE),
     "tree": (lambda: TreeFrames(HEAD, branches=2, heads=HEADS), TREE),
     "tree by depth": (lambda: TreeFrames(HEAD, branches=2, depth=3), TREE),
+    "tree end": (lambda: TreeFrames(HEAD, branches=2, depth=3, planes=3, at="end"), TREE),
     "tree one-hot": (lambda: TreeFrames.one_hot(HEAD, branches=2, depth=2, decay=0.7), TREE),
     "tree dense": (lambda: DenseTreeFrames(HEAD, branches=2, heads=HEADS), TREE),
     "tree dense by depth": (lambda: DenseTreeFrames(HEAD, branches=2, depth=3), TREE),
@@ -112,7 +117,7 @@ def test_identities(name, dtype):
     assert frames.tokens == where.shape[-2]
     assert frames.content == module.content
     assert frames.heads == module.heads
-    for identity in (assert_is_rotation, assert_norm_preserved, assert_undone, assert_telescopes):
+    for identity in (assert_is_rotation, assert_norm_preserved, assert_inverse, assert_telescopes):
         identity(frames, q)
 
 

@@ -84,7 +84,7 @@ def test_learned_layers_are_independent():
 
 @pytest.mark.parametrize("base", ["fixed", "learned"])
 def test_projected_starts_as_its_base_with_only_w2_at_zero(base):
-    module = ProjectedFrames(24, 8, heads=3, base=base)
+    module = ProjectedFrames(24, 8, heads=3, on=base)
     x = torch.randn(2, 5, 24)
     frames = module(positions.sequence(5), x)
     assert Torus(4).distance(frames.angles.double(), FixedFrames(8)(positions.sequence(5)).angles).max() < 1e-6
@@ -94,12 +94,12 @@ def test_projected_starts_as_its_base_with_only_w2_at_zero(base):
 
 
 def test_projected_without_base_does_not_start_at_zero():
-    module = ProjectedFrames(24, 8, heads=3, base="none")
+    module = ProjectedFrames(24, 8, heads=3, on="none")
     assert module(positions.sequence(5), torch.randn(2, 5, 24)).angles.abs().max() > 0
 
 
 def test_projector_has_about_one_and_a_half_d_squared_parameters():
-    module = ProjectedFrames(64, 16, heads=4, base="none")
+    module = ProjectedFrames(64, 16, heads=4, on="none")
     weights = sum(p.numel() for n, p in module.named_parameters() if n.endswith(("w1.weight", "w2.weight")))
     assert weights == 1.5 * 64**2
 
@@ -112,7 +112,7 @@ def test_pure_projected_frames_are_permutation_equivariant_and_a_base_is_not(dty
 
     def layer(x, base):
         torch.manual_seed(0)
-        frames = ProjectedFrames(24, 8, heads=3, base=base).to(dtype)
+        frames = ProjectedFrames(24, 8, heads=3, on=base).to(dtype)
         torch.nn.init.normal_(frames.projector.w2.weight)
         return attention(x, frames(positions.sequence(7), x))
 
@@ -171,7 +171,7 @@ def test_cumulative_goes_on_from_its_state(first, rest):
 
 def test_cumulative_on_a_grid_walks_the_canonical_path():
     """θ_(i,j) accumulates φ₁ down the first column, then φ₂ along the row; against an explicit walk."""
-    module = awake(CumulativeFrames(12, 8, heads=2, axes=2, base="none")).double()
+    module = awake(CumulativeFrames(12, 8, heads=2, axes=2, on="none")).double()
     h, w = 3, 4
     x = torch.randn(2, 1 + h * w, 12, dtype=torch.float64)
     frames = module(positions.grid(h, w, prefix=1), x, grid=(h, w))
@@ -189,7 +189,7 @@ def test_cumulative_on_a_grid_walks_the_canonical_path():
 
 def test_cumulative_with_constant_content_is_a_learned_frequency():
     """Every step the same: the frames of the grid are the path transport of the algebra."""
-    module = awake(CumulativeFrames(12, 8, heads=1, axes=2, base="none")).double()
+    module = awake(CumulativeFrames(12, 8, heads=1, axes=2, on="none")).double()
     x = torch.randn(1, 1, 12, dtype=torch.float64).expand(1, 6, 12)
     angles = module(positions.grid(2, 3), x, grid=(2, 3)).angles[0, :, 0]
     generators = Generators.torus(module.projector(x)[0, 0].view(2, 4).detach())
@@ -268,12 +268,13 @@ def test_softplus_is_refused_with_content_and_allowed_without():
         (lambda: FixedFrames(8, base=-1.0), "positive"),
         (lambda: FixedFrames(8, base=[1.0]), "frequencies="),
         (lambda: FixedFrames(8, layout="x"), "interleaved"),
+        (lambda: FixedFrames(8, at="back"), "'front'.*'end'"),
         (lambda: FixedFrames(8)(torch.arange(5)), "unsqueeze"),
         (lambda: FixedFrames(8)([[0], [1]]), "got list"),
         (lambda: LearnedFrames(8, heads=0), "heads"),
         (lambda: LearnedFrames(8, layers=0), "layers"),
         (lambda: LearnedFrames(8, layers=2)(positions.sequence(2), layer=2), "0 … 1"),
-        (lambda: ProjectedFrames(12, 8, heads=2, base="rope"), "'none', 'fixed' or 'learned'"),
+        (lambda: ProjectedFrames(12, 8, heads=2, on="rope"), "'none', 'fixed' or 'learned'"),
         (lambda: ProjectedFrames(12, 8, heads=2)(positions.sequence(2), torch.zeros(1, 2, 11)), "dim=12"),
         (lambda: CumulativeFrames(12, 8, heads=2, axes=2)(positions.grid(2, 2), torch.zeros(1, 4, 12)), "grid="),
         (
@@ -324,7 +325,7 @@ MODULES = {
     "fixed": lambda: FixedFrames(8),
     "learned": lambda: LearnedFrames(8),
     "projected": lambda: ProjectedFrames(12, 8, heads=2),
-    "no base": lambda: ProjectedFrames(12, 8, heads=2, base="none"),
+    "no base": lambda: ProjectedFrames(12, 8, heads=2, on="none"),
     "cumulative": lambda: CumulativeFrames(12, 8, heads=2),
     "dense": lambda: DenseFrames(8, axes=1),
     "tree": lambda: TreeFrames(8, branches=2),
@@ -405,3 +406,35 @@ def test_a_scaling_that_changes_itself_is_used():
     assert torch.equal(module(where).angles, FixedFrames(8)(where).angles)
     module.scaling.factor = 2.0
     assert torch.equal(module(where).angles, FixedFrames(8, scaling=Linear(2.0))(where).angles)
+
+
+@pytest.mark.refused
+def test_old_names_still_work_and_name_the_new_ones():
+    """base was what projected frames stand on, frequency_base its number, and a table of angles in trees."""
+    x, where = torch.randn(1, 5, 12), positions.sequence(5)
+    for kind in (ProjectedFrames, CumulativeFrames):
+        for on in ("none", "fixed", "learned"):
+            with pytest.warns(DeprecationWarning, match=f"write on='{on}'") as caught:
+                old = kind(12, 8, heads=2, base=on)
+            assert caught[0].filename == __file__
+            with pytest.warns(DeprecationWarning, match="base=50"):
+                number = kind(12, 8, heads=2, on=on, frequency_base=50.0)
+            for module, new in ((old, kind(12, 8, heads=2, on=on)), (number, kind(12, 8, heads=2, on=on, base=50.0))):
+                assert list(module.state_dict()) == list(new.state_dict())
+                new.load_state_dict(module.state_dict())
+                assert torch.equal(module(where, x).angles, new(where, x).angles)
+    table = torch.rand(1, 2, 4)
+    with pytest.warns(DeprecationWarning, match="angles="):
+        old = TreeFrames(8, branches=2, base=table)
+    assert torch.equal(old.generators, TreeFrames(8, branches=2, angles=table).generators)
+
+
+def test_what_content_stands_on_keeps_its_name_in_saved_files():
+    assert "base.frequencies" in CumulativeFrames(12, 8, heads=2, on="learned").state_dict()
+
+
+@pytest.mark.refused
+def test_a_misspelt_argument_of_the_call_raises():
+    for module in (FixedFrames(8), CumulativeFrames(12, 8, heads=2), TreeFrames(8, branches=2)):
+        with pytest.raises(TypeError, match="sate"):
+            module(positions.sequence(2), torch.randn(1, 2, 12), sate=None)

@@ -222,7 +222,7 @@ def test_dense_trees_are_one_graph():
         (lambda: DenseTreeFrames(8, branches=2)(torch.zeros(3)), "must be paths"),
         (lambda: TreeFrames(8, branches=2)([[0, 1]]), "positions.tree"),
         (lambda: TreeFrames(8, branches=2)(torch.zeros(3, 0)), "must be paths"),
-        (lambda: TreeFrames(8, branches=2, base=torch.zeros(2, 4)), "table"),
+        (lambda: TreeFrames(8, branches=2, angles=torch.zeros(2, 4)), "table"),
         (lambda: TreeFrames.one_hot(8, branches=2, depth=2, decay=0.0), "decay"),
         (lambda: TreeFrames.one_hot(8, branches=3, depth=2), "planes"),
     ],

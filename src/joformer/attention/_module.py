@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -16,16 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from joformer.attention._cache import JourneyCache, Unchanged
-from joformer.attention._functional import (
+from joformer.attention._functional import attend, journey_attention
+from joformer.attention._options import (
     Backend,
+    Options,
     Transport,
     Weighting,
-    all_frames,
-    attend,
-    check_frames,
-    check_mask,
     check_options,
-    journey_attention,
+    checked_frames,
+    checked_mask,
     sides,
 )
 from joformer.frames import FlatFrames, Frames, is_flat
@@ -36,20 +34,37 @@ Inner = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class JourneyAttention(nn.Module):
-    """Multi-head attention whose scores and values travel: x (batch, tokens, dim) → the same shape.
+    """``c_i = W_o A_i⁻¹ Σ_j α_ij A_j v_j`` with ``α_i = softmax_j((A_i q_i)ᵀ(A_j k_j) / √head_dim)``, q, k, v = W x.
 
-    c_i = W_o A_i⁻¹ Σ_j α_ij A_j v_j, with α = softmax((A_i q_i)ᵀ(A_j k_j) / √head_dim).
+    Multi-head attention with journeys on scores and values: x (batch, tokens, dim) → the same shape.
 
-    kv_heads fewer than heads is grouped-query attention; frames then have 1 head or kv_heads. `value_dim` is the
-    width of a value head (default head_dim = dim // heads). `context_dim` makes it cross-attention: keys and values
-    come from `context` (batch, keys, context_dim) in the call, with frames of their own as `key_frames`.
+    Args:
+        dim: Width of x and of the result.
+        heads: How many query heads there are.
+        kv_heads: Fewer than `heads` is grouped-query attention; frames then have 1 head or a divisor of `kv_heads`.
+        head_dim: Width of a query or key head; default dim // heads.
+        value_dim: Width of a value head; default head_dim.
+        context_dim: Makes it cross-attention: keys and values come from `context` (batch, keys, context_dim) in the
+            call, with frames of their own as `key_frames`.
+        transport: "scores" rotates q and k (RoPE), "values" rotates v and the result, "both" all, "none" nothing.
+        causal: Hide the tokens after a query.
+        window: Let a query see only keys less than `window` tokens away.
+        dropout: Of the weights while training, at least 0 and less than 1.
+        scale: Of the scores; default 1/√head_dim.
+        weighting: "softmax" or "softplus".
+        bias: Whether the projections have one.
+        backend: "auto", "sdpa", "flex" or "reference".
 
-    >>> import torch
-    >>> from joformer import FixedFrames, positions
-    >>> attention = JourneyAttention(256, 4, causal=True)
-    >>> frames = FixedFrames(64)(positions.sequence(16))
-    >>> attention(torch.rand(2, 16, 256), frames).shape
-    torch.Size([2, 16, 256])
+    Raises:
+        ValueError: If widths, heads or options do not fit each other.
+
+    Example:
+        >>> import torch
+        >>> from joformer import FixedFrames, positions
+        >>> attention = JourneyAttention(256, 4, causal=True)
+        >>> frames = FixedFrames(64)(positions.sequence(16))
+        >>> attention(torch.rand(2, 16, 256), frames).shape
+        torch.Size([2, 16, 256])
     """
 
     def __init__(
@@ -113,68 +128,71 @@ class JourneyAttention(nn.Module):
         cache: JourneyCache | None = None,
         inner: Inner | None = None,
     ) -> Float[Tensor, "batch tokens dim"]:
-        """x (batch, tokens, dim) with the frames of its tokens; other arguments as in `journey_attention`.
+        """Attends to x, to `context`, or to the tokens of a cache and x.
 
-        With a cache, which belongs to this layer alone, x holds the new tokens only and frames are theirs; the keys of
-        `mask` (new, all) and the `segments` are those of all tokens seen so far. The cache grows in place; a call that
-        raises leaves it as it was.
+        Args:
+            x: ``(batch, tokens, dim)``; with a cache the new tokens only.
+            frames: The frames of these tokens.
+            context: Where keys and values come from in cross-attention, ``(batch, keys, context_dim)``.
+            key_frames: The frames of the context.
+            value_frames: Other frames at the queries for the value side.
+            value_key_frames: Other frames at the keys for the value side.
+            mask: As in `journey_attention`; with a cache its keys are all tokens so far, the new ones last.
+            segments: As in `journey_attention`; with a cache of all tokens so far.
+            cache: Keys and values so far, of this layer alone. It grows in place; a call that raises leaves it as it
+                was.
+            inner: Attends in place of the backend: gets q, k and v rotated into the common frame and returns a tensor
+                that may be overwritten. Masks, caches and dropout are then its own.
 
-        `inner` attends in place of the backend: it gets q, k and v where all frames are one, and must return a tensor
-        that nobody else will read. Masks, caches and dropout are then its own.
+        Returns:
+            ``(batch, tokens, dim)``.
+
+        Raises:
+            ValueError: If shapes, frames, mask, segments or the cache do not fit this layer.
         """
-        if x.dim() != 3 or x.shape[-1] != self.dim:
-            raise ValueError(f"x must be (batch, tokens, dim={self.dim}), got {tuple(x.shape)}")
         self._check_call(x, context, key_frames, cache)
         if inner is not None and (self.backend == "reference" or any(t is not None for t in (mask, segments, cache))):
             raise ValueError("inner has masks and caches of its own: give it alone, and no reference backend")
-        check_frames(self.weighting, self.kv_heads, frames, key_frames, value_frames, value_key_frames)
+        dropout = self.dropout if self.training else 0.0
         if self.backend == "reference":
             q, k, v = self._project(x, context, [None, None, None])
-            return self.out(
-                journey_attention(
-                    q, k, v, frames, key_frames=key_frames, value_frames=value_frames,
-                    value_key_frames=value_key_frames, transport=self.transport, mask=mask, segments=segments,
-                    **self._options(),
-                ).flatten(2)
+            out = journey_attention(
+                q, k, v, frames, key_frames=key_frames, value_frames=value_frames, value_key_frames=value_key_frames,
+                transport=self.transport, causal=self.causal, mask=mask, segments=segments, window=self.window,
+                scale=self.scale, dropout=dropout, weighting=self.weighting, backend="reference",
             )  # fmt: skip
-        key_frames, value_frames, value_key_frames = all_frames(frames, key_frames, value_frames, value_key_frames)
+            return self.out(out.flatten(2))
+        key_frames, value_frames, value_key_frames = checked_frames(
+            self.weighting, self.kv_heads, frames, key_frames, value_frames, value_key_frames
+        )
+        keys = (x if context is None else context).shape[1] + (0 if cache is None else cache.tokens)
+        mask, segments = checked_mask(mask, segments, self.window, (x.shape[0], self.heads, x.shape[1], keys))
+        options = Options(self.causal, mask, segments, self.window, self.scale, dropout, self.weighting)
         scores, values = sides(self.transport)
         alone = cache is inner is context is None and frames is value_frames is value_key_frames
         if is_flat(frames) and alone and self._halves_pay(frames):
-            return self._forward_in_halves(x, frames, mask, segments)
+            return self._forward_in_halves(x, frames, options)
         side = (frames if scores else None, key_frames if scores else None, value_key_frames if values else None)
         q, k, v = self._project(x, context, side)
         home = value_frames if values else None
         if cache is None:
-            return self._attend(q, k, v, mask, segments, home, inner)
+            out = attend(q, k, v, options, self.backend) if inner is None else inner(q, k, v)
+            return self.out(out.flatten(2)) if home is None else unrotate_linear(out, home, self.out)
         with Unchanged(cache):
             cache.belongs_to(self)
-            check_mask(mask, segments, (q.shape[0], q.shape[2], q.shape[1], cache.tokens + k.shape[1]))
             k, v = cache.update(k, v)
             if frames.end is not None:
                 cache.angles = frames.end
-            mask = None if mask is None else mask[..., -k.shape[1] :] if mask.shape[-1] > 1 else mask
+            if mask is not None and mask.shape[-1] > 1:
+                mask = mask[..., -k.shape[1] :]
             segments = None if segments is None else segments[..., -k.shape[1] :]
-            return self._attend(q, k, v, mask, segments, home, inner)
-
-    def _attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        segments: Tensor | None,
-        home: Frames | None,
-        inner: Inner | None,
-    ) -> Tensor:
-        """From q, k and v to the layer's output; `home` are the frames that values are taken back from."""
-        out = attend(q, k, v, mask=mask, segments=segments, **self._options()) if inner is None else inner(q, k, v)
-        return self.out(out.flatten(2)) if home is None else unrotate_linear(out, home, self.out)
+            out = attend(q, k, v, options._replace(mask=mask, segments=segments), self.backend)
+            return self.out(out.flatten(2)) if home is None else unrotate_linear(out, home, self.out)
 
     def _project(
         self, x: Tensor, context: Tensor | None, frames: Sequence[Frames | None]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k and v as (batch, tokens, heads, head_dim), each moved by its frames."""
+        """q, k and v as (batch, tokens, heads, head_dim), each rotated by its frames."""
         widths = ((self.heads, self.head_dim), (self.kv_heads, self.head_dim), (self.kv_heads, self.value_dim))
         if context is None:
             q, k, v = rotate_packed_(own_projection(self.qkv, x), widths, frames)
@@ -184,7 +202,7 @@ class JourneyAttention(nn.Module):
         return q, k, v
 
     def _halves_pay(self, frames: FlatFrames) -> bool:
-        """Whether a compiler is watching, which vectorises halves but not pairs, and the weights are ours to reorder.
+        """Whether a compiler traces the call, which vectorises halves but not pairs, and weights may be reordered.
 
         Not with a cache: what it holds must be the same whether a call is compiled or not.
         """
@@ -196,45 +214,35 @@ class JourneyAttention(nn.Module):
             and is_plain(self.out)
         )
 
-    def _forward_in_halves(self, x: Tensor, frames: FlatFrames, mask: Tensor | None, segments: Tensor | None) -> Tensor:
+    def _forward_in_halves(self, x: Tensor, frames: FlatFrames, options: Options) -> Tensor:
         """The same function with the rows of W_q, W_k, W_v and the columns of W_o in the half layout.
 
-        Scores do not see a common reordering of q and k, and W_o undoes that of v. Reordering weights costs little
-        beside rotating activations, and contiguous halves are what inductor's C++ vectorises.
+        Scores do not see a common reordering of q and k, and that of v is inverted by W_o. Reordering weights costs
+        little beside rotating activations, and contiguous halves are what inductor's C++ vectorises.
         """
         scores, values = sides(self.transport)
-        widths = (self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim)
-        moved = (scores, scores, values)
+        widths = [(heads, self.head_dim) for heads in (self.heads, self.kv_heads, self.kv_heads)]
+        rotated = (scores, scores, values)
 
         def reordered(rows: Tensor) -> Tensor:
-            parts = zip(rows.split(widths), moved, strict=True)
-            return torch.cat([_in_halves(part, self.head_dim) if move else part for part, move in parts])
+            parts = zip(rows.split([heads * dim for heads, dim in widths]), rotated, strict=True)
+            return torch.cat([_in_halves(part, self.head_dim) if its else part for part, its in parts])
 
         weight, bias = self.qkv.weight, self.qkv.bias
         packed = F.linear(x, reordered(weight), None if bias is None else reordered(bias))
         halves = replace(frames, layout="half")
-        side = [halves if move else None for move in moved]
-        heads = ((self.heads, self.head_dim), (self.kv_heads, self.head_dim), (self.kv_heads, self.head_dim))
-        q, k, v = rotate_packed_(packed, heads, side)
-        out = attend(q, k, v, mask=mask, segments=segments, **self._options())
+        q, k, v = rotate_packed_(packed, widths, [halves if its else None for its in rotated])
+        out = attend(q, k, v, options, self.backend)
         if not values:
             return self.out(out.flatten(2))
         back = rotate(out, halves, inverse=True).flatten(2)
         return F.linear(back, _in_halves(self.out.weight.T, self.head_dim).T, self.out.bias)
 
-    def _options(self) -> dict[str, Any]:
-        return {
-            "causal": self.causal,
-            "window": self.window,
-            "scale": self.scale,
-            "dropout": self.dropout if self.training else 0.0,
-            "weighting": self.weighting,
-            "backend": self.backend,
-        }
-
     def _check_call(
         self, x: Tensor, context: Tensor | None, key_frames: Frames | None, cache: JourneyCache | None
     ) -> None:
+        if x.dim() != 3 or x.shape[-1] != self.dim:
+            raise ValueError(f"x must be (batch, tokens, dim={self.dim}), got {tuple(x.shape)}")
         if (context is None) != (self.context_dim is None):
             raise ValueError(
                 "this is self-attention: build it with context_dim= to attend to a context"
@@ -258,6 +266,7 @@ class JourneyAttention(nn.Module):
             )
 
     def extra_repr(self) -> str:
+        """The arguments that decide what is attended to."""
         return (
             f"{self.dim}, {self.heads}, kv_heads={self.kv_heads}, transport={self.transport!r}, "
             f"causal={self.causal}, window={self.window}"

@@ -13,25 +13,18 @@ from torch import Tensor
 
 from joformer._precision import widest
 from joformer.algebra import Orthogonal, Torus, scores_path, value_path
+from joformer.attention._options import Options
 from joformer.frames import FlatFrames, Frames, is_flat
+
+Pair = tuple[Frames, Frames]
+"""Frames of queries and keys."""
 
 
 def reference_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    score_frames: tuple[Frames, Frames] | None,
-    value_frames: tuple[Frames, Frames] | None,
-    *,
-    causal: bool,
-    mask: Tensor | None,
-    segments: Tensor | None,
-    window: int | None,
-    scale: float,
-    dropout: float,
-    weighting: str,
+    q: Tensor, k: Tensor, v: Tensor, score_frames: Pair | None, value_frames: Pair | None, options: Options
 ) -> Tensor:
-    """Shapes as in `journey_attention`; frames are (queries', keys') or None where that side stands still."""
+    """Shapes as in `journey_attention`; a side without frames is not rotated."""
+    causal, mask, segments, window, scale, dropout, weighting = options
     (batch, queries, heads, _), keys, group = q.shape, k.shape[1], q.shape[2] // k.shape[2]
     given = q.dtype
     q, k, v = (t.to(torch.promote_types(given, torch.float32)) for t in (q, k, v))
@@ -41,8 +34,7 @@ def reference_attention(
     if score_frames is None:
         scores = torch.einsum("bhid,bhjd->bhij", q_h, k_h)
     else:
-        order = _order(score_frames[0], q.shape[-1]).to(q.device)
-        kind, dst, src = _operators(*score_frames, heads, q.shape[-1], q.dtype)
+        order, kind, dst, src = _operators(*score_frames, heads, q.shape[-1], q.dtype)
         scores = scores_path(q_h[..., order], k_h[..., order], group=kind, src=src, dst=dst)
     scores = scores * scale
 
@@ -53,8 +45,7 @@ def reference_attention(
             if (causal and j > at) or (window is not None and abs(at - j) >= window):
                 see[:, :, i, j] = False
             if segments is not None:
-                rows = segments.expand(batch, keys)
-                see[:, :, i, j] &= (rows[:, at] == rows[:, j])[:, None]
+                see[:, :, i, j] &= (segments[:, at] == segments[:, j])[:, None]
     if mask is not None and mask.dtype == torch.bool:
         see = see & mask
     elif mask is not None:
@@ -71,29 +62,31 @@ def reference_attention(
 
     if value_frames is None:
         return torch.einsum("bhij,bhjd->bihd", weights, v_h).to(given)
-    order = _order(value_frames[0], v.shape[-1]).to(v.device)
-    kind, dst, src = _operators(*value_frames, heads, v.shape[-1], v.dtype)
+    order, kind, dst, src = _operators(*value_frames, heads, v.shape[-1], v.dtype)
     out = value_path(weights, v_h[..., order], group=kind, src=src, dst=dst)
     return out[..., order.argsort()].transpose(1, 2).to(given)
 
 
-def _order(frames: Frames, width: int) -> Tensor:
-    """Where each entry of the interleaved layout is found in a head."""
-    order = list(range(width))
-    if is_flat(frames) and frames.layout == "half":
-        for plane in range(frames.planes):
-            order[2 * plane], order[2 * plane + 1] = plane, frames.planes + plane
-    return torch.tensor(order)
+def entry_order(frames: Frames, width: int) -> Tensor:
+    """Where each entry is found in a head: those of plane 0, of plane 1, …, then what is not rotated."""
+    order = torch.arange(width)
+    if is_flat(frames):
+        order = order.roll(2 * frames.planes) if frames.at == "end" else order
+        if frames.layout == "half":
+            order[: 2 * frames.planes] = order[: 2 * frames.planes].view(2, -1).T.flatten()
+    return order
 
 
 def _operators(
     query_frames: Frames, key_frames: Frames, heads: int, width: int, dtype: torch.dtype
-) -> tuple[Torus | Orthogonal, Tensor, Tensor]:
-    """The group, and absolute operators of queries and keys, (batch, heads, tokens, element)."""
+) -> tuple[Tensor, Torus | Orthogonal, Tensor, Tensor]:
+    """The order of entries, the group, and operators of queries and keys, (batch, heads, tokens, element)."""
+    order = entry_order(key_frames if query_frames.is_identity else query_frames, width)
     if is_flat(query_frames) and is_flat(key_frames) and width % 2 == 0:
-        planes = width // 2
-        return Torus(planes), _angles(query_frames, heads, planes, dtype), _angles(key_frames, heads, planes, dtype)
-    return Orthogonal(width), _matrices(query_frames, heads, width, dtype), _matrices(key_frames, heads, width, dtype)
+        dst, src = (_angles(its, heads, width // 2, dtype) for its in (query_frames, key_frames))
+        return order, Torus(width // 2), dst, src
+    dst, src = (matrices(its, heads, width, dtype) for its in (query_frames, key_frames))
+    return order, Orthogonal(width), dst, src
 
 
 def _angles(frames: FlatFrames, heads: int, planes: int, dtype: torch.dtype) -> Tensor:
@@ -104,8 +97,8 @@ def _angles(frames: FlatFrames, heads: int, planes: int, dtype: torch.dtype) -> 
     return torch.cat((angles, angles.new_zeros(*angles.shape[:-1], planes - frames.planes)), -1)
 
 
-def _matrices(frames: Frames, heads: int, width: int, dtype: torch.dtype) -> Tensor:
-    """Every operator as a width × width matrix, the identity beyond what the frames act on."""
+def matrices(frames: Frames, heads: int, width: int, dtype: torch.dtype) -> Tensor:
+    """``A_t`` in the order of `entry_order`, (batch, heads, tokens, width, width); the identity beyond the planes."""
     if not is_flat(frames):
         blocks = frames.matrices.to(dtype).repeat_interleave(heads // frames.heads, dim=2).transpose(1, 2)
     elif frames.is_identity:

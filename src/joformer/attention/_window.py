@@ -22,15 +22,23 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
-from joformer.attention._masks import check_dimensions, exporting, in_dtype
+from joformer.attention._options import (
+    Options,
+    Weighting,
+    check_options,
+    check_qkv,
+    checked_mask,
+    exporting,
+    in_dtype,
+)
 
 __all__ = ["window_attention"]
 
 
 def window_attention(
-    q: Float[Tensor, "*_batch_queries_heads_dim"],
-    k: Float[Tensor, "*_batch_keys_kv_heads_dim"],
-    v: Float[Tensor, "*_batch_keys_kv_heads_value_dim"],
+    q: Float[Tensor, "batch queries heads dim"],
+    k: Float[Tensor, "batch keys kv_heads dim"],
+    v: Float[Tensor, "batch keys kv_heads value_dim"],
     *,
     window: int,
     causal: bool,
@@ -38,34 +46,59 @@ def window_attention(
     mask: Shaped[Tensor, "..."] | None = None,
     segments: Int[Tensor, "..."] | None = None,
     dropout: float = 0.0,
-    weighting: str = "softmax",
+    weighting: Weighting = "softmax",
 ) -> Float[Tensor, "batch queries heads value_dim"]:
-    """Attention over the `window` nearest keys: time and memory grow as tokens × window, backward too.
+    """``o_i = Σ_j a_ij v_j`` over the `window` nearest keys: time and memory grow as tokens × window, backward too.
 
-    q is (batch, queries, heads, dim), k (batch, keys, kv_heads, dim) and v (batch, keys, kv_heads, value_dim).
-    The last query sits at the last key, so with fewer queries than keys this is a chunk after a cache. Query
-    head h reads key/value head h // (heads // kv_heads).
-
-    Args:
-        window: key j is visible to query i iff 0 ≤ i − j < window (causal) or |i − j| < window (not causal).
-        mask: boolean (True: may attend) or additive, broadcastable to (batch, heads, queries, keys), or
-            (queries, keys) unless that may be (batch, keys); what forbids: see `journey_attention`. A key-padding
-            mask (batch, 1, 1, keys) is never expanded to queries × keys.
-        segments: (batch, keys) or (keys,): tokens of packed sequences see only those of equal number.
-        dropout: probability with which a weight is dropped (the rest is scaled up).
-        weighting: "softmax", or "softplus" for the unnormalised weights log(1 + exp(score)).
     A query that may attend to nothing gives zeros, and zero gradients, never NaN.
 
-    >>> q = k = v = torch.eye(4).view(1, 4, 1, 4)
-    >>> window_attention(q, k, v, window=2, causal=True, scale=0.0)[0, :, 0]
-    tensor([[1.0000, 0.0000, 0.0000, 0.0000],
-            [0.5000, 0.5000, 0.0000, 0.0000],
-            [0.0000, 0.5000, 0.5000, 0.0000],
-            [0.0000, 0.0000, 0.5000, 0.5000]])
+    Args:
+        q: Queries, ``(batch, queries, heads, dim)``. The last one sits at the last key, so that fewer queries than
+            keys are a chunk after a cache.
+        k: Keys, ``(batch, keys, kv_heads, dim)``. Query head h reads key/value head ``h // (heads // kv_heads)``.
+        v: Values, ``(batch, keys, kv_heads, value_dim)``.
+        window: Key j is visible to query i iff ``0 ≤ i − j < window`` (causal) or ``|i − j| < window``.
+        causal: Whether keys after the query are hidden.
+        scale: Of the scores.
+        mask: Boolean (True: may attend) or additive, broadcastable to ``(batch, heads, queries, keys)``, or ``(queries,
+            keys)`` unless that may be ``(batch, keys)``; what forbids: see `journey_attention`. A key-padding mask
+            ``(batch, 1, 1, keys)`` is never expanded to queries × keys.
+        segments: ``(batch, keys)`` or ``(keys,)``: tokens of packed sequences see only those of equal number.
+        dropout: Probability with which a weight is dropped (the rest is scaled up), at least 0 and less than 1.
+        weighting: "softmax", or "softplus" for the unnormalised weights log(1 + exp(score)).
+
+    Returns:
+        ``(batch, queries, heads, value_dim)``.
+
+    Raises:
+        ValueError: If shapes, mask, segments or options do not fit each other.
+
+    Example:
+        >>> q = k = v = torch.eye(4).view(1, 4, 1, 4)
+        >>> window_attention(q, k, v, window=2, causal=True, scale=0.0)[0, :, 0]
+        tensor([[1.0000, 0.0000, 0.0000, 0.0000],
+                [0.5000, 0.5000, 0.0000, 0.0000],
+                [0.0000, 0.5000, 0.5000, 0.0000],
+                [0.0000, 0.0000, 0.5000, 0.5000]])
     """
-    _check(q, k, v, window, dropout, weighting)
+    check_qkv(q, k, v)
+    check_options(window, dropout, weighting, "auto")
+    mask, segments = checked_mask(mask, segments, window, (q.shape[0], q.shape[2], q.shape[1], k.shape[1]))
+    return attend_in_blocks(q, k, v, Options(causal, mask, segments, window, scale, dropout, weighting))
+
+
+def attend_in_blocks(
+    q: Float[Tensor, "batch queries heads dim"],
+    k: Float[Tensor, "batch keys kv_heads dim"],
+    v: Float[Tensor, "batch keys kv_heads value_dim"],
+    options: Options,
+) -> Float[Tensor, "batch queries heads value_dim"]:
+    """`window_attention` for options that were checked."""
+    causal, mask, segments, window, scale, dropout, weighting = options
+    assert window is not None
     queries, keys = q.shape[1], k.shape[1]
-    mask, segments = _widen(mask, segments, q, keys)
+    if mask is not None:
+        mask = (mask[None, None] if mask.ndim == 2 else mask).expand(-1, -1, -1, keys)
     start = max(keys - queries - (window - 1), 0)
     if start > 0:  # a cache longer than the window: its oldest keys are never looked at
         k, v, keys = k[:, start:], v[:, start:], keys - start
@@ -83,7 +116,7 @@ def window_attention(
     whole = queries == 1 or (not exporting() and queries <= lead + trail + size)
     plain = causal and weighting == "softmax" and mask is segments is None
     if whole and plain and (queries == 1 or queries == keys <= window):
-        # All that is left is visible, or the lower triangle, and SDPA is fastest when told so without a mask.
+        # All that is left is visible, or the lower triangle, and SDPA is fastest with a flag in place of a mask.
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         few = q.shape[1] != k.shape[1]
         o = F.scaled_dot_product_attention(q, k, v, None, dropout, queries > 1, scale=scale, enable_gqa=few)
@@ -91,7 +124,7 @@ def window_attention(
     if whole:
         count, size, lead, trail = 1, queries, offset, 0
     else:
-        # Nor may one graph ask whether there is one block, or whether it is full: hence one to spare when traced.
+        # Nor may one graph depend on whether there is one block, or a full one: hence one to spare when traced.
         spare = size if torch.compiler.is_compiling() else 0
         count = (queries + spare + size - 1) // size
     begin = torch.arange(count, device=q.device)[:, None] * size + offset
@@ -114,14 +147,14 @@ def window_attention(
         mask = mask[:, :, 0, column][:, :, :, None]
     elif mask is not None:
         mask = mask[:, :, (row - offset)[:, :, None], column[:, None]]
-    o = _attend(q, k, v, visible, mask, scale, dropout, weighting)
+    o = _attend(q, k, v, visible, mask, options)
     if exporting() and not whole:  # a slice would have to be proved to lie inside, which is beyond the tracer
         return o.index_select(1, torch.arange(queries, device=q.device))
     return o if whole or (not torch.compiler.is_compiling() and o.shape[1] == queries) else o[:, :queries]
 
 
 def _pad(x: Tensor, front: int, length: int) -> Tensor:
-    # With nothing to add, `pad` copies; a symbolic length must not be asked.
+    # With nothing to add, `pad` copies; a symbolic length must not be compared.
     if not torch.compiler.is_compiling() and x.shape[1] == length:
         return x
     return F.pad(x, (0, 0, 0, 0, front, length - front - x.shape[1]))
@@ -175,9 +208,7 @@ def _attend(
     v: Float[Tensor, "batch count span kv_heads value_dim"],
     visible: Bool[Tensor, "..."],
     given: Shaped[Tensor, "..."] | None,
-    scale: float,
-    dropout: float,
-    weighting: str,
+    options: Options,
 ) -> Float[Tensor, "batch tokens heads value_dim"]:
     """Attention within each block; masks broadcast to (batch, heads, count, size, span)."""
     batch, count, size, heads, _ = q.shape
@@ -198,7 +229,8 @@ def _attend(
     mask = mask.unflatten(2, (kv_heads, group) if mask.shape[2] > 1 else (1, 1))
     mask = mask.expand(batch, count, -1, group, size, span).flatten(3, 4).flatten(0, 1)
 
-    if weighting == "softmax":
+    dropout, scale = options.dropout, options.scale
+    if options.weighting == "softmax":
         o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
     else:
         scores = q @ k.transpose(-2, -1) * scale
@@ -209,41 +241,3 @@ def _attend(
     if live is None:
         return o
     return o.masked_fill(~live.expand(-1, -1, -1, size, 1).movedim(1, 3).flatten(1, 2), 0.0)
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor, window: int, dropout: float, weighting: str) -> None:
-    wrong = None
-    if not q.ndim == k.ndim == v.ndim == 4:
-        wrong = "q, k, v must be (batch, tokens, heads, dim)"
-    elif k.shape[:3] != v.shape[:3] or k.shape[0] != q.shape[0] or k.shape[3] != q.shape[3]:
-        wrong = "q, k must share batch and dim, k and v batch, keys and heads"
-    elif q.shape[2] % k.shape[2]:
-        wrong = "heads must be a multiple of kv_heads"
-    elif q.shape[1] > k.shape[1]:
-        wrong = "a window needs a key for every query"
-    if wrong:  # formatted here only, because a tracer cannot format symbolic sizes
-        raise ValueError(f"{wrong}, not {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
-    if window < 1:
-        raise ValueError(f"window must be at least 1 (the token itself), not {window}")
-    if not 0.0 <= dropout <= 1.0:
-        raise ValueError(f"dropout must be between 0 and 1, not {dropout}")
-    if weighting not in ("softmax", "softplus"):
-        raise ValueError(f"weighting must be 'softmax' or 'softplus', not {weighting!r}")
-
-
-def _widen(mask: Tensor | None, segments: Tensor | None, q: Tensor, keys: int) -> tuple[Tensor | None, Tensor | None]:
-    if mask is not None:
-        full, shape, given = (q.shape[0], q.shape[2], q.shape[1], keys), tuple(mask.shape), mask
-        mask = mask[None, None] if mask.ndim == 2 else mask
-        if mask.ndim != 4 or any(n not in (1, most) for n, most in zip(mask.shape, full, strict=True)):
-            raise ValueError(f"mask must broadcast to (batch, heads, queries, keys) = {full}, not {shape}")
-        if not (mask.dtype == torch.bool or mask.dtype.is_floating_point):
-            raise ValueError(f"mask must be boolean (True: may attend) or floating (added), not {mask.dtype}")
-        check_dimensions(given, q.shape[0], q.shape[1])
-        mask = mask.expand(-1, -1, -1, keys)
-    if segments is not None:
-        shape = tuple(segments.shape)
-        segments = segments[None] if segments.ndim == 1 else segments
-        if segments.ndim != 2 or segments.shape[1] != keys or segments.shape[0] not in (1, q.shape[0]):
-            raise ValueError(f"segments must be (batch, keys) = {(q.shape[0], keys)}, not {shape}")
-    return mask, segments

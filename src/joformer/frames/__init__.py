@@ -7,9 +7,10 @@ from joformer.frames._fixed import FixedFrames, NoFrames
 from joformer.frames._learned import LearnedFrames
 from joformer.frames._projected import ProjectedFrames
 from joformer.frames._tree import DenseTreeFrames, TreeFrames
-from joformer.frames._types import CurvedFrames, FlatFrames, Frames, Layout, is_flat
+from joformer.frames._types import At, CurvedFrames, FlatFrames, Frames, Layout, is_flat
 
 __all__ = [
+    "At",
     "CumulativeFrames",
     "CurvedFrames",
     "DenseFrames",

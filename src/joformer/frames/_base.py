@@ -1,42 +1,49 @@
-"""What all frames modules share: `frames = module(positions, x)`, and angles that are never downcast.
+"""What all frames modules share: ``frames = module(positions, x)``, and angles that are never downcast.
 
     θ_t = Σ_k ω_k n_tk      (linear in the coordinates n of the token)
 
 Angles are float64 reduced modulo 2π before anything is rounded to float32: a shift of a million positions then
-changes scores by no more than float32 rounding. Paper: "Architecture Variants"; CLAIMS.md, convention 7.
+changes scores by no more than float32 rounding. Paper: "Architecture Variants"; docs/claims.md, convention 7.
 """
 
 from __future__ import annotations
 
 from math import isfinite
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from joformer._precision import KeepsPrecision, exact_device, has_float64, is_traced
-from joformer.frames._types import Frames, Layout, check_layout
+from joformer.frames._types import At, FlatFrames, Frames, Layout, check_planes
 from joformer.positions import check_precision
 
 Split = Literal["axial", "combined", "diagonal"]
 
 
+class Inputs(NamedTuple):
+    """What a frames module was called with; `FramesModule.forward` documents each."""
+
+    positions: Tensor
+    x: Tensor | None
+    layer: int
+    grid: tuple[int, ...] | None
+    state: Tensor | None
+    every: bool
+
+
 class FramesModule(KeepsPrecision):
-    """Base of all frames modules. A subclass sets the attributes below and defines `forward`.
+    """Base of all frames modules: a subclass sets the attributes below and defines `make`, or `forward` itself.
 
-    Every module is called the same way, ``frames = module(positions, x, layer=…, grid=…, state=…)``, and ignores what
-    it does not need:
-
-    Args of the call:
-        positions: ``(tokens, axes)`` or ``(batch, tokens, axes)``.
-        x: The tokens' content, ``(batch, tokens, dim)``; needed only where `content` is True.
-        layer: Which layer asks; read by modules that hold one set of angles per layer.
-        grid: The shape that the last tokens form; read by cumulative frames on several axes.
-        state: Where a sequence stopped, the `end` of the frames before; read where `stateful` is True.
-
-    The result is a frames value broadcastable to ``(batch, tokens, heads, planes)``, on x's device where x is given, on
-    the positions' otherwise.
+    Example:
+        >>> class Alternating(FramesModule):
+        ...     head_dim, heads, axes = 8, 1, 1
+        ...
+        ...     def make(self, given):
+        ...         return FlatFrames.of(torch.pi * given.positions[None, :, None].expand(1, -1, 1, 4))
+        >>> Alternating()(torch.arange(5.0)[:, None])
+        FlatFrames(batch=1, tokens=5, heads=1, planes=4, layout='interleaved')
     """
 
     content: ClassVar[bool] = False
@@ -44,7 +51,7 @@ class FramesModule(KeepsPrecision):
     stateful: ClassVar[bool] = False
     """Whether a sequence that is continued must be given the `state` in which it stopped."""
     shift_invariant: ClassVar[bool] = True
-    """Whether moving all positions by the same displacement leaves every journey as it was."""
+    """Whether the same displacement of all positions leaves every journey as it was."""
 
     head_dim: int
     heads: int
@@ -60,30 +67,76 @@ class FramesModule(KeepsPrecision):
         layer: int = 0,
         grid: tuple[int, ...] | None = None,
         state: Tensor | None = None,
+        every: bool = False,
     ) -> Frames:
-        raise NotImplementedError(f"{type(self).__name__} must define forward(positions, x)")
+        """The frame ``A_t`` of each token. Every module takes all arguments and ignores what it does not need.
+
+        Args:
+            positions: ``(tokens, axes)`` or ``(batch, tokens, axes)``, see `joformer.positions`.
+            x: The tokens' content, ``(batch, tokens, dim)``; needed only where `content` is True.
+            layer: The index of the calling layer; read by modules that hold one set of angles per layer.
+            grid: The shape that the last tokens form; read by cumulative frames on several axes.
+            state: Where the sequence stopped, the `end` of the frames before; read where `stateful` is True.
+            every: Return the `end` after each token rather than after the last; read where `stateful` is True.
+
+        Returns:
+            A frames value broadcastable to ``(batch, tokens, heads, planes)``, on x's device where x is given, on the
+            positions' otherwise.
+
+        Raises:
+            ValueError: If positions or x have another shape, or positions are infinite or in half precision.
+        """
+        return self.make(Inputs(positions, x, layer, grid, state, every))
+
+    def make(self, given: Inputs) -> Frames:
+        """The frames of one call."""
+        raise NotImplementedError(f"{type(self).__name__} must define make(given) or forward(positions, x)")
 
 
-def planes_of(head_dim: int, planes: int | None, axes: int, split: str) -> int:
-    """How many planes are rotated: all of head_dim / 2 by default, a multiple of the axes where axial."""
-    if head_dim < 2 or head_dim % 2:
-        raise ValueError(f"head_dim must be even, since planes are pairs of entries; got {head_dim}")
-    if axes < 1:
-        raise ValueError(f"axes must be 1 or more, got {axes}")
-    if split not in ("axial", "combined", "diagonal"):
-        raise ValueError(f"split must be 'axial', 'combined' or 'diagonal', got {split!r}")
-    most = head_dim // 2
-    planes = most if planes is None else planes
-    if not 0 < planes <= most:
-        raise ValueError(f"planes must be between 1 and head_dim / 2 = {most}, got {planes}")
-    if split == "axial":
-        if planes < axes:
+class FlatModule(FramesModule):
+    """Frames that are angles: the planes of a head that all of them have in common."""
+
+    def __init__(
+        self,
+        head_dim: int,
+        *,
+        axes: int,
+        heads: int,
+        split: Split,
+        planes: int | None,
+        at: At,
+        layout: Layout,
+    ) -> None:
+        super().__init__()
+        check_planes(layout, at)
+        check_heads(heads)
+        if head_dim < 2 or head_dim % 2:
+            raise ValueError(f"head_dim must be even, since planes are pairs of entries; got {head_dim}")
+        if axes < 1:
+            raise ValueError(f"axes must be 1 or more, got {axes}")
+        if split not in ("axial", "combined", "diagonal"):
+            raise ValueError(f"split must be 'axial', 'combined' or 'diagonal', got {split!r}")
+        most = head_dim // 2
+        planes = most if planes is None else planes
+        if not 0 < planes <= most:
+            raise ValueError(f"planes must be between 1 and head_dim / 2 = {most}, got {planes}")
+        if split == "axial" and planes < axes:
             raise ValueError(
                 f"an axial split gives each of {axes} axes planes of its own, but there are only {planes}: "
                 "use a wider head or split='combined'"
             )
-        planes -= planes % axes
-    return planes
+        self.head_dim, self.axes, self.heads, self.split = head_dim, axes, heads, split
+        self.planes, self.at, self.layout = planes - planes % axes if split == "axial" else planes, at, layout
+
+    def flat(self, angles: Tensor, **more: Any) -> FlatFrames:
+        """Angles as frames on the planes of this module."""
+        return FlatFrames.of(angles, layout=self.layout, at=self.at, **more)
+
+
+def check_heads(heads: int) -> None:
+    """Raises ValueError unless there is a head."""
+    if heads < 1:
+        raise ValueError(f"heads must be 1 (shared by all heads) or the number of key/value heads, got {heads}")
 
 
 def coordinates(positions: Tensor, axes: int, x: Tensor | None = None) -> Float[Tensor, "batch tokens axes"]:
@@ -118,15 +171,15 @@ def coordinates(positions: Tensor, axes: int, x: Tensor | None = None) -> Float[
 
 
 def linear_angles(
-    known: Float[Tensor, "batch tokens axes"], steps: Float[Tensor, "heads axes each"], split: str
+    known: Float[Tensor, "batch tokens axes"], steps: Float[Tensor, "heads axes each"], split: Split, x: Tensor | None
 ) -> Float[Tensor, "batch tokens heads planes"]:
-    """θ = ω·n: planes side by side axis by axis where axial, summed over the axes otherwise.
+    """θ = ω·n on x's device: planes side by side axis by axis where axial, summed over the axes otherwise.
 
     Left unreduced: cos and sin of a float64 angle are exact at any size, and `wrap` goes before any rounding.
     """
     if split == "axial":
-        return (known[:, :, None, :, None] * steps).flatten(-2)
-    return torch.einsum("btk,hkp->bthp", known, steps)
+        return place((known[:, :, None, :, None] * steps).flatten(-2), x)
+    return place(torch.einsum("btk,hkp->bthp", known, steps), x)
 
 
 def wrap(angles: Tensor) -> Tensor:
@@ -140,9 +193,3 @@ def place(angles: Tensor, x: Tensor | None) -> Tensor:
     if x is None or angles.device == x.device:
         return angles
     return angles.to(x.device) if has_float64(x.device) else wrap(angles).float().to(x.device)
-
-
-def check_layout_and_heads(layout: Layout, heads: int) -> None:
-    check_layout(layout)
-    if heads < 1:
-        raise ValueError(f"heads must be 1 (shared by all heads) or the number of key/value heads, got {heads}")

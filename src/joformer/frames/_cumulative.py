@@ -1,10 +1,10 @@
-"""Cumulative frames: θ_t = base·t + Σ_{s<t} φ(x_s), so that a journey sees all that lies between its ends.
+"""Cumulative frames: θ_t = ω·t + Σ_{s<t} φ(x_s), so that a journey sees all that lies between its ends.
 
 Pointwise projected angles do not have the property the paper proves for content-dependent operators
-(context-sensitive separation); only the accumulated ones do (CLAIMS.md row 33). On a grid each axis accumulates
+(context-sensitive separation); only the accumulated ones do (docs/claims.md row 33). On a grid each axis accumulates
 along the canonical path from the origin, axis 1 first:
 
-    θ_(i,j) = base·(i, j) + Σ_{s<i} φ₁(x_(s,0)) + Σ_{s<j} φ₂(x_(i,s))
+    θ_(i,j) = ω·(i, j) + Σ_{s<i} φ₁(x_(s,0)) + Σ_{s<j} φ₂(x_(i,s))
 
 which is a potential, hence flat whatever φ is (row 7).
 """
@@ -14,11 +14,10 @@ from __future__ import annotations
 from math import prod
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from joformer._precision import widest
-from joformer.frames._base import wrap
+from joformer.frames._base import Inputs, wrap
 from joformer.frames._projected import ContentFrames, Projector
 from joformer.frames._types import FlatFrames
 from joformer.positions import grid as make_grid
@@ -26,68 +25,71 @@ from joformer.positions import located
 
 
 class CumulativeFrames(ContentFrames):
-    """θ_t = base·t + Σ_{s<t} φ(x_s), φ = W₂ GELU(W₁ LN(x)), zero at the start: (batch, tokens, heads, planes).
+    """``θ_t = ω·t + Σ_{s<t} φ(x_s)``, ``φ = W₂ GELU(W₁ LN(x))``: (batch, tokens, heads, planes). φ starts at zero.
 
-    Tokens are accumulated in their order; a token at the identity adds nothing. To go on where a sequence
-    stopped, pass `state=` the `end` of the frames before (a `JourneyCache` keeps it as `cache.angles`). With
-    several axes say which `grid` the last tokens form, e.g. grid=(14, 14). With `every=True` the end is that after each
-    token, (batch, tokens, heads, planes), for who may have to go back.
+    Tokens are accumulated in their order; a token at the identity adds nothing. A sequence is continued with `state=`
+    the `end` of the frames before, which a `JourneyCache` keeps as `cache.angles`. With several axes the call names
+    the `grid` that the last tokens form, e.g. ``grid=(14, 14)``. With ``every=True`` the `end` is the state after each
+    token, (batch, tokens, heads, planes), for a caller that may have to go back.
 
-    >>> from joformer import positions
-    >>> module = CumulativeFrames(128, 32, heads=4)
-    >>> x = torch.rand(2, 16, 128)
-    >>> first = module(positions.sequence(10), x[:, :10])
-    >>> rest = module(positions.sequence(6, offset=10), x[:, 10:], state=first.end)
-    >>> rest.angles.shape
-    torch.Size([2, 6, 4, 16])
+    Args:
+        dim: Width of the tokens x.
+        head_dim: Width of a head, even.
+        heads: How many heads have angles of their own; with grouped queries the number of key/value heads.
+        axes: How many coordinates a token has.
+        on: Which angles ω·t the content is added to: "fixed", "learned" or "none". With "none" the frames know content
+            but no order: use a causal mask then.
+        split: How several axes share the planes, see `joformer.frequencies.per_axis`.
+        base: Of the spectrum ω.
+        planes: Fewer than head_dim / 2 rotate only 2·planes entries of each head.
+        at: Which entries these are: the first ("front") or the last ("end").
+        layout: Which entries of a head form a plane, see `joformer.rotation`.
+        frequency_base: Deprecated name of `base`.
+
+    Raises:
+        ValueError: If widths, axes, planes or heads do not fit each other.
+
+    Example:
+        >>> from joformer import positions
+        >>> module = CumulativeFrames(128, 32, heads=4)
+        >>> x = torch.rand(2, 16, 128)
+        >>> first = module(positions.sequence(10), x[:, :10])
+        >>> rest = module(positions.sequence(6, offset=10), x[:, 10:], state=first.end)
+        >>> rest.angles.shape
+        torch.Size([2, 6, 4, 16])
     """
 
     stateful = True
 
     def make_projector(self) -> Projector:
+        """Content to one step per axis, zero at the start."""
         return Projector(self.dim, self.axes * self.heads * self.planes, zero=True)
 
-    def forward(
-        self,
-        positions: Tensor,
-        x: Tensor | None = None,
-        *,
-        layer: int = 0,
-        grid: tuple[int, ...] | None = None,
-        state: Float[Tensor, "batch 1 heads planes"] | None = None,
-        every: bool = False,
-    ) -> FlatFrames:
-        located = self.located(positions, x)
-        assert x is not None
+    def make(self, given: Inputs) -> FlatFrames:
+        """The frames of one call."""
+        x, known = self.checked(given)
+        shape = (x.shape[0], 1, self.heads, self.planes)
+        if given.state is not None and tuple(given.state.shape) not in (shape, (1, *shape[1:])):
+            raise ValueError(f"state must be the `end` of earlier frames, {shape}, got {tuple(given.state.shape)}")
         steps = self.projector(x).unflatten(-1, (self.axes, self.heads, self.planes))
         # Sums of thousands of angles lose float32 digits; devices without float64 keep what they have.
         wide = widest(x.device, steps.dtype)
-        steps = steps.to(wide) * located[..., None, None, None]
-        self._check_state(state, x.shape[0])
+        steps = steps.to(wide) * known[..., None, None, None]
         if self.axes == 1:
-            angles, after = _along_sequence(steps.squeeze(2), state)
-            end = wrap(after if every else after[:, -1:])
+            steps = steps.squeeze(2)
+            after = steps.cumsum(1)
+            if given.state is not None:
+                after = after + given.state.to(wide)
+            angles, end = after - steps, wrap(after if given.every else after[:, -1:])
         else:
-            if state is not None:
+            if given.state is not None:
                 raise ValueError("state continues a sequence: frames on several axes see their whole grid at once")
-            angles, end = _along_grid(steps, grid, positions), None
+            angles, end = _along_grid(steps, given.grid, given.positions), None
         if self.base is not None:
-            angles = angles + self.base.angles(positions, x).to(wide)
+            angles = angles + self.base.angles(given.positions, x).to(wide)
         # A token at the identity stays there whatever came before it.
-        angles = wrap(angles * located[..., None, None]).to(self.projector.w1.weight.dtype)
-        return FlatFrames.of(angles, layout=self.layout, content=True, end=end)
-
-    def _check_state(self, state: Tensor | None, batch: int) -> None:
-        shape = (batch, 1, self.heads, self.planes)
-        if state is not None and tuple(state.shape) not in (shape, (1, *shape[1:])):
-            raise ValueError(f"state must be the `end` of earlier frames, {shape}, got {tuple(state.shape)}")
-
-
-def _along_sequence(steps: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    after = steps.cumsum(1)
-    if state is not None:
-        after = after + state.to(after.dtype)
-    return after - steps, after
+        angles = wrap(angles * known[..., None, None]).to(self.projector.w1.weight.dtype)
+        return self.flat(angles, content=True, end=end)
 
 
 def _along_grid(steps: Tensor, grid: tuple[int, ...] | None, positions: Tensor) -> Tensor:
@@ -100,12 +102,9 @@ def _along_grid(steps: Tensor, grid: tuple[int, ...] | None, positions: Tensor) 
     prefix = tokens - prod(grid)
     # Reading values would stall a GPU and break a graph, so only where it is free.
     if positions.device.type == "cpu" and not torch.compiler.is_compiling():
-        cells = positions[..., prefix:, :].to(torch.float64)
-        expected = make_grid(*grid)
-        if (
-            not torch.equal(cells - cells[..., :1, :], expected.expand_as(cells))
-            or located(positions)[..., :prefix].any()
-        ):
+        where = positions[..., prefix:, :].to(torch.float64)
+        regular = torch.equal(where - where[..., :1, :], make_grid(*grid).expand_as(where))
+        if not regular or located(positions)[..., :prefix].any():
             raise ValueError(
                 f"positions are not a grid of {grid} after {prefix} tokens at the identity: see positions.grid"
             )
@@ -117,5 +116,4 @@ def _along_grid(steps: Tensor, grid: tuple[int, ...] | None, positions: Tensor) 
         for later in range(axis + 1, axes):
             leg = leg.narrow(1 + later, 0, 1)
         total = total + leg
-    angles = total.flatten(1, axes)
-    return torch.cat((steps[:, :prefix, 0] * 0, angles), 1)
+    return torch.cat((steps[:, :prefix, 0] * 0, total.flatten(1, axes)), 1)

@@ -1,7 +1,7 @@
 """Dense frames, which are curved: A_n = expm(Σ_k n_k S_k) with trained skew-symmetric S_k (LieRE).
 
 The operator is fixed by the token's coordinates but a journey A_m⁻¹A_n is not a function of n − m alone unless
-the S_k commute (CLAIMS.md row 20). The axial split gives each axis a block of its own, which does commute.
+the S_k commute (docs/claims.md row 20). The axial split gives each axis a block of its own, which does commute.
 """
 
 from __future__ import annotations
@@ -9,22 +9,32 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from joformer._precision import widest, without_autocast
-from joformer.frames._base import FramesModule, check_layout_and_heads, coordinates
+from joformer.frames._base import FramesModule, Inputs, check_heads, coordinates
 from joformer.frames._types import CurvedFrames
 
 
 class DenseFrames(FramesModule):
-    """A_n = expm(Σ_k n_k S_k): matrices (batch or 1, tokens, heads, blocks, block, block).
+    """``A_n = expm(Σ_k n_k S_k)``: matrices (batch or 1, tokens, heads, blocks, block, block).
 
-    split="combined" is LieRE: one block of head_dim, all axes in it. split="axial" is axial-dense: a block of
-    head_dim // axes for each axis. S = M − Mᵀ with M the parameter (axes, heads, block, block).
+    ``S = M − Mᵀ`` with M the parameter `generators`, (axes, heads, block, block).
 
-    >>> from joformer import positions
-    >>> DenseFrames(16, axes=2)(positions.grid(3, 3)).matrices.shape
-    torch.Size([1, 9, 1, 1, 16, 16])
+    Args:
+        head_dim: Width of a head.
+        axes: How many coordinates a token has.
+        heads: 1, shared by all heads, or the number of key/value heads.
+        split: "combined" is LieRE: one block of head_dim, all axes in it. "axial" is axial-dense: a block of
+            head_dim // axes for each axis.
+
+    Raises:
+        ValueError: If the head is too narrow for its axes.
+
+    Example:
+        >>> from joformer import positions
+        >>> DenseFrames(16, axes=2)(positions.grid(3, 3)).matrices.shape
+        torch.Size([1, 9, 1, 1, 16, 16])
     """
 
     shift_invariant = False
@@ -38,7 +48,7 @@ class DenseFrames(FramesModule):
         split: Literal["combined", "axial"] = "combined",
     ) -> None:
         super().__init__()
-        check_layout_and_heads("interleaved", heads)
+        check_heads(heads)
         if split not in ("combined", "axial"):
             raise ValueError(f"split must be 'combined' (LieRE) or 'axial' (axial-dense), got {split!r}")
         block = head_dim if split == "combined" else head_dim // max(axes, 1)
@@ -49,20 +59,14 @@ class DenseFrames(FramesModule):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        # Eigenvalues of M − Mᵀ then lie within about ± 1.4 radians a step, as RoPE's fastest planes do.
+        """Draws new generators."""
+        # Eigenvalues of M − Mᵀ then lie within about ± 1.4 radians per step, as RoPE's fastest planes do.
         nn.init.normal_(self.generators, std=0.5 / self.generators.shape[-1] ** 0.5)
 
-    def forward(
-        self,
-        positions: Tensor,
-        x: Tensor | None = None,
-        *,
-        layer: int = 0,
-        grid: tuple[int, ...] | None = None,
-        state: Tensor | None = None,
-    ) -> CurvedFrames:
-        known = coordinates(positions, self.axes, x)
-        device = self.generators.device if x is None else x.device
+    def make(self, given: Inputs) -> CurvedFrames:
+        """The frames of one call."""
+        known = coordinates(given.positions, self.axes, given.x)
+        device = self.generators.device if given.x is None else given.x.device
         # In float32 the exponential of a thousand steps is no longer orthogonal.
         wide = widest(device, self.generators.dtype)
         known = known.to(device=device, dtype=wide)

@@ -9,23 +9,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from joformer.frames._base import (
-    FramesModule,
-    Split,
-    check_layout_and_heads,
-    coordinates,
-    linear_angles,
-    place,
-    planes_of,
-)
-from joformer.frames._types import FlatFrames, Layout
+from joformer.frames._base import FlatModule, FramesModule, Inputs, Split, coordinates, linear_angles
+from joformer.frames._types import At, FlatFrames, Layout
 from joformer.frequencies import NTK, Linear, Scaling, YaRN, per_axis
 
+_UNCHANGING = (Linear, NTK, YaRN, type(None))
+"""Scalings that give the same frequencies at every call."""
 
-class FixedFrames(FramesModule):
+
+class FixedFrames(FlatModule):
     """``θ_tp = Σ_k ω_kp n_tk`` with given frequencies ω: angles (1, tokens, 1, planes) from positions (tokens, axes).
 
-    There is nothing to save or to move: frequencies are made from the arguments, on the device of the positions.
+    There is nothing to save: frequencies are made from the arguments, on the device of the positions.
 
     Args:
         head_dim: Width of a head, even.
@@ -33,7 +28,8 @@ class FixedFrames(FramesModule):
         base: Of the geometric spectrum: 10000 for text, 100 for axial vision.
         split: How several axes share the planes, see `joformer.frequencies.per_axis`.
         scaling: One of `joformer.frequencies.Linear`, `NTK`, `YaRN`.
-        planes: Fewer than head_dim / 2 rotate only the first 2·planes entries of each head.
+        planes: Fewer than head_dim / 2 rotate only 2·planes entries of each head (partial rotation).
+        at: Which entries these are: the first ("front") or the last ("end", as in DeepSeek's keys).
         layout: Which entries of a head form a plane, see `joformer.rotation`.
         frequencies: A table of your own in place of `base`, `split` and `planes`: ``(axes, planes)``, or ``(heads,
             axes, planes)`` where heads differ. A zero says that an axis does not rotate a plane, so that sections
@@ -43,7 +39,6 @@ class FixedFrames(FramesModule):
         ValueError: If widths, axes, planes or the table do not fit each other.
 
     Example:
-
         >>> from joformer import positions
         >>> FixedFrames(64)(positions.sequence(16)).angles.shape
         torch.Size([1, 16, 1, 32])
@@ -65,47 +60,40 @@ class FixedFrames(FramesModule):
         split: Split = "axial",
         scaling: Scaling | None = None,
         planes: int | None = None,
+        at: At = "front",
         layout: Layout = "interleaved",
         frequencies: Sequence[Any] | Tensor | None = None,
     ) -> None:
-        super().__init__()
-        check_layout_and_heads(layout, 1)
         if not isinstance(base, (int, float)) or (scaling is not None and not hasattr(scaling, "apply")):
             raise ValueError(
                 "base is a number, scaling one of joformer.frequencies.Linear, NTK, YaRN; a table of frequencies "
                 f"goes to frequencies=; got base={base!r}, scaling={scaling!r}"
             )
-        self.table = None if frequencies is None else _checked_table(frequencies, head_dim, axes, planes, scaling)
-        self.heads = 1
-        if self.table is not None:
-            self.heads, planes, split = self.table.shape[0], self.table.shape[2], "combined"
-        self.head_dim, self.axes, self.split, self.layout = head_dim, axes, split, layout
-        self.planes = planes_of(head_dim, planes, axes, split)
-        self.base, self.scaling = base, scaling
+        heads, table = 1, None
+        if frequencies is not None:
+            table = _checked_table(frequencies, head_dim, axes, planes, scaling)
+            heads, planes, split = table.shape[0], table.shape[2], "combined"
+        super().__init__(head_dim, axes=axes, heads=heads, split=split, planes=planes, at=at, layout=layout)
+        self.base, self.scaling, self.table = base, scaling, table
         self.frequencies()  # bad arguments fail here rather than at the first forward
 
     def frequencies(self, device: torch.device | None = None) -> Tensor:
         """The spectrum in use, float64: (axes, planes of an axis), or the table as (heads, axes, planes)."""
-        if self.table is not None:
-            table = self.table.to(device)
-            return table if self.scaling is None else self.scaling.apply(table, self.base)
-        return per_axis(self.planes, self.axes, self.split, self.base, self.scaling, device=device)
+        if self.table is None:
+            return per_axis(self.planes, self.axes, self.split, self.base, self.scaling, device=device)
+        table = self.table.to(device)
+        return table if self.scaling is None else self.scaling.apply(table, self.base)
 
     def _steps(self, device: torch.device) -> Float[Tensor, "heads axes each"]:
-        if torch.compiler.is_compiling():
-            return self._per_head(device)
-        if device not in self._ready:
-            steps = self._per_head(device)
-            if type(steps) is not Tensor or steps.is_inference():  # what must not outlive its mode
-                return steps
-            if not isinstance(self.scaling, (Linear, NTK, YaRN, type(None))):  # which may change by itself
-                return steps
+        traced = torch.compiler.is_compiling()
+        if not traced and device in self._ready:
+            return self._ready[device]
+        steps = self.frequencies(device)
+        steps = steps if steps.dim() == 3 else steps.unsqueeze(0)
+        # Kept, unless it must not outlive its mode or a scaling of the user's own may change by itself.
+        if not traced and type(steps) is Tensor and not steps.is_inference() and isinstance(self.scaling, _UNCHANGING):
             self._ready[device] = steps
-        return self._ready[device]
-
-    def _per_head(self, device: torch.device) -> Float[Tensor, "heads axes each"]:
-        found = self.frequencies(device)
-        return found if found.dim() == 3 else found.unsqueeze(0)
+        return steps
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -115,20 +103,14 @@ class FixedFrames(FramesModule):
     def angles(self, positions: Tensor, x: Tensor | None = None) -> Float[Tensor, "batch tokens heads planes"]:
         """θ = ω·t, float64."""
         known = coordinates(positions, self.axes, x)
-        return place(linear_angles(known, self._steps(known.device), self.split), x)
+        return linear_angles(known, self._steps(known.device), self.split, x)
 
-    def forward(
-        self,
-        positions: Tensor,
-        x: Tensor | None = None,
-        *,
-        layer: int = 0,
-        grid: tuple[int, ...] | None = None,
-        state: Tensor | None = None,
-    ) -> FlatFrames:
-        return FlatFrames.of(self.angles(positions, x), layout=self.layout)
+    def make(self, given: Inputs) -> FlatFrames:
+        """The frames of one call."""
+        return self.flat(self.angles(given.positions, given.x))
 
     def extra_repr(self) -> str:
+        """The arguments that decide the angles."""
         made = f"base={self.base}, split={self.split!r}" if self.table is None else f"table, heads={self.heads}"
         return f"{self.head_dim}, axes={self.axes}, {made}, planes={self.planes}"
 
@@ -154,26 +136,22 @@ def _checked_table(
 
 
 class NoFrames(FramesModule):
-    """A = I for every token: no positions at all (NoPE). Rotating with it returns its argument.
+    """``A_t = I`` for every token: no positions at all (NoPE). Rotating with it returns its argument.
 
-    >>> from joformer import positions
-    >>> NoFrames()(positions.sequence(16)).planes
-    0
+    Args:
+        axes: How many coordinates a token has; any number is accepted in the call.
+
+    Example:
+        >>> from joformer import positions
+        >>> NoFrames()(positions.sequence(16)).planes
+        0
     """
 
     def __init__(self, axes: int | None = None) -> None:
         super().__init__()
-        self.head_dim, self.heads = 0, 1
-        self.axes = 1 if axes is None else axes
+        self.head_dim, self.heads, self.axes = 0, 1, 1 if axes is None else axes
 
-    def forward(
-        self,
-        positions: Tensor,
-        x: Tensor | None = None,
-        *,
-        layer: int = 0,
-        grid: tuple[int, ...] | None = None,
-        state: Tensor | None = None,
-    ) -> FlatFrames:
-        device = positions.device if x is None else x.device
-        return FlatFrames.of(torch.zeros(1, positions.shape[-2], 1, 0, dtype=torch.float32, device=device))
+    def make(self, given: Inputs) -> FlatFrames:
+        """The frames of one call."""
+        device = given.positions.device if given.x is None else given.x.device
+        return FlatFrames.of(torch.zeros(1, given.positions.shape[-2], 1, 0, dtype=torch.float32, device=device))

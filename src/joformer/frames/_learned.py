@@ -6,30 +6,37 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from joformer.frames._base import (
-    FramesModule,
-    Split,
-    check_layout_and_heads,
-    coordinates,
-    linear_angles,
-    place,
-    planes_of,
-)
-from joformer.frames._types import FlatFrames, Layout
+from joformer.frames._base import FlatModule, Inputs, Split, coordinates, linear_angles
+from joformer.frames._types import At, FlatFrames, Layout
 from joformer.frequencies import per_axis
 
 
-class LearnedFrames(FramesModule):
-    """θ_t = ω·t with ω a parameter (axes, layers, heads, planes), started from the fixed spectrum of `base`.
+class LearnedFrames(FlatModule):
+    """``θ_tp = Σ_k ω_kp n_tk`` with ω a parameter that starts from the fixed spectrum of `base`.
 
-    Where axial each axis has planes of its own, so the last dimension is planes // axes and there are
-    heads·planes parameters a layer; combined has axes times as many (CLAIMS.md row 55). `layers` > 1 holds one
-    set for each layer, chosen by `layer` in the call.
+    The parameter `frequencies` is ``(axes, layers, heads, planes)``. Where axial each axis has planes of its own, so
+    that its last dimension is planes // axes and a layer has heads·planes parameters; combined has axes times as many
+    (docs/claims.md row 55).
 
-    >>> from joformer import positions
-    >>> module = LearnedFrames(64, axes=2, heads=6)
-    >>> module(positions.grid(14, 14, prefix=1)).angles.shape, module.frequencies.shape
-    (torch.Size([1, 197, 6, 32]), torch.Size([2, 1, 6, 16]))
+    Args:
+        head_dim: Width of a head, even.
+        axes: How many coordinates a token has.
+        heads: 1, shared by all heads, or the number of key/value heads.
+        layers: 1, shared by all layers, or the number of layers, chosen by `layer` in the call.
+        split: How several axes share the planes, see `joformer.frequencies.per_axis`.
+        base: Of the spectrum at the start.
+        planes: Fewer than head_dim / 2 rotate only 2·planes entries of each head.
+        at: Which entries these are: the first ("front") or the last ("end").
+        layout: Which entries of a head form a plane, see `joformer.rotation`.
+
+    Raises:
+        ValueError: If widths, axes, planes, heads or layers do not fit each other.
+
+    Example:
+        >>> from joformer import positions
+        >>> module = LearnedFrames(64, axes=2, heads=6)
+        >>> module(positions.grid(14, 14, prefix=1)).angles.shape, module.frequencies.shape
+        (torch.Size([1, 197, 6, 32]), torch.Size([2, 1, 6, 16]))
     """
 
     def __init__(
@@ -42,23 +49,21 @@ class LearnedFrames(FramesModule):
         split: Split = "axial",
         base: float = 10000.0,
         planes: int | None = None,
+        at: At = "front",
         layout: Layout = "interleaved",
     ) -> None:
-        super().__init__()
-        check_layout_and_heads(layout, heads)
+        super().__init__(head_dim, axes=axes, heads=heads, split=split, planes=planes, at=at, layout=layout)
         if layers < 1:
             raise ValueError(f"layers must be 1 (shared by all layers) or the number of layers, got {layers}")
-        self.head_dim, self.axes, self.heads, self.layers = head_dim, axes, heads, layers
-        self.split, self.base, self.layout = split, base, layout
-        self.planes = planes_of(head_dim, planes, axes, split)
+        self.layers, self.base = layers, base
         each = self.planes // axes if split == "axial" else self.planes
         self.frequencies = nn.Parameter(torch.empty(axes, layers, heads, each, dtype=torch.float32))
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        device = self.frequencies.device
-        start = per_axis(self.planes, self.axes, self.split, self.base, device=device)
+        """Sets all frequencies to the fixed spectrum."""
+        start = per_axis(self.planes, self.axes, self.split, self.base, device=self.frequencies.device)
         self.frequencies.copy_(start[:, None, None, :].expand_as(self.frequencies))
 
     def angles(
@@ -69,18 +74,12 @@ class LearnedFrames(FramesModule):
             raise ValueError(f"layer must be 0 … {self.layers - 1} of these frames, got {layer}")
         known = coordinates(positions, self.axes, x)
         steps = self.frequencies[:, layer].movedim(0, 1).to(device=known.device, dtype=known.dtype)
-        return place(linear_angles(known, steps, self.split), x)
+        return linear_angles(known, steps, self.split, x)
 
-    def forward(
-        self,
-        positions: Tensor,
-        x: Tensor | None = None,
-        *,
-        layer: int = 0,
-        grid: tuple[int, ...] | None = None,
-        state: Tensor | None = None,
-    ) -> FlatFrames:
-        return FlatFrames.of(self.angles(positions, x, layer=layer), layout=self.layout)
+    def make(self, given: Inputs) -> FlatFrames:
+        """The frames of one call."""
+        return self.flat(self.angles(given.positions, given.x, layer=given.layer))
 
     def extra_repr(self) -> str:
+        """The arguments that decide the parameters."""
         return f"{self.head_dim}, axes={self.axes}, heads={self.heads}, layers={self.layers}, split={self.split!r}"

@@ -1,11 +1,12 @@
-"""JoFormer-projected: θ_t = base(t) + W₂ GELU(W₁ LN(x_t)), angles read from the residual stream.
+"""JoFormer-projected: θ_t = ω·t + W₂ GELU(W₁ LN(x_t)), angles read from the residual stream.
 
-The paper's formula has no base, and zeroing all of the projector kills its gradient: here only W₂ starts at zero,
-and only where there is a base to start from (CLAIMS.md rows 23 and 24). W₂ has no bias: it would be gauge.
+The paper's formula has no ω·t, and zeroing all of the projector kills its gradient: here only W₂ starts at zero, and
+only where there is ω·t to start from (docs/claims.md rows 23 and 24). W₂ has no bias: it would be gauge.
 """
 
 from __future__ import annotations
 
+import warnings
 from typing import Literal
 
 import torch
@@ -14,20 +15,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from joformer._precision import without_autocast
-from joformer.frames._base import FramesModule, Split, check_layout_and_heads, coordinates, planes_of, wrap
+from joformer.frames._base import FlatModule, Inputs, Split, coordinates, wrap
 from joformer.frames._fixed import FixedFrames
 from joformer.frames._learned import LearnedFrames
-from joformer.frames._types import FlatFrames, Layout
-from joformer.positions import located as positions_located
+from joformer.frames._types import At, FlatFrames, Layout
+from joformer.positions import located
 
-Base = Literal["none", "fixed", "learned"]
+On = Literal["none", "fixed", "learned"]
 
 
 class Projector(nn.Module):
-    """W₂ GELU(W₁ LN(x)): (batch, tokens, dim) → (batch, tokens, out), never in less than float32.
+    """``W₂ GELU(W₁ LN(x))``: (batch, tokens, dim) → (batch, tokens, out), never in less than float32.
 
-    >>> Projector(8, 6, zero=True)(torch.rand(2, 3, 8)).abs().max().item()
-    0.0
+    Args:
+        dim: Width of x.
+        out: Width of the result.
+        zero: Whether W₂ starts at zero.
+
+    Example:
+        >>> Projector(8, 6, zero=True)(torch.rand(2, 3, 8)).abs().max().item()
+        0.0
     """
 
     def __init__(self, dim: int, out: int, *, zero: bool) -> None:
@@ -39,6 +46,7 @@ class Projector(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Draws new weights."""
         self.norm.reset_parameters()
         self.w1.reset_parameters()
         if self.zero:
@@ -47,6 +55,7 @@ class Projector(nn.Module):
             self.w2.reset_parameters()
 
     def forward(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens out"]:
+        """The projection of each token."""
         (dim,) = self.norm.normalized_shape  # of the norm, since servers replace linear layers by ones of their own
         if x.shape[-1] != dim:
             raise ValueError(f"x must be (batch, tokens, dim={dim}), got {tuple(x.shape)}")
@@ -54,8 +63,8 @@ class Projector(nn.Module):
             return self.w2(F.gelu(self.w1(self.norm(x.to(self.norm.weight.dtype)))))
 
 
-class ContentFrames(FramesModule):
-    """Angles from content on top of a base: what projected and cumulative frames have in common."""
+class ContentFrames(FlatModule):
+    """Angles from content on top of fixed or learned ones: what projected and cumulative frames have in common."""
 
     content = True
 
@@ -66,67 +75,84 @@ class ContentFrames(FramesModule):
         *,
         heads: int,
         axes: int = 1,
-        base: Base = "fixed",
+        on: On = "fixed",
         split: Split = "axial",
-        frequency_base: float = 10000.0,
+        base: float = 10000.0,
         planes: int | None = None,
+        at: At = "front",
         layout: Layout = "interleaved",
+        frequency_base: float | None = None,
     ) -> None:
-        super().__init__()
-        check_layout_and_heads(layout, heads)
-        self.dim, self.head_dim, self.heads, self.axes, self.layout = dim, head_dim, heads, axes, layout
-        self.planes = planes = planes_of(head_dim, planes, axes, split)
+        if isinstance(base, str):
+            warnings.warn(f"base is a number: write on={base!r}", DeprecationWarning, stacklevel=2)
+            on, base = base, 10000.0
+        if frequency_base is not None:
+            warnings.warn(f"frequency_base is now base={frequency_base}", DeprecationWarning, stacklevel=2)
+            base = frequency_base
+        super().__init__(head_dim, axes=axes, heads=heads, split=split, planes=planes, at=at, layout=layout)
+        self.dim, self.on, planes = dim, on, self.planes
+        # Named as in saved files, whose keys are base.frequencies.
         self.base: FixedFrames | LearnedFrames | None = None
-        if base == "fixed":
-            self.base = FixedFrames(head_dim, axes=axes, split=split, base=frequency_base, planes=planes)
-        elif base == "learned":
-            self.base = LearnedFrames(head_dim, axes=axes, heads=heads, split=split, base=frequency_base, planes=planes)
-        elif base != "none":
-            raise ValueError(f"base must be 'none', 'fixed' or 'learned', got {base!r}")
+        if on == "fixed":
+            self.base = FixedFrames(head_dim, axes=axes, split=split, base=base, planes=planes)
+        elif on == "learned":
+            self.base = LearnedFrames(head_dim, axes=axes, heads=heads, split=split, base=base, planes=planes)
+        elif on != "none":
+            raise ValueError(f"on must be 'none', 'fixed' or 'learned', got {on!r}")
         self.projector = self.make_projector()
 
     def make_projector(self) -> Projector:
-        """Content to angles; started at zero where there is a base to start from."""
+        """Content to angles; zero at the start where there are others to start from."""
         return Projector(self.dim, self.heads * self.planes, zero=self.base is not None)
 
     def reset_parameters(self) -> None:
+        """Draws new weights."""
         self.projector.reset_parameters()
         if isinstance(self.base, LearnedFrames):
             self.base.reset_parameters()
 
-    def located(self, positions: Tensor, x: Tensor | None) -> Bool[Tensor, "batch tokens"]:
-        """Which tokens have coordinates; refuses a missing x."""
-        if x is None:
+    def checked(self, given: Inputs) -> tuple[Tensor, Bool[Tensor, "batch tokens"]]:
+        """The content, and which tokens have coordinates; raises ValueError for a missing x."""
+        if given.x is None:
             raise ValueError(f"{type(self).__name__} needs the tokens' content: call it as module(positions, x)")
-        coordinates(positions, self.axes, x)  # for its checks
-        has = positions_located(positions)
-        return (has if has.dim() == 2 else has.unsqueeze(0)).to(x.device)
+        coordinates(given.positions, self.axes, given.x)  # for its checks
+        known = located(given.positions).to(given.x.device)
+        return given.x, known if known.dim() == 2 else known.unsqueeze(0)
 
 
 class ProjectedFrames(ContentFrames):
-    """θ_t = ω·t + W₂ GELU(W₁ LN(x_t)): (batch, tokens, heads, planes) from positions and x (batch, tokens, dim).
+    """``θ_t = ω·t + W₂ GELU(W₁ LN(x_t))``: (batch, tokens, heads, planes) from positions and x (batch, tokens, dim).
 
-    `base` is "fixed", "learned" or "none". Without a base the frames know content but no order: use it with a
-    causal mask only. With grouped queries `heads` is the number of key/value heads. About 1.5·dim² parameters.
+    About 1.5·dim² parameters.
 
-    >>> from joformer import positions
-    >>> module = ProjectedFrames(128, 32, heads=4)
-    >>> module(positions.sequence(16), torch.rand(2, 16, 128)).angles.shape
-    torch.Size([2, 16, 4, 16])
+    Args:
+        dim: Width of the tokens x.
+        head_dim: Width of a head, even.
+        heads: How many heads have angles of their own; with grouped queries the number of key/value heads.
+        axes: How many coordinates a token has.
+        on: Which angles ω·t the content is added to: "fixed", "learned" or "none". With "none" the frames know content
+            but no order: use a causal mask then.
+        split: How several axes share the planes, see `joformer.frequencies.per_axis`.
+        base: Of the spectrum ω.
+        planes: Fewer than head_dim / 2 rotate only 2·planes entries of each head.
+        at: Which entries these are: the first ("front") or the last ("end").
+        layout: Which entries of a head form a plane, see `joformer.rotation`.
+        frequency_base: Deprecated name of `base`.
+
+    Raises:
+        ValueError: If widths, axes, planes or heads do not fit each other.
+
+    Example:
+        >>> from joformer import positions
+        >>> module = ProjectedFrames(128, 32, heads=4)
+        >>> module(positions.sequence(16), torch.rand(2, 16, 128)).angles.shape
+        torch.Size([2, 16, 4, 16])
     """
 
-    def forward(
-        self,
-        positions: Tensor,
-        x: Tensor | None = None,
-        *,
-        layer: int = 0,
-        grid: tuple[int, ...] | None = None,
-        state: Tensor | None = None,
-    ) -> FlatFrames:
-        located = self.located(positions, x)
-        assert x is not None
-        angles = self.projector(x).unflatten(-1, (self.heads, self.planes)) * located[..., None, None]
+    def make(self, given: Inputs) -> FlatFrames:
+        """The frames of one call."""
+        x, known = self.checked(given)
+        angles = self.projector(x).unflatten(-1, (self.heads, self.planes)) * known[..., None, None]
         if self.base is not None:
-            angles = angles + wrap(self.base.angles(positions, x)).to(angles.dtype)
-        return FlatFrames.of(angles, layout=self.layout, content=True)
+            angles = angles + wrap(self.base.angles(given.positions, x)).to(angles.dtype)
+        return self.flat(angles, content=True)

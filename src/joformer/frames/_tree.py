@@ -5,36 +5,39 @@
 
 A journey A_dst⁻¹ A_src goes up from src to the common ancestor and down to dst: what the two paths share cancels,
 commuting or not. Commuting generators see the order of branches only where each depth has its own; dense ones
-always do. The encoding of Shiv and Quirk (2019) is depth-indexed, commuting, with quarter turns: `one_hot`.
-Paper: "Toral Classification", which names tree encodings as a special case without deriving them (CLAIMS.md row 14).
+always do. The encoding of Shiv and Quirk (2019) is depth-indexed, commuting, with right angles: `one_hot`.
+Paper: "Toral Classification", which names tree encodings as a special case without deriving them (docs/claims.md
+row 14).
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from functools import reduce
+from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
 from joformer._precision import widest, without_autocast
-from joformer.frames._base import FramesModule, check_layout_and_heads, coordinates, place, planes_of, wrap
-from joformer.frames._types import CurvedFrames, FlatFrames, Layout
+from joformer.frames._base import FlatModule, FramesModule, Inputs, check_heads, coordinates, place, wrap
+from joformer.frames._types import At, CurvedFrames, FlatFrames, Layout
 from joformer.frequencies import per_axis
 
 
 class OnTrees(FramesModule):
     """Frames whose positions are paths: what commuting and dense tree frames have in common."""
 
-    shift_invariant = False  # paths have no displacement to move by
+    shift_invariant = False  # paths have no displacement
 
-    def __init__(self, head_dim: int, *, branches: int, depth: int | None, heads: int) -> None:
-        super().__init__()
+    def set_tree(self, branches: int, depth: int | None) -> None:
+        """Sets the tree that paths are on."""
         if branches < 1 or (depth is not None and depth < 1):
             raise ValueError(f"branches and depth must be 1 or more, got branches={branches}, depth={depth}")
-        self.head_dim, self.heads, self.axes, self.branches, self.depth = head_dim, heads, branches, branches, depth
+        self.axes, self.branches, self.depth = branches, branches, depth
 
     def paths(self, positions: Tensor, x: Tensor | None) -> Int[Tensor, "batch nodes depth"]:
         """The branch taken at each depth, and `branches`, which is none of them, below the node."""
@@ -60,20 +63,35 @@ class OnTrees(FramesModule):
         return known.masked_fill(below, self.branches).long()
 
     def extra_repr(self) -> str:
+        """The arguments that decide the parameters."""
         return f"{self.head_dim}, branches={self.branches}, depth={self.depth}, heads={self.heads}"
 
 
-class TreeFrames(OnTrees):
-    """One trained generator per branch (and per depth when `depth` is given): (batch or 1, nodes, heads, planes).
+class TreeFrames(OnTrees, FlatModule):
+    """``θ_node = Σ_d ω[d, b_d]``, one trained generator per branch and depth: (batch or 1, nodes, heads, planes).
 
-    Positions are paths, (nodes, depth) or (batch, nodes, depth), as `positions.tree` makes them: the branch
-    taken at each depth, NaN below the node. The parameter has shape (depth or 1, heads, branches, planes); it
-    starts from the spectrum of `base`, or from the table given as `base`, (depth or 1, branches, planes).
-    These frames commute; `DenseTreeFrames` do not.
+    Positions are paths, (nodes, depth) or (batch, nodes, depth), as `positions.tree` makes them: the branch taken at
+    each depth, NaN below the node. The parameter `generators` is (depth or 1, heads, branches, planes). These frames
+    commute; `DenseTreeFrames` do not.
 
-    >>> from joformer import positions
-    >>> TreeFrames(16, branches=2)(positions.tree([-1, 0, 0, 1, 1])).angles.shape
-    torch.Size([1, 5, 1, 8])
+    Args:
+        head_dim: Width of a head, even.
+        branches: How many branches a node may have.
+        depth: Of the deepest node, for generators of its own at each depth; None shares them.
+        heads: 1, shared by all heads, or the number of key/value heads.
+        base: Of the spectrum that generators start from.
+        angles: A table to start from in place of it, ``(depth or 1, branches, planes)``.
+        planes: Fewer than head_dim / 2 rotate only 2·planes entries of each head.
+        at: Which entries these are: the first ("front") or the last ("end").
+        layout: Which entries of a head form a plane, see `joformer.rotation`.
+
+    Raises:
+        ValueError: If widths, planes, heads, the tree or the table do not fit each other.
+
+    Example:
+        >>> from joformer import positions
+        >>> TreeFrames(16, branches=2)(positions.tree([-1, 0, 0, 1, 1])).angles.shape
+        torch.Size([1, 5, 1, 8])
     """
 
     def __init__(
@@ -83,18 +101,23 @@ class TreeFrames(OnTrees):
         branches: int,
         depth: int | None = None,
         heads: int = 1,
-        base: float | Sequence | Tensor = 10000.0,
+        base: float = 10000.0,
+        angles: Sequence[Any] | Tensor | None = None,
         planes: int | None = None,
+        at: At = "front",
         layout: Layout = "interleaved",
     ) -> None:
-        check_layout_and_heads(layout, heads)
-        super().__init__(head_dim, branches=branches, depth=depth, heads=heads)
-        self.layout, self.planes = layout, planes_of(head_dim, planes, 1, "combined")
+        if not isinstance(base, (int, float)):
+            warnings.warn("base is a number: write angles= for a table", DeprecationWarning, stacklevel=2)
+            base, angles = 10000.0, base
+        super().__init__(head_dim, axes=1, heads=heads, split="combined", planes=planes, at=at, layout=layout)
+        self.set_tree(branches, depth)
         shape = (depth or 1, branches, self.planes)
-        self.base = base if isinstance(base, (int, float)) else torch.as_tensor(base, dtype=torch.float64, device="cpu")
-        if isinstance(self.base, Tensor) and self.base.shape != shape:
+        self.base = base
+        self.start = None if angles is None else torch.as_tensor(angles, dtype=torch.float64, device="cpu")
+        if self.start is not None and self.start.shape != shape:
             raise ValueError(
-                f"a table of angles must be (depth or 1, branches, planes), {shape}: got {self.base.shape}"
+                f"a table of angles must be (depth or 1, branches, planes), {shape}: got {tuple(self.start.shape)}"
             )
         self.generators = nn.Parameter(torch.empty(shape[0], heads, *shape[1:], dtype=torch.float32))
         self.reset_parameters()
@@ -110,98 +133,110 @@ class TreeFrames(OnTrees):
         heads: int = 1,
         layout: Layout = "interleaved",
     ) -> TreeFrames:
-        """Shiv and Quirk's encoding as frames: branch b at depth d turns one plane of its own, (d, b), a quarter.
+        """Shiv and Quirk's encoding as frames: branch b at depth d rotates one plane of its own, (d, b), by π/2.
 
         Their code x of a node is one slot per depth, the slot the one-hot vector of the branch, scaled by
-        decay^depth. With depth·branches planes and the angles arccos(1 − decay^{2 depth}), a quarter turn where
-        there is no decay, the journey between two nodes knows the distance of their codes exactly,
+        decay^depth. With depth·branches planes and the angles arccos(1 − decay^{2 depth}), which is π/2 where there is
+        no decay, the journey between two nodes knows the distance of their codes exactly,
 
             Σ_planes cos(θ_src − θ_dst) = planes − ‖x_src − x_dst‖²,
 
         hence their inner product, as the root's code is 0. Depth is counted from the root here, so that what
         two nodes share cancels. Theirs is a stack with the newest branch first: give paths reversed for that.
-        head_dim is 2·depth·branches unless given. The angles are a start, trained like any others unless told
-        `requires_grad_(False)`.
+        The angles are a start, trained like any others unless ``requires_grad_(False)`` fixes them.
 
-        >>> from joformer import positions
-        >>> module = TreeFrames.one_hot(branches=2, depth=2)
-        >>> angles = module(positions.tree([-1, 0, 0, 1])).angles                # root, left, right, left-left
-        >>> (angles[0, :, 0] * 2 / torch.pi).round().int().tolist()
-        [[0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [1, 0, 1, 0]]
+        Args:
+            head_dim: Width of a head; default 2·depth·branches.
+            branches: How many branches a node may have.
+            depth: Of the deepest node.
+            decay: Factor from one depth to the next, in (0, 1].
+            heads: 1, shared by all heads, or the number of key/value heads.
+            layout: Which entries of a head form a plane.
+
+        Returns:
+            Frames with these angles.
+
+        Raises:
+            ValueError: If the head has fewer than depth·branches planes, or `decay` is outside (0, 1].
+
+        Example:
+            >>> from joformer import positions
+            >>> module = TreeFrames.one_hot(branches=2, depth=2)
+            >>> angles = module(positions.tree([-1, 0, 0, 1])).angles                # root, left, right, left-left
+            >>> (angles[0, :, 0] * 2 / torch.pi).round().int().tolist()
+            [[0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [1, 0, 1, 0]]
         """
         if not 0 < decay <= 1:
             raise ValueError(f"decay {decay} is not a factor from one depth to the next: it must be in (0, 1]")
         planes = depth * branches
         head_dim = 2 * planes if head_dim is None else head_dim
-        turns = [math.acos(1 - decay ** (2 * d)) for d in range(depth) for _ in range(branches)]
-        table = torch.tensor(turns, dtype=torch.float64, device="cpu").diag().view(depth, branches, planes)
-        return cls(head_dim, branches=branches, depth=depth, heads=heads, base=table, planes=planes, layout=layout)
+        each = [math.acos(1 - decay ** (2 * d)) for d in range(depth) for _ in range(branches)]
+        table = torch.tensor(each, dtype=torch.float64, device="cpu").diag().view(depth, branches, planes)
+        return cls(head_dim, branches=branches, depth=depth, heads=heads, angles=table, planes=planes, layout=layout)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        if isinstance(self.base, Tensor):
-            start = self.base
-        else:
-            # One axis per branch and depth, so that no two of them start with the same angles.
-            count = self.generators.shape[0] * self.branches
+        """Sets the generators to their start."""
+        # One axis per branch and depth, so that no two of them start with the same angles.
+        start, count = self.start, self.generators.shape[0] * self.branches
+        if start is None:
             start = per_axis(self.planes, count, "combined", self.base, device=self.generators.device)
         self.generators.copy_(start.view(-1, 1, self.branches, self.planes).expand_as(self.generators))
 
-    def forward(
-        self,
-        positions: Tensor,
-        x: Tensor | None = None,
-        *,
-        layer: int = 0,
-        grid: tuple[int, ...] | None = None,
-        state: Tensor | None = None,
-    ) -> FlatFrames:
-        paths = self.paths(positions, x)
+    def make(self, given: Inputs) -> FlatFrames:
+        """The frames of one call."""
+        paths = self.paths(given.positions, given.x)
         generators = self.generators.to(device=paths.device, dtype=torch.float64)
         taken = (paths.unsqueeze(-1) == torch.arange(self.branches, device=paths.device)).to(generators.dtype)
         if self.depth is None:
             angles = torch.einsum("btc,hcp->bthp", taken.sum(2), generators[0])
         else:
             angles = torch.einsum("btdc,dhcp->bthp", taken, generators[: taken.shape[2]])
-        return FlatFrames.of(place(wrap(angles), x), layout=self.layout)
+        return self.flat(place(wrap(angles), given.x))
 
 
 class DenseTreeFrames(OnTrees):
-    """R_b = expm(M_b − M_bᵀ) over the whole head, curved: matrices (batch or 1, nodes, heads, 1, head_dim, head_dim).
+    """``R_b = expm(M_b − M_bᵀ)`` over the whole head: matrices (batch or 1, nodes, heads, 1, head_dim, head_dim).
 
-    Positions are paths as for `TreeFrames`. M is the parameter (depth or 1, heads, branches, head_dim, head_dim).
-    Left-right is another node than right-left even where all depths share their generators.
+    Positions are paths as for `TreeFrames`. M is the parameter `generators`, (depth or 1, heads, branches, head_dim,
+    head_dim). Curved: left-right is another node than right-left even where all depths share their generators.
 
-    >>> from joformer import positions
-    >>> module = DenseTreeFrames(4, branches=2)
-    >>> module(positions.tree([-1, 0, 0, 1, 1])).matrices.shape
-    torch.Size([1, 5, 1, 1, 4, 4])
+    Args:
+        head_dim: Width of a head, 2 or more.
+        branches: How many branches a node may have.
+        depth: Of the deepest node, for generators of its own at each depth; None shares them.
+        heads: 1, shared by all heads, or the number of key/value heads.
+
+    Raises:
+        ValueError: If width, heads or the tree are too small.
+
+    Example:
+        >>> from joformer import positions
+        >>> module = DenseTreeFrames(4, branches=2)
+        >>> module(positions.tree([-1, 0, 0, 1, 1])).matrices.shape
+        torch.Size([1, 5, 1, 1, 4, 4])
     """
 
     def __init__(self, head_dim: int, *, branches: int, depth: int | None = None, heads: int = 1) -> None:
-        check_layout_and_heads("interleaved", heads)
-        super().__init__(head_dim, branches=branches, depth=depth, heads=heads)
+        super().__init__()
+        check_heads(heads)
+        self.set_tree(branches, depth)
         if head_dim < 2:
             raise ValueError(f"head_dim {head_dim} has no rotations: it must be 2 or more")
+        self.head_dim, self.heads = head_dim, heads
         shape = (depth or 1, heads, branches, head_dim, head_dim)
         self.generators = nn.Parameter(torch.empty(shape, dtype=torch.float32))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        # Eigenvalues of M − Mᵀ then lie within about ± 1.4 radians a branch, as with `DenseFrames`.
+        """Draws new generators."""
+        # Eigenvalues of M − Mᵀ then lie within about ± 1.4 radians per branch, as with `DenseFrames`.
         nn.init.normal_(self.generators, std=0.5 / self.head_dim**0.5)
 
-    def forward(
-        self,
-        positions: Tensor,
-        x: Tensor | None = None,
-        *,
-        layer: int = 0,
-        grid: tuple[int, ...] | None = None,
-        state: Tensor | None = None,
-    ) -> CurvedFrames:
-        device = self.generators.device if x is None else x.device
-        paths = self.paths(positions, x).to(device)
+    def make(self, given: Inputs) -> CurvedFrames:
+        """The frames of one call."""
+        device = self.generators.device if given.x is None else given.x.device
+        paths = self.paths(given.positions, given.x).to(device)
         # In float32 the product of a hundred branches is no longer orthogonal.
         wide = widest(device, self.generators.dtype)
         with without_autocast(device):

@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 
 Layout = Literal["interleaved", "half"]
 """Which entries of a head form a plane, see `joformer.rotation`."""
+At = Literal["front", "end"]
+"""Which entries of a head wider than its planes are rotated: the first or the last."""
 
 
-def check_layout(layout: str) -> None:
-    """Raises ValueError for what is no layout."""
+def check_planes(layout: str, at: str = "front") -> None:
+    """Raises ValueError for what is no layout, or no end of a head."""
     if layout not in ("interleaved", "half"):
         raise ValueError(f"layout must be 'interleaved' or 'half', got {layout!r}")
+    if at not in ("front", "end"):
+        raise ValueError(f"at must be 'front' (the first entries of a head are rotated) or 'end', got {at!r}")
 
 
 def cos_sin(angles: Tensor, dtype: torch.dtype, layout: Layout) -> Float[Tensor, "... planes 2"]:
@@ -45,18 +49,23 @@ def cos_sin(angles: Tensor, dtype: torch.dtype, layout: Layout) -> Float[Tensor,
 
 @dataclass(frozen=True, eq=False)
 class FlatFrames:
-    """A commuting frame per token: one angle per plane. Build it with `FlatFrames.of(angles)`.
+    """A commuting frame per token, ``A_t = diag(R(θ_t1), …, R(θ_tP))``. Build it with `FlatFrames.of(angles)`.
 
-    Shapes: `angles` (batch or 1, tokens, heads or 1, planes), fp32 or fp64; `cos_sin` (…, planes, 2), fp32,
-    computed once and shared by q, k, v, o and by every layer that uses the same frames. A head may be wider
-    than 2·planes: what is beyond is left as it is (partial rotation); zero planes is the identity.
+    Args:
+        angles: ``(batch or 1, tokens, heads or 1, planes)``, float32 or float64. Zero planes is the identity.
+        cos_sin: ``(…, planes, 2)``, float32, computed once and shared by q, k, v, o and by every layer that uses the
+            same frames.
+        layout: Which entries of a head form a plane, see `joformer.rotation`.
+        content: Whether the angles depend on the tokens' content.
+        end: The angle one step after the last token, ``(batch, 1, heads, planes)``, or after each one: the state with
+            which cumulative frames continue.
+        at: Which entries of a head wider than 2·planes are rotated, the first ("front") or the last ("end"); the
+            others stay as they are (partial rotation).
 
-    `content` says that the angles depend on the tokens' content. `end`, where given, is the angle one step
-    after the last token (batch, 1, heads, planes), or after each one: the state from which cumulative frames go on.
-
-    >>> frames = FlatFrames.of(torch.zeros(1, 5, 1, 4))
-    >>> frames.tokens, frames.heads, frames.planes
-    (5, 1, 4)
+    Example:
+        >>> frames = FlatFrames.of(torch.zeros(1, 5, 1, 4))
+        >>> frames.tokens, frames.heads, frames.planes
+        (5, 1, 4)
     """
 
     angles: Float[Tensor, "batch tokens heads planes"]
@@ -64,8 +73,9 @@ class FlatFrames:
     layout: Layout = "interleaved"
     content: bool = False
     end: Float[Tensor, "batch _ends heads planes"] | None = None
+    at: At = "front"
     _prepared: Any = field(default=None, repr=False)
-    """What `joformer.rotation` prepares once per value; nobody else reads it."""
+    """What `joformer.rotation` prepares once per value."""
 
     @classmethod
     def of(
@@ -73,22 +83,41 @@ class FlatFrames:
         angles: Tensor,
         *,
         layout: Layout = "interleaved",
+        at: At = "front",
         content: bool = False,
         end: Tensor | None = None,
     ) -> FlatFrames:
-        """Frames from angles in radians, (batch or 1, tokens, heads or 1, planes)."""
+        """Frames ``A_t = diag(R(θ_t1), …, R(θ_tP))`` from angles θ in radians.
+
+        Args:
+            angles: ``(batch or 1, tokens, heads or 1, planes)``, float32 or float64.
+            layout: Which entries of a head form a plane: "interleaved" or "half" (GPT-NeoX, Hugging Face).
+            at: Which entries of a wider head are rotated: the first ("front") or the last ("end").
+            content: Whether the angles depend on the tokens' content.
+            end: The angles one step after the last token, which continue cumulative frames.
+
+        Returns:
+            Frames with cos and sin computed in the angles' precision.
+
+        Raises:
+            ValueError: If the shape, the precision or an option is none of these.
+
+        Example:
+            >>> FlatFrames.of(torch.zeros(1, 5, 1, 4), at="end")
+            FlatFrames(batch=1, tokens=5, heads=1, planes=4, layout='interleaved', at='end')
+        """
         if angles.dim() != 4:
             raise ValueError(
                 f"angles must be (batch or 1, tokens, heads or 1, planes), got {tuple(angles.shape)}; "
                 "add the missing dimensions with angles[None, :, None]"
             )
-        check_layout(layout)
-        if not angles.is_floating_point() or angles.dtype in (torch.float16, torch.bfloat16):
+        check_planes(layout, at)
+        if not angles.is_floating_point() or angles.dtype.itemsize < 4:
             raise ValueError(f"angles must be float32 or float64 to be exact, got {angles.dtype}")
-        return cls(angles, cos_sin(angles, torch.float32, layout), layout, content, end)
+        return cls(angles, cos_sin(angles, torch.float32, layout), layout, content, end, at)
 
     @classmethod
-    def from_cos_sin(cls, cos: Tensor, sin: Tensor, *, layout: Layout = "half") -> FlatFrames:
+    def from_cos_sin(cls, cos: Tensor, sin: Tensor, *, layout: Layout = "half", at: At = "front") -> FlatFrames:
         """Frames from tables that you already have: ``θ = atan2(sin, cos)``.
 
         Args:
@@ -97,6 +126,7 @@ class FlatFrames:
                 are cut to one half first: ``cos[..., : head_dim // 2]``.
             sin: The sines, of the same shape.
             layout: Which entries of a head form a plane: "half" (GPT-NeoX, Hugging Face) or "interleaved".
+            at: Which entries of a wider head are rotated: the first ("front") or the last ("end").
 
         Returns:
             Frames that rotate by these tables.
@@ -110,7 +140,6 @@ class FlatFrames:
             >>> FlatFrames.from_cos_sin(angles.cos(), angles.sin())
             FlatFrames(batch=1, tokens=5, heads=1, planes=2, layout='half')
         """
-        check_layout(layout)
         if cos.shape != sin.shape or cos.dim() not in (2, 3, 4):
             raise ValueError(
                 "cos and sin must be (tokens, planes), (batch, tokens, planes) or (batch, tokens, heads, planes), got "
@@ -126,28 +155,31 @@ class FlatFrames:
                 "and give attention scale= instead, since values must be rotated, not stretched"
             )
         angles = torch.atan2(sin.to(widest(sin.device)), cos.to(widest(cos.device)))
-        return cls.of(angles, layout=layout)
+        return cls.of(angles, layout=layout, at=at)
 
     def __repr__(self) -> str:
         batch, tokens, heads, planes = self.angles.shape
-        content = ", content=True" if self.content else ""
-        return f"FlatFrames({batch=}, {tokens=}, {heads=}, {planes=}, layout={self.layout!r}{content})"
+        rest = ", at='end'" * (self.at == "end") + ", content=True" * self.content
+        return f"FlatFrames({batch=}, {tokens=}, {heads=}, {planes=}, layout={self.layout!r}{rest})"
 
     @property
     def tokens(self) -> int:
+        """How many tokens there are."""
         return self.angles.shape[1]
 
     @property
     def heads(self) -> int:
+        """How many heads have frames of their own; 1 is shared by all."""
         return self.angles.shape[2]
 
     @property
     def planes(self) -> int:
+        """How many planes of a head are rotated."""
         return self.angles.shape[3]
 
     @property
     def width(self) -> int:
-        """How many entries of a head the frames act on."""
+        """How many entries of a head are rotated."""
         return 2 * self.angles.shape[3]
 
     @property
@@ -158,30 +190,45 @@ class FlatFrames:
     @property
     def kind(self) -> tuple[Any, ...]:
         """What both ends of a journey must have in common."""
-        return self.layout, self.planes
+        return self.layout, self.planes, self.at
 
     def select(self, tokens: slice | Sequence[int] | Tensor) -> FlatFrames:
-        """The frames of some tokens: a slice, indices (kept,), or indices per batch row (batch, kept).
+        """The frames of some tokens.
 
-        >>> FlatFrames.of(torch.rand(1, 5, 1, 4)).select(slice(-1, None)).tokens
-        1
+        Args:
+            tokens: A slice, indices ``(kept,)``, or indices per batch row ``(batch, kept)``.
+
+        Returns:
+            Frames of these tokens, without `end`.
+
+        Raises:
+            ValueError: If `tokens` is a mask or has more dimensions.
+
+        Example:
+            >>> FlatFrames.of(torch.rand(1, 5, 1, 4)).select(slice(-1, None)).tokens
+            1
         """
         angles, cos_sin = (_select(t, tokens) for t in (self.angles, self.cos_sin))
         return replace(self, angles=angles, cos_sin=cos_sin, end=None, _prepared=None)
 
     def shift(self, by: Float[Tensor, "*#shape planes"]) -> FlatFrames:
-        """Every frame moved by the same angles, θ_t + by: the frames change, no journey does (gauge).
+        """Frames with the angles ``θ_t + by``: the frames change, no journey does (gauge).
 
-        >>> frames = FlatFrames.of(torch.rand(1, 5, 1, 4))
-        >>> x = torch.rand(1, 5, 2, 8)
-        >>> moved = frames.shift(torch.ones(4))
-        >>> from joformer import rotate
-        >>> there_and_back = rotate(rotate(x, moved), moved, inverse=True)
-        >>> torch.allclose(there_and_back, x, atol=1e-6)
-        True
+        Args:
+            by: Angles broadcastable to ``(batch, tokens, heads, planes)``, the same for all tokens.
+
+        Returns:
+            Frames with these angles.
+
+        Example:
+            >>> from joformer import rotate
+            >>> frames, x = FlatFrames.of(torch.rand(1, 5, 1, 4)), torch.rand(1, 5, 2, 8)
+            >>> shifted = frames.shift(torch.ones(4))
+            >>> torch.allclose(rotate(rotate(x, shifted), shifted, inverse=True), x, atol=1e-6)
+            True
         """
         end = None if self.end is None else self.end + by
-        return FlatFrames.of(self.angles + by, layout=self.layout, content=self.content, end=end)
+        return FlatFrames.of(self.angles + by, layout=self.layout, at=self.at, content=self.content, end=end)
 
     def to(self, device: Device) -> FlatFrames:
         """The same frames on another device, or themselves where that is theirs or None; precision is never changed."""
@@ -196,17 +243,20 @@ class FlatFrames:
 
 @dataclass(frozen=True, eq=False)
 class CurvedFrames:
-    """A frame per token that need not commute with the others: an orthogonal matrix, block by block.
+    """A frame per token that need not commute with the others: an orthogonal matrix ``A_t``, block by block.
 
-    Shapes: `matrices` (batch or 1, tokens, heads or 1, blocks, block, block), acting on the first
-    blocks·block entries of each head. One block is LieRE; one block per axis is axial-dense.
+    Args:
+        matrices: ``(batch or 1, tokens, heads or 1, blocks, block, block)``, for the first blocks·block entries of
+            each head. One block is LieRE; one block per axis is axial-dense.
+        content: Whether the matrices depend on the tokens' content.
 
     Raises:
         ValueError: If a block is not orthogonal: the inverse is taken to be the transpose. In eager mode on the CPU up
             to eight tokens are looked at; elsewhere that would wait for the device or break a graph.
 
-    >>> CurvedFrames(torch.eye(8).expand(1, 5, 1, 1, 8, 8))
-    CurvedFrames(batch=1, tokens=5, heads=1, blocks=1, block=8)
+    Example:
+        >>> CurvedFrames(torch.eye(8).expand(1, 5, 1, 1, 8, 8))
+        CurvedFrames(batch=1, tokens=5, heads=1, blocks=1, block=8)
     """
 
     matrices: Float[Tensor, "batch tokens heads blocks block block"]
@@ -239,15 +289,17 @@ class CurvedFrames:
 
     @property
     def tokens(self) -> int:
+        """How many tokens there are."""
         return self.matrices.shape[1]
 
     @property
     def heads(self) -> int:
+        """How many heads have frames of their own; 1 is shared by all."""
         return self.matrices.shape[2]
 
     @property
     def width(self) -> int:
-        """How many entries of a head the frames act on."""
+        """How many entries of a head are rotated."""
         return self.matrices.shape[3] * self.matrices.shape[4]
 
     def select(self, tokens: slice | Sequence[int] | Tensor) -> CurvedFrames:
@@ -255,7 +307,7 @@ class CurvedFrames:
         return replace(self, matrices=_select(self.matrices, tokens))
 
     def shift(self, by: Float[Tensor, "*#shape block block"]) -> CurvedFrames:
-        """Every frame moved by the same operator, S·A_t: the frames change, no journey does (gauge)."""
+        """Frames ``S A_t`` with one operator S for all tokens: the frames change, no journey does (gauge)."""
         return replace(self, matrices=by @ self.matrices)
 
     def to(self, device: Device) -> CurvedFrames:
@@ -274,8 +326,9 @@ Frames = FlatFrames | CurvedFrames
 def is_flat(frames: Frames) -> TypeIs[FlatFrames]:
     """Whether frames are angles, which commute, rather than matrices.
 
-    >>> is_flat(FlatFrames.of(torch.zeros(1, 5, 1, 4)))
-    True
+    Example:
+        >>> is_flat(FlatFrames.of(torch.zeros(1, 5, 1, 4)))
+        True
     """
     return isinstance(frames, FlatFrames)
 
@@ -302,9 +355,13 @@ def check_fits(x: Tensor, frames: Frames) -> None:
 def check_shapes(batch: int, tokens: int, heads: int, head_dim: int, device: torch.device, frames: Frames) -> None:
     """One-line errors where frames do not fit a tensor (batch, tokens, heads, head_dim)."""
     check_is_frames(frames)
-    check_precise(frames)
-    its = _tensor(frames)
+    its = frames.angles if isinstance(frames, FlatFrames) else frames.matrices
     rows, its_tokens, its_heads = its.shape[:3]
+    if its.dtype.itemsize < 4:  # as whatever casts a module's inputs may do
+        raise ValueError(
+            f"frames are {its.dtype}, which makes other rotations of them: keep float32 or float64, and under FSDP "
+            "MixedPrecisionPolicy(cast_forward_inputs=False)"
+        )
     if tokens != its_tokens:
         if heads == its_tokens:
             raise ValueError(
@@ -320,30 +377,16 @@ def check_shapes(batch: int, tokens: int, heads: int, head_dim: int, device: tor
         raise ValueError(f"x has batch {batch} but the frames have batch {rows}: it must be 1 or {batch}")
     if frames.width > head_dim:
         raise ValueError(
-            f"frames act on {frames.width} entries of a head but head_dim is {head_dim}: "
+            f"frames rotate {frames.width} entries of a head but head_dim is {head_dim}: "
             f"build the frames with head_dim={head_dim} or fewer planes"
         )
     if its.device != device:
         raise ValueError(f"frames are on {its.device} but x is on {device}: use frames.to({str(device)!r})")
 
 
-def check_precise(frames: Frames) -> None:
-    """Raises where frames have been rounded to half precision, as whatever casts a module's inputs may do."""
-    dtype = _tensor(frames).dtype
-    if dtype.itemsize < 4:
-        raise ValueError(
-            f"frames are {dtype}, which makes other rotations of them: keep float32 or float64, and under FSDP "
-            "MixedPrecisionPolicy(cast_forward_inputs=False)"
-        )
-
-
 def _readable(t: Tensor) -> bool:
     """Whether looking at the numbers is free: no device to wait for, no graph, no stand-in for a tensor."""
     return type(t) is Tensor and t.device.type == "cpu" and not is_traced()
-
-
-def _tensor(frames: Frames) -> Tensor:
-    return frames.angles if isinstance(frames, FlatFrames) else frames.matrices
 
 
 def _select(t: Tensor, tokens: slice | Sequence[int] | Tensor) -> Tensor:
@@ -373,5 +416,5 @@ def _register(cls: type, tensors: tuple[str, ...], rest: tuple[str, ...]) -> Non
     pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=f"joformer.{cls.__name__}")
 
 
-_register(FlatFrames, ("angles", "cos_sin", "end"), ("layout", "content"))
+_register(FlatFrames, ("angles", "cos_sin", "end"), ("layout", "content", "at"))
 _register(CurvedFrames, ("matrices",), ("content",))

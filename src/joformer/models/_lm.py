@@ -246,4 +246,4 @@ def _frames(config: LMConfig, name: str) -> nn.Module:
     if name == "learned":
         return LearnedFrames(head_dim, heads=config.heads, base=config.base)
     kind = {"projected": ProjectedFrames, "cumulative": CumulativeFrames}[name]
-    return kind(config.dim, head_dim, heads=config.heads, base=config.projected_base, frequency_base=config.base)
+    return kind(config.dim, head_dim, heads=config.heads, on=config.projected_base, base=config.base)

@@ -256,7 +256,7 @@ def _frames(config: ViTConfig, variant: Variant, head_dim: int) -> nn.Module:
     if variant.frames in CONTENT:
         kind = CONTENT[variant.frames]
         return nn.ModuleList(
-            kind(config.dim, head_dim, heads=config.heads, frequency_base=config.base, **split) for _ in range(layers)
+            kind(config.dim, head_dim, heads=config.heads, base=config.base, **split) for _ in range(layers)
         )
     if variant.frames == "fixed":
         return FixedFrames(head_dim, base=config.base, **split)

@@ -24,7 +24,6 @@ from joformer.frames import Layout
 UnitPair = tuple[Tensor, Tensor, Layout]
 """What rotates a tensor: the unit of the rotation, the unit of its inverse, the plane layout."""
 
-
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
@@ -217,7 +216,7 @@ class RotatePacked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        plan, saved = ctx.plan, ctx.saved_tensors  # asked for once: checkpointing hands each tensor out a single time
+        plan, saved = ctx.plan, ctx.saved_tensors  # read once: checkpointing hands each tensor out a single time
         n = len(saved) // 2
         angles, rotated = saved[:n] or (None,) * len(grads), saved[n:]
         to_angles = [
@@ -242,8 +241,8 @@ class RotatePacked(torch.autograd.Function):
 class UnrotateLinear(torch.autograd.Function):
     """W A⁻¹ o + b: the end of an attention layer, which keeps o alone for its backward.
 
-    Attention keeps o too, so that undoing the frames adds no memory: A⁻¹ o is made again when W's gradient needs it,
-    which costs 0.4 % of a training step and saves a sixteenth of a block's activations.
+    Attention keeps o too, so that the inverse rotation adds no memory: A⁻¹ o is computed again when W's gradient needs
+    it, which costs 0.4 % of a training step and saves a sixteenth of a block's activations.
     """
 
     @staticmethod

@@ -30,7 +30,7 @@ class Prepared:
     units: dict[tuple[torch.dtype, int, bool], Tensor] = field(default_factory=dict)
     """By (dtype of the arithmetic, heads, inverse)."""
     fitting: dict[tuple[torch.Size, torch.dtype, torch.device, bool], Tensor] = field(default_factory=dict)
-    """Units by the tensor that was checked to fit: decoding asks for the same one layer after layer."""
+    """Units by the tensor that was checked to fit: decoding needs the same one layer after layer."""
     plans: dict[tuple[torch.Size, torch.dtype, torch.device, Widths, tuple[bool, ...], bool], Plan] = field(
         default_factory=dict
     )

@@ -8,8 +8,9 @@ The sign is stated here once. Which element of a head belongs to which plane:
     interleaved   x0 x1 x2 x3 x4 x5        half   x0 x1 x2 x3 x4 x5
     plane          0  0  1  1  2  2                0  1  2  0  1  2      (GPT-NeoX, Hugging Face)
 
-Paper: "Journey Operator and Score/Value Attention"; CLAIMS.md, conventions 1–3 and 7. The backward of a
-rotation is the inverse rotation, and the gradient of an angle is read off the rotated output
+A head wider than its planes is rotated at its front or, with frames built with ``at="end"``, at its end. Paper:
+"Journey Operator and Score/Value Attention"; docs/claims.md, conventions 1–3 and 7. The backward of a rotation
+is the inverse rotation, and the gradient of an angle is read off the rotated output
 (∂y/∂θ = J y with J = R(π/2)), so that a rotation saves nothing that attention does not save anyway.
 """
 
@@ -24,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _everywhere
 
 from joformer._precision import arithmetic_dtype, is_traced, without_autocast
-from joformer.frames import CurvedFrames, Frames, Layout, is_flat
-from joformer.frames._types import check_fits, check_layout, cos_sin
+from joformer.frames import At, CurvedFrames, FlatFrames, Frames, Layout, is_flat
+from joformer.frames._types import check_fits, check_planes, cos_sin
 from joformer.rotation._eager import (
     Rotate,
     RotatePacked,
@@ -39,7 +40,6 @@ from joformer.rotation._eager import (
 from joformer.rotation._prepared import packed_plan, unit_for, unit_pair
 
 _FORWARD, _PLAIN = nn.Linear.forward, (nn.Parameter, Tensor)
-
 
 Format = Literal["bthd", "bhtd"]
 """The order of dimensions: (batch, tokens, heads, head_dim) or (batch, heads, tokens, head_dim)."""
@@ -73,11 +73,12 @@ def rotate(
         >>> rotate(torch.tensor([1.0, 0.0]).view(1, 1, 1, 2), frames).flatten().round(decimals=3).tolist()
         [-0.0, 1.0]
     """
-    if check_format(format):
+    if format != "bthd":
+        check_format(format)
         return rotate(x.transpose(1, 2), frames, inverse).transpose(1, 2)
-    if not is_flat(frames):
+    if not is_flat(frames) or (frames.at == "end" and frames.width < x.shape[-1]):
         check_fits(x, frames)
-        return _rotate_curved(x, frames, inverse)
+        return _rotate_end(x, frames, inverse) if is_flat(frames) else _rotate_curved(x, frames, inverse)
     if frames.is_identity or is_traced():
         check_fits(x, frames)
         if frames.is_identity:
@@ -99,10 +100,8 @@ def check_format(format: str) -> bool:
     (False, True)
     """
     if format not in ("bthd", "bhtd"):
-        raise ValueError(
-            f"format must be 'bthd' (batch, tokens, heads, head_dim) or 'bhtd' (batch, heads, tokens, head_dim), "
-            f"got {format!r}"
-        )
+        order = "'bthd' (batch, tokens, heads, head_dim) or 'bhtd' (batch, heads, tokens, head_dim)"
+        raise ValueError(f"format must be {order}, got {format!r}")
     return format == "bhtd"
 
 
@@ -111,23 +110,34 @@ def rotate_packed_(
     widths: Sequence[tuple[int, int]],
     frames: Sequence[Frames | None],
 ) -> tuple[Tensor, ...]:
-    """Cut a fresh projection into its heads and rotate each part **in place**: what a module's qkv needs.
+    """Cuts a projection into its heads and rotates each part **in place**: ``y_t = A_t x_t`` for q, k and v at once.
 
-    `widths` gives (heads, head_dim) of each part, `frames` its frames or None; returns the parts as
-    (batch, tokens, heads, head_dim) views of `packed`, which is overwritten: give a tensor that nothing else reads,
-    such as the output of a linear layer. Backward writes the rotated gradients straight into one packed gradient.
+    Backward writes the rotated gradients straight into one packed gradient.
 
-    >>> from joformer import FlatFrames
-    >>> qkv = torch.rand(1, 3, 24)
-    >>> q, k, v = rotate_packed_(qkv, [(2, 4)] * 3, [FlatFrames.of(torch.rand(1, 3, 1, 2))] * 2 + [None])
-    >>> v.shape
-    torch.Size([1, 3, 2, 4])
+    Args:
+        packed: Parts side by side, ``(batch, tokens, Σ heads · head_dim)``, as a linear layer returns them. It is
+            overwritten: give a tensor that nothing else reads.
+        widths: ``(heads, head_dim)`` of each part.
+        frames: The frames of each part, or None for one that stays as it is.
+
+    Returns:
+        The parts, ``(batch, tokens, heads, head_dim)``, views of `packed`.
+
+    Raises:
+        ValueError: If frames do not fit their part.
+
+    Example:
+        >>> from joformer import FlatFrames
+        >>> qkv = torch.rand(1, 3, 24)
+        >>> q, k, v = rotate_packed_(qkv, [(2, 4)] * 3, [FlatFrames.of(torch.rand(1, 3, 1, 2))] * 2 + [None])
+        >>> v.shape
+        torch.Size([1, 3, 2, 4])
     """
     first, one = None, True
     for its in frames:
         if its is not None:
             first, one = its if first is None else first, one and (first is None or its is first)
-    if is_traced() or not one or first is None or not is_flat(first) or first.is_identity:
+    if is_traced() or not one or first is None or not is_flat(first) or first.is_identity or first.at == "end":
         parts = cut_heads(packed, widths)
         return tuple(p if its is None else rotate(p, its) for p, its in zip(parts, frames, strict=True))
     plan = packed_plan(first, packed, tuple(widths), tuple([its is not None for its in frames]))
@@ -140,18 +150,29 @@ def rotate_packed_(
 def unrotate_linear(
     o: Float[Tensor, "batch tokens heads head_dim"], frames: Frames, linear: nn.Module
 ) -> Float[Tensor, "batch tokens out"]:
-    """W (A_t⁻¹ o_t) + b, heads side by side: rotate back and project.
+    """``W (A_t⁻¹ o_t) + b``, heads side by side: the inverse rotation and the projection after it.
 
-    `o` may be overwritten, as the output of attention may be: without gradients it is rotated in place.
+    Args:
+        o: The output of attention, ``(batch, tokens, heads, head_dim)``. It may be overwritten: without gradients it
+            is rotated in place.
+        frames: The frames of its tokens.
+        linear: The projection, from ``heads · head_dim`` entries.
 
-    >>> from joformer import FlatFrames
-    >>> frames = FlatFrames.of(torch.rand(1, 3, 1, 2))
-    >>> o, linear = torch.rand(1, 3, 2, 4), nn.Linear(8, 5)
-    >>> expected = linear(rotate(o, frames, inverse=True).flatten(2))
-    >>> torch.allclose(unrotate_linear(o, frames, linear), expected)
-    True
+    Returns:
+        ``(batch, tokens, out)``.
+
+    Raises:
+        ValueError: If `frames` does not fit `o`.
+
+    Example:
+        >>> from joformer import FlatFrames
+        >>> frames = FlatFrames.of(torch.rand(1, 3, 1, 2))
+        >>> o, linear = torch.rand(1, 3, 2, 4), nn.Linear(8, 5)
+        >>> expected = linear(rotate(o, frames, inverse=True).flatten(2))
+        >>> torch.allclose(unrotate_linear(o, frames, linear), expected)
+        True
     """
-    if is_traced() or not is_flat(frames) or frames.is_identity:
+    if is_traced() or not is_flat(frames) or frames.is_identity or frames.at == "end":
         return linear(rotate(o, frames, inverse=True).flatten(2))
     unit = unit_for(frames, o, inverse=True)
     if not torch.is_grad_enabled():
@@ -169,8 +190,15 @@ def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:
     Hooks of any kind, a replaced `forward`, another class (adapters, parametrizations, sharding), a weight that is a
     tensor of another kind (quantised, distributed) and a compiled call all make it not plain.
 
-    >>> is_plain(nn.Linear(2, 2)), is_plain(nn.Sequential(nn.Linear(2, 2)))
-    (True, False)
+    Args:
+        linear: Any module.
+
+    Returns:
+        True for a plain `nn.Linear`.
+
+    Example:
+        >>> is_plain(nn.Linear(2, 2)), is_plain(nn.Sequential(nn.Linear(2, 2)))
+        (True, False)
     """
     if type(linear) is not nn.Linear or nn.Linear.forward is not _FORWARD or "forward" in linear.__dict__:
         return False
@@ -185,40 +213,74 @@ def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 def own_projection(linear: nn.Module, x: Tensor) -> Tensor:
-    """The projection of x (…, in) as a tensor that may be overwritten: one that is not plain may keep its output.
+    """``W x + b`` as a tensor that may be overwritten: a module that is not plain may keep its output.
 
-    >>> own_projection(nn.Linear(2, 3), torch.ones(4, 2)).shape
-    torch.Size([4, 3])
+    Args:
+        linear: The projection.
+        x: ``(…, in)``.
+
+    Returns:
+        ``(…, out)``, a copy where `linear` is not plain.
+
+    Example:
+        >>> own_projection(nn.Linear(2, 3), torch.ones(4, 2)).shape
+        torch.Size([4, 3])
     """
     out = linear(x)
     return out if is_plain(linear) else out.clone()
 
 
 def convert_layout(
-    x: Float[Tensor, "*shape"], *, head_dim: int, to: Layout, dim: int = -1, planes: int | None = None
+    x: Float[Tensor, "*shape"],
+    *,
+    head_dim: int,
+    to: Layout,
+    dim: int = -1,
+    planes: int | None = None,
+    at: At = "front",
 ) -> Float[Tensor, "*shape"]:
-    """Reorder the entries of each head from one plane layout to the other; exact, and its own inverse pair.
+    """Reorders the entries of each head from one plane layout to the other; exact, and its own inverse pair.
 
-    `dim` runs over heads·head_dim entries (a projection's rows, a bias, an activation); `planes` is how many
-    planes are rotated (default all of head_dim / 2). Rotating converted entries with the other layout's
-    frames gives the converted result, so converting the rows of W_q and W_k (and of W_v, with the columns of
-    W_o) carries a model from one layout to the other without changing what it computes.
+    Rotating converted entries with the other layout's frames gives the converted result, so converting the rows of W_q
+    and W_k (and of W_v, with the columns of W_o) carries a model from one layout to the other without changing what it
+    computes.
 
-    >>> convert_layout(torch.arange(6), head_dim=6, to="half").tolist()
-    [0, 2, 4, 1, 3, 5]
+    Args:
+        x: A projection's rows, a bias or an activation.
+        head_dim: Width of a head.
+        to: The layout of the result.
+        dim: The dimension of heads·head_dim entries.
+        planes: How many planes are rotated; default all of head_dim / 2.
+        at: Which entries of a wider head are rotated: the first ("front") or the last ("end").
+
+    Returns:
+        A tensor like `x`.
+
+    Raises:
+        ValueError: If the dimension is not a multiple of `head_dim`, or a head is narrower than its planes.
+
+    Example:
+        >>> convert_layout(torch.arange(6), head_dim=6, to="half").tolist()
+        [0, 2, 4, 1, 3, 5]
     """
-    check_layout(to)
+    check_planes(to, at)
     planes = head_dim // 2 if planes is None else planes
     if 2 * planes > head_dim or x.shape[dim] % head_dim:
         raise ValueError(
             f"dimension {dim} has {x.shape[dim]} entries: it must be a multiple of head_dim={head_dim}, "
             f"and head_dim at least 2·planes={2 * planes}"
         )
-    pairs = torch.arange(2 * planes, device=x.device)
-    order = pairs.view(planes, 2).T.flatten() if to == "half" else pairs.view(2, planes).T.flatten()
-    order = torch.cat((order, torch.arange(2 * planes, head_dim, device=x.device)))
+    order = torch.arange(head_dim, device=x.device)
+    start = head_dim - 2 * planes if at == "end" else 0
+    pairs = order[start : start + 2 * planes]
+    pairs.copy_((pairs.view(planes, 2).T if to == "half" else pairs.view(2, planes).T).flatten())
     heads = torch.arange(0, x.shape[dim], head_dim, device=x.device)
     return x.index_select(dim, (heads[:, None] + order).flatten())
+
+
+def _rotate_end(x: Tensor, frames: FlatFrames, inverse: bool) -> Tensor:
+    front, end = x.split((x.shape[-1] - frames.width, frames.width), -1)
+    return torch.cat((front, rotate(end, frames, inverse)), -1)
 
 
 def _rotate_curved(x: Tensor, frames: CurvedFrames, inverse: bool) -> Tensor:

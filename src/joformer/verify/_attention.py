@@ -405,7 +405,7 @@ def zero_initialised(draw: Draw) -> Measured:
     x, where = draw.noise(2, 6, 16), positions.sequence(6)
     q, k, v = heads(draw, 6)
     with draw.torch_seed():
-        with_base, printed = (ProjectedFrames(16, 8, heads=2, base=base).double() for base in ("fixed", "none"))
+        with_base, printed = (ProjectedFrames(16, 8, heads=2, on=base).double() for base in ("fixed", "none"))
     nn.init.zeros_(printed.projector.w2.weight)
     fixed = journey_attention(q, k, v, FixedFrames(8)(where), causal=True)
     starts = gap(journey_attention(q, k, v, with_base(where, x), causal=True), fixed)
@@ -439,7 +439,7 @@ def projected_order(draw: Draw) -> Measured:
     x, where = draw.noise(2, 6, 16), positions.sequence(6)
     with draw.torch_seed():
         layer, causal = JourneyAttention(16, 2), JourneyAttention(16, 2, causal=True)
-        modules = {base: ProjectedFrames(16, 8, heads=2, base=base).double() for base in ("none", "fixed", "learned")}
+        modules = {base: ProjectedFrames(16, 8, heads=2, on=base).double() for base in ("none", "fixed", "learned")}
         for module in modules.values():
             nn.init.normal_(module.projector.w2.weight)
     order = torch.randperm(6, generator=draw.generator)

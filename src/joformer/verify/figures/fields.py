@@ -101,8 +101,8 @@ def _defaults(dim: int, seed: int) -> dict[str, FramesModule]:
     rng = torch.Generator().manual_seed(seed % 2**63)
     learned = LearnedFrames(HEAD_DIM, axes=2, split="combined", base=BASE)
     learned.frequencies.add_(0.04 * torch.randn(learned.frequencies.shape, generator=rng))
-    projected = ProjectedFrames(dim, HEAD_DIM, heads=1, axes=2, split="combined", frequency_base=BASE)
-    cumulative = CumulativeFrames(dim, HEAD_DIM, heads=1, axes=2, split="combined", frequency_base=BASE)
+    projected = ProjectedFrames(dim, HEAD_DIM, heads=1, axes=2, split="combined", base=BASE)
+    cumulative = CumulativeFrames(dim, HEAD_DIM, heads=1, axes=2, split="combined", base=BASE)
     for module, size in ((projected, 1.5), (cumulative, 0.3)):
         linear = module.projector
         nn.init.normal_(linear.w1.weight, std=dim**-0.5, generator=rng)
