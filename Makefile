@@ -1,5 +1,6 @@
 # make run    creates .venv, installs, runs the main job: every table of the paper, small (ten minutes)
 # make test   creates .venv, installs, runs lint, types and all tests
+# make oldest tests the core with the oldest Python and torch that pyproject.toml claims (gigabytes of wheels; not in CI)
 # Both work as the first command on a fresh checkout, and offline once they have run.
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ SHAPES := --jaxtyping-packages=joformer,beartype.beartype
 # imported (most of what is installed) is never compiled, hence --no-compile.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test lint types check clean
+.PHONY: run test lint types check oldest clean
 
 run: $(INSTALLED)
 	$(BIN)/joformer reproduce
@@ -43,6 +44,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PIP) -e ".[dev]"
 	$(PIP) --no-deps --upgrade --target $(VENV)/timm timm torchvision
 	touch $@
+
+OLDEST := algebra frames attention spectral monoidal models test_rotation.py test_positions.py test_frequencies.py
+oldest:
+	test -x .venv-oldest/bin/python || python3.10 -m venv .venv-oldest
+	.venv-oldest/bin/pip install -q --no-compile torch==2.6.0 jaxtyping==0.2.34 "numpy<2.3" safetensors==0.4.0 scipy \
+	    pytest pytest-xdist hypothesis beartype
+	PYTHONPATH=src OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -q -n 2 $(addprefix tests/,$(OLDEST))
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,7 +6,7 @@ A page of 4 × 4 handwritten digits, 32 × 32 pixels, becomes one vector of the 
 noisy scrap of 12 × 12 torn from it. With all frequencies the score is n × the circular cross-correlation, exactly; with
 fewer it is the cross-correlation of what is left of the page. The baseline has as many numbers and spends them on
 coarse pixels: averages of 2 × 2 or 4 × 4, cross-correlated. Frequencies on a grid of 16 rows turn once round every 16
-rows, so that 16 and 0 are the same shift: the answer is unique only modulo the period (CLAIMS.md row 48).
+rows, so that 16 and 0 are the same shift: the answer is unique only modulo the period (docs/claims.md row 48).
 
     OMP_NUM_THREADS=1 python examples/alignment.py --out alignment.png          about 5 seconds
 

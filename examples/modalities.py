@@ -4,8 +4,8 @@
     shared     A_word = R_row^r R_col^c, that of the cell it names:     word → its own cell   R_mod⁻¹, for all alike
 
 The image holds six different handwritten digits, 2 × 3, the caption six words; three of the words have changed places.
-Which, only a comparison of each word with its own cell tells: the words as a set always fit. (Paper: CLAIMS.md row 47,
-the journey above being the corrected one.) One layer, 200 steps, unseen handwriting, every axis on all planes.
+Which, only a comparison of each word with its own cell tells: the words as a set always fit. (docs/claims.md row
+47: the journey above is the corrected one.) One layer, 200 steps, unseen handwriting, every axis on all planes.
 
     OMP_NUM_THREADS=1 python examples/modalities.py --out modalities.png          about 20 seconds
 

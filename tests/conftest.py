@@ -1,5 +1,6 @@
 """Shared by all tests: deterministic Hypothesis, deterministic torch."""
 
+import math
 import os
 
 # Some virtual machines announce AMX but die of an illegal instruction in oneDNN's bfloat16 products that use it.
@@ -8,6 +9,8 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 import pytest
 import torch
 from hypothesis import settings
+
+from joformer import _log
 
 settings.register_profile("joformer", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("joformer")
@@ -32,6 +35,12 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_lines_of_progress(monkeypatch):
+    """Which only a slow machine would see among those that tests expect."""
+    monkeypatch.setattr(_log, "LOGGED", math.inf)
 
 
 @pytest.fixture(params=[torch.float32, torch.float64], ids=["fp32", "fp64"])

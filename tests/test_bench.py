@@ -5,16 +5,15 @@ import itertools
 import json
 import math
 import random
-import subprocess
 import sys
 import time
 
 import pytest
 import torch
 
-from joformer import bench
+from joformer import bench, cli
 from joformer.bench._measure import Effort, Ratio, Row, fastest, geometric_mean, peak_bytes, ratio, take_turns, timed
-from joformer.bench._models import SHAPES, PeerTransformer, Shape, Transformer, peers, training_step
+from joformer.bench._models import SHAPES, Shape, Transformer, peers, training_step
 from joformer.bench._running import looping
 from joformer.bench._training import CONFIG, generating, llama, llama_of, starting, transporting, update
 from joformer.models import JoFormerLM, LMConfig
@@ -24,10 +23,18 @@ ONCE = Effort(rounds=1, seconds=0)
 TINY = Shape("tiny", batch=1, tokens=5, dim=16, heads=2, axes=1)
 
 
-def joformer(*words, check=None):
-    run = subprocess.run([sys.executable, "-m", "joformer.cli", *words], capture_output=True, text=True, check=False)
-    if check is not None:
-        assert run.returncode == check, run.stderr
+@pytest.fixture
+def joformer(monkeypatch, capsys):
+    """The command in this process: words in; output and errors out, once the exit code is checked."""
+
+    def run(*words, code=0):
+        monkeypatch.setattr(sys, "argv", ["joformer", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        found = capsys.readouterr()
+        assert (end.value.code or 0) == code, found.err
+        return found
+
     return run
 
 
@@ -213,8 +220,8 @@ def test_rows_tell_noise_from_figures():
     assert [row(*b, 1.1, True).ok for b in ((1.1, 1.2), (1.0, 1.09), (1.05, 1.2))] == [True, False, None]
     plain = {"low": None, "high": None, "rounds": None, "verdict": None}
     assert Row("bytes", 1.0, 1.05).as_json() == {"name": "bytes", "value": 1.0, "bar": 1.05, "ok": True, **plain}
-    told = row(1.01, 1.03, 1.05).as_json()
-    assert (told["low"], told["high"], told["rounds"], told["verdict"], told["bar"]) == (1.01, 1.03, 30, "slower", 1.05)
+    full = row(1.01, 1.03, 1.05).as_json()
+    assert [full[key] for key in ("low", "high", "rounds", "verdict", "bar")] == [1.01, 1.03, 30, "slower", 1.05]
 
 
 def test_the_loop_is_measured_step_by_step(monkeypatch):
@@ -271,7 +278,7 @@ def test_peers_rotate_like_rope():
         rq, rk = apply(q, k)
         torch.testing.assert_close(rq.norm(dim=-1), q.norm(dim=-1))
         assert not torch.equal(rk[:, :, 1:], k[:, :, 1:])
-    training_step(PeerTransformer(TINY, found["Hugging Face"]), TINY)()
+    training_step(Transformer(TINY, "none", found["Hugging Face"]), TINY)()
 
 
 def test_the_language_models_side_by_side_have_the_same_shape():
@@ -291,14 +298,15 @@ def test_the_language_models_side_by_side_have_the_same_shape():
 def test_rows_beside_llama_measure_whole_steps_and_whole_texts(monkeypatch):
     tiny = LMConfig(vocab=50, dim=32, layers=1, heads=2)
     monkeypatch.setattr("joformer.bench._training.CONFIG", tiny)
-    said = []
-    (row,) = llama(ONCE, said.append)
+    monkeypatch.setattr("joformer.bench._training.GENERATED", 8)
+    reported = []
+    (row,) = llama(ONCE, reported.append)
     assert (row.bar, row.higher) == (1.1, True)
     assert row.value > 0
-    rows = list(generating(ONCE, said.append))
+    rows = list(generating(ONCE, reported.append))
     assert [(row.bar, row.higher) for row in rows] == [(1.2, True), (None, True)]
-    assert len(said) == 3
-    rows = list(transporting(ONCE, said.append))
+    assert len(reported) == 3
+    rows = list(transporting(ONCE, reported.append))
     assert [row.bar for row in rows] == [1.04, 1.05, 1.1, 1.1, None, 1.05, 1.05]
     assert ["bf16" in row.name for row in rows] == [False, False, False, True, False, False, True]
     assert ["strength 0.5" in row.name for row in rows] == [False, False, True, False, False, True, False]
@@ -331,23 +339,23 @@ def test_drift_row_is_within_its_bar_and_unknown_figures_are_refused():
         bench.run(["drift"], seconds=float("nan"))
 
 
-def test_command_prints_json_for_machines_and_a_table_for_people():
-    rows = json.loads(joformer("bench", "--only", "drift", "--json", check=0).stdout)
+def test_command_prints_json_for_machines_and_a_table_for_people(joformer):
+    rows = json.loads(joformer("bench", "--only", "drift", "--json").out)
     assert [set(row) for row in rows] == [KEYS] * len(rows)
-    assert "score drift" in joformer("bench", "--only", "drift", check=0).stdout
+    assert "score drift" in joformer("bench", "--only", "drift").out
 
 
-def test_command_explains_itself_and_a_mistake_is_one_line():
-    text = joformer("bench", "--help", check=0).stdout
+def test_command_explains_itself_and_a_mistake_is_one_line(joformer):
+    text = joformer("bench", "--help").out
     assert "default" in text
     assert "Example" in text
     assert all(name in text for name in bench.FIGURES)
-    wrong = joformer("bench", "--only", "speed", check=2)
-    assert wrong.stderr.count("\n") == 1
-    assert "choose from" in wrong.stderr
-    among = joformer("bench", "--only", "drift", "speed", check=2)
-    assert (among.stderr, among.stdout) == (wrong.stderr, "")
-    assert joformer("bench", "--repeats", "0", check=2).stderr.startswith("joformer: repeats must be")
+    wrong = joformer("bench", "--only", "speed", code=2)
+    assert wrong.err.count("\n") == 1
+    assert "choose from" in wrong.err
+    among = joformer("bench", "--only", "drift", "speed", code=2)
+    assert (among.err, among.out) == (wrong.err, "")
+    assert joformer("bench", "--repeats", "0", code=2).err.startswith("joformer: repeats must be")
 
 
 def test_the_list_of_options_is_guarded():

@@ -59,3 +59,18 @@ def test_the_picture_of_the_imports_is_that_of_the_source():
     script = ROOT / "docs" / "draw_imports.py"
     done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_walks_are_those_of_the_source_and_go_down():
+    script = ROOT / "docs" / "draw_walks.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_a_walk_that_goes_up_is_seen(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import draw_walks
+
+    monkeypatch.setattr(draw_walks, "order", lambda: ["attention", "rotation", "frames"])  # the house upside down
+    _, upward = draw_walks.record(draw_walks.one_call())
+    assert any(line.startswith("attention/_functional.py: journey_attention calls rotation/") for line in upward)

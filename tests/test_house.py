@@ -11,8 +11,8 @@ ROOT = Path(joformer.__file__).parent
 
 # From the top of the house to the bottom; a module may import from those before it, and from its own.
 ORDER = [
-    "_io",
     "_log",
+    "_io",
     "_precision",
     "_seeding",
     "algebra",

@@ -12,10 +12,10 @@ from joformer.rotation import rotate_packed_
 from joformer.rotation._eager import cut_heads, rotate_real
 from joformer.testing import (
     assert_close,
+    assert_inverse,
     assert_is_rotation,
     assert_norm_preserved,
     assert_telescopes,
-    assert_inverse,
 )
 
 LAYOUTS = ["interleaved", "half"]

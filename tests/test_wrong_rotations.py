@@ -8,12 +8,12 @@ import torch
 from joformer import FixedFrames, FlatFrames, journey_attention, positions, rotate
 from joformer.rotation import _eager as kernels
 from joformer.testing import (
+    assert_inverse,
     assert_is_rotation,
     assert_matches_reference,
     assert_norm_preserved,
     assert_shift_invariant,
     assert_telescopes,
-    assert_inverse,
 )
 
 
@@ -141,3 +141,10 @@ def test_the_same_checks_pass_unflipped():
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 5, 2, 8, dtype=torch.float64)
     assert_matches_reference(q, k, v, FlatFrames.of(torch.randn(1, 5, 1, 4, dtype=torch.float64)))
+
+
+def test_the_old_name_of_the_inverse_still_works():
+    from joformer import testing
+
+    with pytest.warns(DeprecationWarning, match="assert_inverse"):
+        assert testing.assert_undone is assert_inverse

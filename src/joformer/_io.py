@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, one-line errors where they cannot be, and checksums of what they hold.
+"""Files and folders that are written whole or not at all, one-line errors where they cannot be, locks and checksums.
 
 What is read may come from strangers: only regular files are opened (a pipe or a device could be waited for for ever),
 and no size that they decide is taken on trust (`allowed`). What is written goes to new files with random names, or to
@@ -9,17 +9,28 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import importlib
 import json
 import os
+import re
 import secrets
+import shutil
 import stat
+import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from joformer._log import logger
+
 LIMITS = "JOFORMER_LIMITS"
 """The environment variable by which all bounds on what is read are multiplied."""
+PARTIAL = ".partial-"
+"""How the name begins of what is not whole yet."""
+MANIFEST = "manifest.json"
+"""The checksums of all files of a finished run, and of itself."""
 LINKED = "it is a symbolic link, through which nothing is written"
 JSON = 1 << 26
 """Bytes of JSON that are read at most: parsed they may take twenty times as much."""
@@ -137,14 +148,29 @@ def _require_file(mode: int, path: str | os.PathLike[str]) -> None:
         raise OSError(errno.EINVAL, reason, os.fspath(path))
 
 
-def one_line(error: Exception) -> str:
+def one_line(
+    error: BaseException,
+    plain: type | tuple[type, ...] = (ValueError, OSError, RuntimeError),
+    *,
+    first: bool = False,
+) -> str:
     """What an error says, in a line that is not too long.
 
-    >>> one_line(ValueError("too long:\\n  7")), one_line(KeyError("a"))
-    ('too long: 7', "KeyError: 'a'")
+    Args:
+        error: The error.
+        plain: Kinds of error that are not named: what they say is enough.
+        first: Of several lines take the first alone, as where the others are a trace.
+
+    Returns:
+        One line of at most 300 characters.
+
+    Example:
+        >>> one_line(ValueError("too long:\\n  7")), one_line(KeyError("a")), one_line(OSError("no\\nway"), first=True)
+        ('too long: 7', "KeyError: 'a'", 'no')
     """
-    said = " ".join(str(getattr(error, "strerror", None) or error).split())
-    if not said or not isinstance(error, ValueError | OSError | RuntimeError):
+    said = str(getattr(error, "strerror", None) or error).strip()
+    said = " ".join((said.partition("\n")[0] if first else said).split())
+    if not said or not isinstance(error, plain):
         said = f"{type(error).__name__}: {said}".rstrip(": ")
     return said if len(said) <= 300 else f"{said[:299]}…"
 
@@ -152,14 +178,31 @@ def one_line(error: Exception) -> str:
 def random_name(name: str) -> str:
     """A hidden name for what becomes `name` when it is whole, which nobody can have put there before.
 
-    >>> random_name("a.md").startswith(f".a.md.{os.getpid()}-")
+    >>> random_name("a.md").startswith(f".partial-a.md-{os.getpid()}-")
     True
     """
-    return f".{name}.{os.getpid()}-{secrets.token_hex(8)}"
+    return f"{PARTIAL}{name}-{os.getpid()}-{secrets.token_hex(8)}"
 
 
-MANIFEST = "manifest.json"
-"""The checksums of all files of a finished run, and of itself."""
+def sweep(folder: Path, name: str) -> None:
+    """Remove what processes that were killed while they wrote folder/name have left.
+
+    >>> sweep(Path("nowhere"), "a.json")
+    """
+    left = re.compile(re.escape(f"{PARTIAL}{name}") + "-[0-9]+-[0-9a-f]{16}")
+    for path in folder.glob(f"{PARTIAL}*"):
+        if left.fullmatch(path.name):
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder with all in it, or a file, or a link; what is not there stays so.
+
+    >>> remove(Path("nowhere"))
+    """
+    shutil.rmtree(path, ignore_errors=True)
+    if path.is_file() or path.is_symlink():
+        path.unlink()
 
 
 def make_folder(path: Path) -> None:
@@ -180,7 +223,120 @@ def make_folder(path: Path) -> None:
     except FileExistsError:
         raise ValueError(f"{path} is a file: give a directory") from None
     except OSError as error:
-        raise ValueError(f"cannot write into {path}: {error.strerror}; give a directory you may write to") from None
+        raise ValueError(f"cannot write into {path}: {one_line(error)}; give a directory you may write to") from None
+
+
+class Lock:
+    """Only one process at a time may hold it; that of a process that died is free again.
+
+    Args:
+        folder: Where the file of the lock is, and stays; made if it is missing.
+        name: What the file is called.
+        waiting: A line to log while another process holds the lock; without it that is a ValueError.
+
+    Example:
+        >>> with tempfile.TemporaryDirectory() as folder, Lock(Path(folder)):
+        ...     with Lock(Path(folder)):
+        ...         pass
+        Traceback (most recent call last):
+        ValueError: ... is in use by another run: wait for it, or choose another --out
+    """
+
+    def __init__(self, folder: Path, name: str = ".lock", *, waiting: str = "") -> None:
+        from filelock import FileLock
+
+        make_folder(folder)
+        self.folder, self.path, self.waiting = folder, folder / name, waiting
+        if self.path.is_symlink():  # which older versions of filelock would follow and empty
+            raise ValueError(f"cannot lock {self.path}: {LINKED}; remove it")
+        self._lock = FileLock(self.path, is_singleton=False)
+
+    def __enter__(self) -> Lock:
+        from filelock import Timeout
+
+        with writing(f"cannot lock {self.path}", "give a directory you may write to"):
+            try:
+                self._lock.acquire(timeout=0)
+            except Timeout:
+                if not self.waiting:
+                    raise ValueError(
+                        f"{self.folder} is in use by another run: wait for it, or choose another --out"
+                    ) from None
+                logger.info(self.waiting)
+                self._lock.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+@contextmanager
+def writing(what: str, remedy: str = "make room or choose another place") -> Iterator[None]:
+    """Within it, what the disk does not take is a ValueError in one line: what failed, why, and what would help.
+
+    >>> with writing("cannot write a.md"):
+    ...     raise OSError(28, "No space left on device")
+    Traceback (most recent call last):
+    ValueError: cannot write a.md: No space left on device; make room or choose another place
+    """
+    try:
+        yield
+    except Exception as error:
+        safetensors = sys.modules.get("safetensors")  # which has an error of its own
+        if not isinstance(error, (OSError, getattr(safetensors, "SafetensorError", OSError))):
+            raise
+        raise ValueError(f"{what}: {one_line(error)}; {remedy}") from None
+
+
+@contextmanager
+def new_file(path: Path, what: str = "") -> Iterator[BinaryIO]:
+    """A file that becomes `path` when all of it is on the disk; where that fails, `path` is as it was before.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with new_file(Path(folder, "a.md")) as file:
+    ...         _ = file.write(b"text")
+    ...     os.listdir(folder)
+    ['a.md']
+    """
+    make_folder(path.parent)
+    partial = path.with_name(random_name(path.name))
+    with writing(what or f"cannot write {path}"):
+        try:
+            with partial.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+            synchronise(path.parent)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: Path, what: str = "", remedy: str = "make room or choose another place") -> Iterator[Path]:
+    """A folder that becomes `path` when all in it is on the disk; where that fails, nothing of it is left.
+
+    What is at `path` already has to be gone when the block ends.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with new_folder(Path(folder, "made")) as made:
+    ...         _ = (made / "a.md").write_text("text")
+    ...     os.listdir(folder), os.listdir(Path(folder, "made"))
+    (['made'], ['a.md'])
+    """
+    make_folder(path.parent)
+    partial = path.with_name(random_name(path.name))
+    with writing(what or f"cannot write {path}", remedy):
+        try:
+            partial.mkdir()
+            yield partial
+            for inside in sorted(partial.rglob("*"), reverse=True):  # what is in a folder before the folder
+                synchronise(inside)
+            synchronise(partial)
+            os.rename(partial, path)
+            synchronise(path.parent)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
 
 
 def synchronise(path: Path) -> None:
@@ -205,19 +361,8 @@ def write_whole(path: Path, data: bytes) -> None:
     ...     (Path(folder) / "a.md").read_text()
     'text'
     """
-    make_folder(path.parent)
-    partial = path.with_name(random_name(path.name))
-    try:
-        with partial.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        synchronise(path.parent)
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}; make room or choose another place") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    with new_file(path) as file:
+        file.write(data)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -308,3 +453,17 @@ def check_folder(folder: Path, only: Iterable[str] | None = None, seal: str = MA
         if not isinstance(files, dict):
             raise ValueError(f"{folder / seal} is damaged: it lists no files")
         check_files(folder, files, only)
+
+
+def imported(module: str, extra: str) -> Any:
+    """The module, which only an extra installs; ImportError in one line that names it.
+
+    >>> imported("safetensors_of_mars", "train")
+    Traceback (most recent call last):
+    ImportError: safetensors_of_mars is not installed: pip install 'joformer[train]'
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = (error.name or module).partition(".")[0]
+        raise ImportError(f"{missing} is not installed: pip install 'joformer[{extra}]'", name=missing) from None

@@ -3,18 +3,20 @@
     sequence   t            grid   (row, column, …)        joint   (modality, axes of each modality …)
     a token without coordinates is NaN on every axis and sits at the identity: A = I, angle 0
 
-Positions are plain tensors: slice, concatenate and move them as you like, or make your own; integers and real
-coordinates are equally welcome. float64 keeps every integer up to 2⁵³ exact; half precision raises. CLAIMS.md,
-convention 2.
+Positions are plain tensors: slice, concatenate and shift them as you like, or make your own; integers and real
+coordinates are equally welcome. float64 keeps every integer up to 2⁵³ exact; half precision raises.
+docs/conventions.md, convention 2.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
+from torch.nn import functional as F
 
 from joformer._precision import exact_device
 
@@ -24,35 +26,55 @@ WHOLE = (int, torch.SymInt)
 
 
 def sequence(n: int, offset: int | float | Tensor = 0, *, device: Device = None) -> Float[Tensor, "*batch n 1"]:
-    """offset, offset + 1, …: (n, 1), or (batch, n, 1) when the offset is one number per batch row (batch,).
+    """``offset, offset + 1, …, offset + n − 1``: the positions of a sequence.
 
-    >>> sequence(3, offset=5).tolist()
-    [[5.0], [6.0], [7.0]]
+    Args:
+        n: How many tokens there are, 0 or more.
+        offset: Position of the first one: a number, or one number per batch row, ``(batch,)``.
+        device: Of the result.
+
+    Returns:
+        ``(n, 1)``, or ``(batch, n, 1)`` where the offset is one number per row.
+
+    Raises:
+        ValueError: If n is not a whole number of 0 or more, or the offset has more dimensions.
+
+    Example:
+        >>> sequence(3, offset=5).tolist()
+        [[5.0], [6.0], [7.0]]
     """
     if not isinstance(n, WHOLE) or n < 0:
         raise ValueError(f"n must be the number of tokens, 0 or more, got {n}")
     steps = torch.arange(n, dtype=torch.float64, device=exact_device(device))
-    if isinstance(offset, Tensor):
-        if offset.dim() > 1:
-            raise ValueError(f"offset must be a number or one number per batch row (batch,), got {tuple(offset.shape)}")
-        check_precision(offset, "offset is")
-        steps = steps.to(offset.device) + offset.to(torch.float64).unsqueeze(-1)
-    else:
-        steps = steps + offset
-    return steps.unsqueeze(-1)
+    if not isinstance(offset, Tensor):
+        return (steps + offset).unsqueeze(-1)
+    if offset.dim() > 1:
+        raise ValueError(f"offset must be a number or one number per batch row (batch,), got {tuple(offset.shape)}")
+    check_precision(offset, "offset is")
+    return (steps.to(offset.device) + offset.to(torch.float64).unsqueeze(-1)).unsqueeze(-1)
 
 
 def grid(*shape: int, prefix: int = 0, device: Device = None) -> Float[Tensor, "tokens axes"]:
-    """Every cell of an array in row-major order, axes in array order, after `prefix` tokens at the identity.
+    """``(row, column, …)`` of every cell of an array in row-major order, axes in array order.
 
-    A class token and registers are prefix tokens: `grid(14, 14, prefix=1)` is (197, 2).
+    Args:
+        shape: How many cells there are along each axis.
+        prefix: How many tokens at the identity come first: a class token and registers are such tokens.
+        device: Of the result.
 
-    >>> grid(2, 2, prefix=1).tolist()
-    [[nan, nan], [0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
+    Returns:
+        ``(prefix + cells, axes)``: ``grid(14, 14, prefix=1)`` is (197, 2).
+
+    Raises:
+        ValueError: If there is no axis, or no cell on one.
+
+    Example:
+        >>> grid(2, 2, prefix=1).tolist()
+        [[nan, nan], [0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
     """
     if not shape or not all(isinstance(n, WHOLE) and n >= 1 for n in shape):
         raise ValueError(
-            f"a grid needs at least one axis and at least one cell on each, got {shape}; e.g. grid(14, 14)"
+            f"a grid needs at least one axis and at least one cell on each, e.g. grid(14, 14), got {shape}"
         )
     axes = [torch.arange(n, dtype=torch.float64, device=exact_device(device)) for n in shape]
     cells = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
@@ -62,13 +84,24 @@ def grid(*shape: int, prefix: int = 0, device: Device = None) -> Float[Tensor, "
 def with_prefix(positions: Num[Tensor, "*batch tokens axes"], prefix: int) -> Float[Tensor, "*batch more axes"]:
     """`prefix` tokens at the identity, then the given ones.
 
-    >>> with_prefix(sequence(1), 2).tolist()
-    [[nan], [nan], [0.0]]
+    Args:
+        positions: ``(tokens, axes)`` or ``(batch, tokens, axes)``.
+        prefix: How many tokens at the identity come first.
+
+    Returns:
+        ``(…, prefix + tokens, axes)``.
+
+    Raises:
+        ValueError: If `prefix` is negative.
+
+    Example:
+        >>> with_prefix(sequence(1), 2).tolist()
+        [[nan], [nan], [0.0]]
     """
     if prefix < 0:
         raise ValueError(f"prefix must be the number of tokens at the identity, 0 or more, got {prefix}")
-    positions = positions.to(torch.float64) if not positions.is_floating_point() else positions
-    if prefix == 0:
+    positions = positions if positions.is_floating_point() else positions.to(torch.float64)
+    if not prefix:
         return positions
     nowhere = positions.new_full((*positions.shape[:-2], prefix, positions.shape[-1]), NOWHERE)
     return torch.cat((nowhere, positions), -2)
@@ -77,31 +110,61 @@ def with_prefix(positions: Num[Tensor, "*batch tokens axes"], prefix: int) -> Fl
 def packed(lengths: Sequence[int], *, device: Device = None) -> Float[Tensor, "tokens 1"]:
     """Several sequences laid end to end, each starting again at 0. Pair it with `segments(lengths)`.
 
-    >>> packed([2, 3]).flatten().tolist()
-    [0.0, 1.0, 0.0, 1.0, 2.0]
+    Args:
+        lengths: How many tokens each sequence has, 1 or more.
+        device: Of the result.
+
+    Returns:
+        ``(tokens, 1)``.
+
+    Raises:
+        ValueError: If there is no sequence, or an empty one.
+
+    Example:
+        >>> packed([2, 3]).flatten().tolist()
+        [0.0, 1.0, 0.0, 1.0, 2.0]
     """
-    _check_lengths(lengths)
-    return torch.cat([sequence(n, device=device) for n in lengths])
+    return torch.cat([sequence(n, device=device) for n in _checked_lengths(lengths)])
 
 
 def segments(lengths: Sequence[int], *, device: Device = None) -> Int[Tensor, "tokens"]:
     """Which of the packed sequences each token belongs to: what attention needs to keep them apart.
 
-    >>> segments([2, 3]).tolist()
-    [0, 0, 1, 1, 1]
+    Args:
+        lengths: How many tokens each sequence has, 1 or more.
+        device: Of the result.
+
+    Returns:
+        ``(tokens,)``, integers.
+
+    Raises:
+        ValueError: If there is no sequence, or an empty one.
+
+    Example:
+        >>> segments([2, 3]).tolist()
+        [0, 0, 1, 1, 1]
     """
-    _check_lengths(lengths)
-    counts = torch.tensor(list(lengths), device=device)
+    counts = torch.tensor(_checked_lengths(lengths), device=device)
     return torch.repeat_interleave(torch.arange(len(lengths), device=device), counts)
 
 
 def padded(mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens 1"]:
-    """Counts the real tokens (True) of each row from 0; padding, left or right, sits at the identity.
+    """Counts the real tokens of each row from 0; padding, left or right, sits at the identity.
 
-    Hide the padding from attention with `mask[:, None, None, :]`.
+    Hide the padding from attention with ``mask[:, None, None, :]``.
 
-    >>> padded(torch.tensor([[False, True, True], [True, True, False]]))[..., 0].tolist()
-    [[nan, 0.0, 1.0], [0.0, 1.0, nan]]
+    Args:
+        mask: True for real tokens, ``(batch, tokens)``.
+
+    Returns:
+        ``(batch, tokens, 1)``.
+
+    Raises:
+        ValueError: If the mask is not boolean or has other dimensions.
+
+    Example:
+        >>> padded(torch.tensor([[False, True, True], [True, True, False]]))[..., 0].tolist()
+        [[nan, 0.0, 1.0], [0.0, 1.0, nan]]
     """
     if mask.dtype != torch.bool or mask.dim() != 2:
         raise ValueError(f"mask must be boolean (batch, tokens), True for real tokens, got {mask.dtype} {mask.shape}")
@@ -114,29 +177,38 @@ def tree(
 ) -> Float[Tensor, "nodes depth"]:
     """The path from the root to each node: the branch taken at each depth, NaN below the node.
 
-    `parents[i]` is the node above i, −1 for the root. The branch into a node is its rank among its siblings,
-    or `branches[i]` when given. (nodes, depth of the deepest node); the root is at the identity.
+    Args:
+        parents: The node above each node, −1 for the root.
+        branches: The branch into each node; default its rank among its siblings.
+        device: Of the result.
 
-    >>> tree([-1, 0, 0, 2]).tolist()
-    [[nan, nan], [0.0, nan], [1.0, nan], [1.0, 0.0]]
+    Returns:
+        ``(nodes, depth of the deepest node)``; the root is at the identity.
+
+    Raises:
+        ValueError: If there is not exactly one root, a cycle, or an index that is none.
+
+    Example:
+        >>> tree([-1, 0, 0, 2]).tolist()
+        [[nan, nan], [0.0, nan], [1.0, nan], [1.0, 0.0]]
     """
     parents = _whole(parents, "parents")
     branches = None if branches is None else _whole(branches, "branches")
     if branches is not None and len(branches) != len(parents):
         raise ValueError(f"branches must name one branch per node: {len(parents)} nodes, {len(branches)} branches")
-    rank: list[int] = []
-    seen: dict[int, int] = {}
+    siblings: Counter[int] = Counter()
+    ranks: list[int] = []
     for node, parent in enumerate(parents):
         if not -1 <= parent < len(parents) or parent == node:
             raise ValueError(f"parents[{node}] is {parent}: it must be another node's index, or -1 for the root")
-        rank.append(seen.get(parent, 0))
-        seen[parent] = rank[-1] + 1
-    if seen.get(-1, 0) != 1:
-        raise ValueError(f"a tree has one root (parent -1), got {seen.get(-1, 0)}; give several trees one common root")
-    steps = rank if branches is None else list(branches)
-    paths = []
+        ranks.append(siblings[parent])
+        siblings[parent] += 1
+    if siblings[-1] != 1:
+        raise ValueError(f"a tree has one root (parent -1), got {siblings[-1]}; give several trees one common root")
+    steps = branches or ranks
+    paths: list[list[float]] = []
     for node in range(len(parents)):
-        path: list[int] = []
+        path: list[float] = []
         at = node
         while parents[at] != -1:
             path.append(steps[at])
@@ -150,14 +222,24 @@ def tree(
 
 
 def joint(*parts: Tensor) -> Float[Tensor, "*batch tokens axes"]:
-    """Several modalities side by side: a modality axis first, then the axes of each part in turn.
+    """``(m, 0 …, coordinates of part m, 0 …)``: several modalities, a modality axis first, then the axes of each part.
 
-    Part m has m on the modality axis, its own coordinates on its own axes and 0 on the others', so that
-    a journey between modalities is R_mod and both parts' absolute operators (CLAIMS.md row 47). Tokens
-    at the identity stay there.
+    Part m has m on the modality axis, its own coordinates on its own axes and 0 on the others', so that a journey
+    between modalities is R_mod and both parts' absolute operators (docs/claims.md row 47). Tokens at the identity stay
+    there.
 
-    >>> joint(sequence(2), grid(1, 2)).tolist()
-    [[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 1.0]]
+    Args:
+        parts: Positions of each modality, ``(tokens, axes)`` or ``(batch, tokens, axes)``.
+
+    Returns:
+        ``(…, all tokens, 1 + all axes)``.
+
+    Raises:
+        ValueError: If there is no part, or their batches differ.
+
+    Example:
+        >>> joint(sequence(2), grid(1, 2)).tolist()
+        [[0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 1.0]]
     """
     if not parts:
         raise ValueError("joint needs at least one part, e.g. joint(sequence(10), grid(4, 4))")
@@ -169,9 +251,8 @@ def joint(*parts: Tensor) -> Float[Tensor, "*batch tokens axes"]:
     total = 1 + sum(part.shape[-1] for part in parts)
     rows, start = [], 1
     for modality, part in enumerate(parts):
-        row = part.new_zeros(*part.shape[:-1], total)
+        row = F.pad(part, (start, total - start - part.shape[-1]))
         row[..., 0] = modality
-        row[..., start : start + part.shape[-1]] = part
         rows.append(torch.where(located(part).unsqueeze(-1), row, NOWHERE))
         start += part.shape[-1]
     return torch.cat(rows, -2)
@@ -180,16 +261,28 @@ def joint(*parts: Tensor) -> Float[Tensor, "*batch tokens axes"]:
 def located(positions: Num[Tensor, "*batch tokens axes"]) -> Bool[Tensor, "*batch tokens"]:
     """Which tokens have coordinates; the others sit at the identity.
 
-    >>> located(grid(1, 2, prefix=1)).tolist()
-    [False, True, True]
+    Args:
+        positions: ``(tokens, axes)`` or ``(batch, tokens, axes)``.
+
+    Returns:
+        ``(tokens,)`` or ``(batch, tokens)``, boolean.
+
+    Example:
+        >>> located(grid(1, 2, prefix=1)).tolist()
+        [False, True, True]
     """
     return ~positions.isnan().all(-1)
 
 
 def check_precision(given: Tensor, what: str) -> None:
-    """Raises where coordinates have been rounded to half precision: they are other coordinates then.
+    """Raises ValueError where coordinates have been rounded to half precision: they are other coordinates then.
 
-    >>> check_precision(torch.ones(2, 1, dtype=torch.int32), "positions are")
+    Args:
+        given: The coordinates.
+        what: The beginning of the message, e.g. "positions are".
+
+    Example:
+        >>> check_precision(torch.ones(2, 1, dtype=torch.int32), "positions are")
     """
     if given.is_floating_point() and given.dtype.itemsize < 4:
         raise ValueError(
@@ -205,8 +298,7 @@ def _whole(numbers: Sequence[int] | Tensor, name: str) -> list[int]:
     return [int(n) for n in listed]
 
 
-def _check_lengths(lengths: Sequence[int]) -> None:
+def _checked_lengths(lengths: Sequence[int]) -> list[int]:
     if not len(lengths) or min(lengths) < 1:
-        raise ValueError(
-            f"lengths must be the number of tokens of each packed sequence, 1 or more, got {list(lengths)}"
-        )
+        raise ValueError(f"lengths must be the number of tokens of each sequence, 1 or more, got {list(lengths)}")
+    return list(lengths)

@@ -12,7 +12,9 @@ their inputs, far below the 1e-3 that is usual: see `TOLERANCE`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,65 +25,111 @@ from joformer.attention._reference import entry_order, matrices
 from joformer.frames import Frames, FramesModule, is_flat
 from joformer.rotation import rotate as library_rotate
 
-Rotate = Callable[..., Tensor]
+Operation = Callable[..., Tensor]
 
+# How far results may differ, relative to the largest entry of what is expected.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-"""How far results may differ, relative to the largest entry of what is expected."""
 
 
 def assert_close(actual: Tensor, expected: Tensor, *, tolerance: float | None = None, what: str = "result") -> None:
-    """|actual − expected| ≤ tolerance · max(1, |expected|max), and both finite and of one shape.
+    """Asserts ``|actual − expected| ≤ tolerance · max(1, max |expected|)``, finite and of one shape.
 
-    >>> assert_close(torch.ones(3), torch.ones(3))
+    Args:
+        actual: What was computed.
+        expected: What is right, of the same shape.
+        tolerance: Default `TOLERANCE` of actual's dtype.
+        what: What the message names.
+
+    Raises:
+        AssertionError: With the largest difference.
+
+    Example:
+        >>> assert_close(torch.ones(3), torch.ones(3))
     """
     assert actual.shape == expected.shape, f"{what}: shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
     limit = TOLERANCE[actual.dtype] if tolerance is None else tolerance
-    wide = actual.detach().to(torch.float64), expected.detach().to(torch.float64)
-    assert wide[0].isfinite().all(), f"{what}: not finite"
-    worst = (wide[0] - wide[1]).abs().max().item() if actual.numel() else 0.0
-    size = max(1.0, wide[1].abs().max().item()) if actual.numel() else 1.0
+    found, right = actual.detach().to(torch.float64), expected.detach().to(torch.float64)
+    assert found.isfinite().all(), f"{what}: not finite"
+    worst, size = (t.abs().max().item() if t.numel() else 0.0 for t in (found - right, right))
+    size = max(1.0, size)
     assert worst <= limit * size, f"{what}: off by {worst:.3g}, allowed {limit * size:.3g}"
 
 
-def assert_is_rotation(frames: Frames, x: Tensor, *, rotate: Rotate = library_rotate) -> None:
-    """rotate(x, frames) is x multiplied by each token's matrix: R(φ) = [[cos, −sin], [sin, cos]] where flat.
+def assert_is_rotation(frames: Frames, x: Tensor, *, rotate: Operation = library_rotate) -> None:
+    """Asserts ``rotate(x, frames) = A_t x_t`` by each token's matrix: ``R(φ) = [[cos, −sin], [sin, cos]]`` where flat.
 
-    >>> from joformer import FlatFrames
-    >>> assert_is_rotation(FlatFrames.of(torch.rand(1, 5, 1, 4)), torch.rand(2, 5, 2, 8))
+    Args:
+        frames: Frames of x's tokens.
+        x: ``(batch, tokens, heads, head_dim)``.
+        rotate: The implementation to check.
+
+    Raises:
+        AssertionError: If it is another operation.
+
+    Example:
+        >>> from joformer import FlatFrames
+        >>> assert_is_rotation(FlatFrames.of(torch.rand(1, 5, 1, 4)), torch.rand(2, 5, 2, 8))
     """
     if not is_flat(frames):
         Orthogonal(frames.matrices.shape[-1]).check(frames.matrices)
     order = entry_order(frames, x.shape[-1])
-    expected = torch.einsum("bhtij,bthj->bthi", matrices(frames, *x.shape[2:], x.dtype), x[..., order])
+    expected = torch.einsum("bhtij,bthj->bthi", matrices(frames, x.shape[2], x.shape[3], x.dtype), x[..., order])
     assert_close(rotate(x, frames), expected[..., order.argsort()], what="rotate(x, frames)")
 
 
-def assert_norm_preserved(frames: Frames, x: Tensor, *, rotate: Rotate = library_rotate) -> None:
-    """‖A_t x_t‖ = ‖x_t‖, forward and inverse.
+def assert_norm_preserved(frames: Frames, x: Tensor, *, rotate: Operation = library_rotate) -> None:
+    """Asserts ``‖A_t x_t‖ = ‖x_t‖``, and the same of the inverse.
 
-    >>> from joformer import FlatFrames
-    >>> assert_norm_preserved(FlatFrames.of(torch.rand(1, 5, 1, 4)), torch.rand(2, 5, 2, 8))
+    Args:
+        frames: Frames of x's tokens.
+        x: ``(batch, tokens, heads, head_dim)``.
+        rotate: The implementation to check.
+
+    Raises:
+        AssertionError: If a norm changes.
+
+    Example:
+        >>> from joformer import FlatFrames
+        >>> assert_norm_preserved(FlatFrames.of(torch.rand(1, 5, 1, 4)), torch.rand(2, 5, 2, 8))
     """
     for inverse in (False, True):
         assert_close(rotate(x, frames, inverse=inverse).norm(dim=-1), x.norm(dim=-1), what="norm")
 
 
-def assert_inverse(frames: Frames, x: Tensor, *, rotate: Rotate = library_rotate) -> None:
-    """A_t⁻¹ A_t x_t = x_t, and the other way round.
+def assert_inverse(frames: Frames, x: Tensor, *, rotate: Operation = library_rotate) -> None:
+    """Asserts ``A_t⁻¹ A_t x_t = x_t``, and ``A_t A_t⁻¹ x_t = x_t``.
 
-    >>> from joformer import FlatFrames
-    >>> assert_inverse(FlatFrames.of(torch.rand(1, 5, 1, 4)), torch.rand(2, 5, 2, 8))
+    Args:
+        frames: Frames of x's tokens.
+        x: ``(batch, tokens, heads, head_dim)``.
+        rotate: The implementation to check.
+
+    Raises:
+        AssertionError: If one is not the inverse of the other.
+
+    Example:
+        >>> from joformer import FlatFrames
+        >>> assert_inverse(FlatFrames.of(torch.rand(1, 5, 1, 4)), torch.rand(2, 5, 2, 8))
     """
     for first in (False, True):
         back = rotate(rotate(x, frames, inverse=first), frames, inverse=not first)
         assert_close(back, x, what="there and back")
 
 
-def assert_telescopes(frames: Frames, x: Tensor, *, rotate: Rotate = library_rotate) -> None:
-    """P_{j→k} P_{i→j} v = P_{i→k} v for tokens i, j, k, and P_{i→i} v = v; P_{i→j} = A_j⁻¹ A_i.
+def assert_telescopes(frames: Frames, x: Tensor, *, rotate: Operation = library_rotate) -> None:
+    """Asserts ``P_{j→k} P_{i→j} v = P_{i→k} v`` and ``P_{i→i} v = v`` for tokens i, j, k, with ``P_{i→j} = A_j⁻¹ A_i``.
 
-    >>> from joformer import FlatFrames
-    >>> assert_telescopes(FlatFrames.of(torch.rand(1, 5, 1, 4)), torch.rand(2, 5, 2, 8))
+    Args:
+        frames: Frames of x's tokens.
+        x: ``(batch, tokens, heads, head_dim)``.
+        rotate: The implementation to check.
+
+    Raises:
+        AssertionError: If journeys do not compose.
+
+    Example:
+        >>> from joformer import FlatFrames
+        >>> assert_telescopes(FlatFrames.of(torch.rand(1, 5, 1, 4)), torch.rand(2, 5, 2, 8))
     """
 
     def journey(v: Tensor, src: int, dst: int) -> Tensor:
@@ -100,15 +148,26 @@ def assert_shift_invariant(
     by: Tensor,
     *,
     x: Tensor | None = None,
-    rotate: Rotate = library_rotate,
+    rotate: Operation = library_rotate,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Scores and transported values are the same when every position moves by `by` (axes,).
+    """Asserts ``F(x, positions + by) = F(x, positions)`` for the scores and the transported values.
 
-    All tokens must have coordinates: a journey to a token at the identity is meant to change.
+    Args:
+        module: The frames module to check.
+        positions: ``(tokens, axes)`` or ``(batch, tokens, axes)``. All tokens must have coordinates: a journey to a
+            token at the identity is meant to change.
+        by: The displacement of all tokens, ``(axes,)``.
+        x: The tokens' content, ``(batch, tokens, dim)``, for modules that read it.
+        rotate: The rotation to check.
+        dtype: Of the queries, keys and values.
 
-    >>> from joformer import FixedFrames, positions
-    >>> assert_shift_invariant(FixedFrames(8), positions.sequence(5), torch.tensor([1000.0]))
+    Raises:
+        AssertionError: If a score or a value changes.
+
+    Example:
+        >>> from joformer import FixedFrames, positions
+        >>> assert_shift_invariant(FixedFrames(8), positions.sequence(5), torch.tensor([1000.0]))
     """
     generator = torch.Generator().manual_seed(0)
     here, there = module(positions, x), module(positions + by, x)
@@ -126,22 +185,28 @@ def assert_shift_invariant(
 
 
 def assert_matches_reference(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    frames: Frames,
-    *,
-    attention: Callable[..., Tensor] = journey_attention,
-    **options: object,
+    q: Tensor, k: Tensor, v: Tensor, frames: Frames, *, attention: Operation = journey_attention, **options: object
 ) -> None:
-    """attention(q, k, v, frames, …) is Σ_j α_ij P_{j→i} v_j, forward and gradients, by the explicit formula.
+    """Asserts ``attention(q, k, v, frames, …) = Σ_j α_ij P_{j→i} v_j``, forward and gradients, by that formula.
 
-    >>> from joformer import FlatFrames
-    >>> assert_matches_reference(*torch.rand(3, 1, 5, 2, 8), FlatFrames.of(torch.rand(1, 5, 1, 4)))
-    """  # fmt: skip
+    Args:
+        q: ``(batch, queries, heads, head_dim)``.
+        k: ``(batch, keys, kv_heads, head_dim)``.
+        v: ``(batch, keys, kv_heads, value_dim)``.
+        frames: Of these tokens.
+        attention: The implementation to check, called as `journey_attention` is.
+        **options: What else `journey_attention` takes.
+
+    Raises:
+        AssertionError: If the result or a gradient differs.
+
+    Example:
+        >>> from joformer import FlatFrames
+        >>> assert_matches_reference(*torch.rand(3, 1, 5, 2, 8), FlatFrames.of(torch.rand(1, 5, 1, 4)))
+    """
     generator = torch.Generator().manual_seed(0)
     results: list[tuple[Tensor, ...]] = []
-    for how in (lambda *a, **o: journey_attention(*a, **o, backend="reference"), attention):
+    for how in (partial(journey_attention, backend="reference"), attention):
         inputs = [t.detach().clone().requires_grad_() for t in (q, k, v)]
         out = how(*inputs, frames, **options)
         if not results:
@@ -149,3 +214,10 @@ def assert_matches_reference(
         results.append((out, *torch.autograd.grad((out * weights).sum(), inputs)))
     for what, expected, actual in zip(("output", "∂q", "∂k", "∂v"), *results, strict=True):
         assert_close(actual, expected, what=what)
+
+
+def __getattr__(name: str) -> Callable[..., None]:
+    if name == "assert_undone":
+        warnings.warn("assert_undone is now assert_inverse", DeprecationWarning, stacklevel=2)
+        return assert_inverse
+    raise AttributeError(f"module 'joformer.testing' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""CLAIMS rows 1–12, 21–22 and 36, one test a row; where the print is wrong it must fail here by a margin."""
+"""docs/claims.md rows 1–12, 21–22 and 36, one test a row; where the print is wrong it must fail here by a margin."""
 
 import itertools
 

@@ -86,7 +86,7 @@ def test_input_and_frames_are_left_untouched():
     ids=["fixed", "learned", "base+projected"],
 )
 def test_the_whole_layer_is_invariant_under_a_joint_shift(frames, dtype):
-    """CLAIMS row 18: F(x, pos + u) = F(x, pos) for the whole softmax layer, even a million tokens away."""
+    """docs/claims.md row 18: F(x, pos + u) = F(x, pos) for the whole softmax layer, even a million tokens away."""
     if isinstance(frames, ProjectedFrames):
         torch.nn.init.normal_(frames.projector.w2.weight)
     attention, frames = JourneyAttention(DIM, HEADS).to(dtype), frames.to(dtype)

@@ -164,7 +164,7 @@ def _alone(cell, tmp_path):
     torch.set_num_threads(1)
     try:
         calm = replace(cell, source=replace(cell.source, fate="calm"))
-        return run(calm, tmp_path / "alone", say=lambda line: None)["measured"]
+        return run(calm, tmp_path / "alone")["measured"]
     finally:
         torch.set_num_threads(threads)
 

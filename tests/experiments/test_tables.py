@@ -16,6 +16,7 @@ import torch
 
 from joformer import cli, paper
 from joformer.experiments import TABLES, ImageSource, TextSource, run, sources
+from joformer.experiments.cells import finished
 from joformer.experiments.compare import is_text
 from joformer.experiments.compare import plans as compared
 from joformer.experiments.engine import Done
@@ -44,13 +45,13 @@ class Split(SimpleNamespace):
         return len(self.images)
 
 
-def images_like(source, say=None):
+def images_like(source):
     shape, count, classes = IMAGES[Path(source.data).name]
     train = Split(images=torch.empty(count, *shape, device="meta"))
     return SimpleNamespace(train=train, classes=range(classes), fingerprint=f"that of {source.data}")
 
 
-def text_like(source, say=None):
+def text_like(source):
     assert Path(source.data).name in TEXTS
     return SimpleNamespace(tokenizer=SimpleNamespace(vocab=source.vocab), fingerprint=f"that of {source.data}")
 
@@ -231,6 +232,42 @@ def test_other_data_or_settings_are_not_mixed_into_a_table(tmp_path):
     assert {name.rpartition("-")[2] for name in about["cells"]} == {"0", "1"}
 
 
+def test_tables_of_version_0_1_are_recognised(tmp_path):
+    """Where a vision model was a name; the checksums of its settings are those that version wrote."""
+    plans = compared(ImageSource("digits", batch=8), (0,), Recipe(steps=2), dim=16, heads=2)
+    plans += planned("overhead", seeds=(0,))
+    said = {
+        "compare": {"none, ": "80d1bebebfe09151", "scores, fixed, ": "34513a0e37bf8a01",
+                    "values, projected, ": "468a8848cf85f6de", "both, learned, ": "c74cd42ee54f47ae"},
+        "cost": {"none, ": "9ec47d892870d834", "both, cumulative, ": "4ac1be4f8a6fcbc8"},
+        "overhead": {"none, ": "6d565db055e87ac9", "joformer_old, ": "329978a401701528",
+                     "joformer_axial_perlayer, ": "6bc53a5fa016ab97"},
+    }  # fmt: skip
+    for plan in plans:
+        place = tmp_path / plan.name / TABLE
+        place.parent.mkdir()
+        place.write_text(json.dumps(plan.about() | {"settings": said[plan.name]}))
+        plan.begin(tmp_path)
+        place.write_text(json.dumps(plan.about() | {"settings": dict.fromkeys(said[plan.name], "0" * 16)}))
+        with pytest.raises(ValueError, match="holds none with other settings or data"):
+            plan.begin(tmp_path)
+    # A finished cell, too.
+    cell = next(cell for cell in plans[0].cells if cell.model == "scores, fixed")
+    described = cell.describe()
+    row = {"frames", "split", "transport", "per_layer"}
+    before = {name: value for name, value in described["config"].items() if name not in row}
+    for named in ({"model": "joformer_old", "transport": "scores"}, {"model": "rope2d", "transport": None}):
+        place = tmp_path / "out" / cell.name / RESULT
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(json.dumps({"described": described | {"config": before | named}}))
+        assert finished(cell, tmp_path / "out")
+    place.write_text(
+        json.dumps({"described": described | {"config": before | {"model": "rope2dv2", "transport": None}}})
+    )
+    with pytest.raises(ValueError, match="holds a cell of other settings"):
+        finished(cell, tmp_path / "out")
+
+
 # -- the grid ----------------------------------------------------------------------------------------------------------
 
 LANGUAGE = LMConfig(vocab=256, dim=64, layers=2, heads=2, transport="none")
@@ -263,7 +300,7 @@ def test_variants_are_the_models_they_are_called():
     """The same function of the same weights as a configuration written by hand."""
     tokens, pixels = torch.randint(256, (2, 12)), torch.rand(2, 1, 8, 8)
     own = {"vocab": 256, "dim": 64, "layers": 2, "heads": 2}
-    seen = {k: v for k, v in dataclasses.asdict(VISION).items() if k not in ("model", "transport")}
+    seen = {k: v for k, v in dataclasses.asdict(VISION).items() if k not in vars(VISION.variant)}
     by_hand = {
         ("fixed", "scores"): "rope2d",
         ("fixed", "both"): "joformer_old",
@@ -488,7 +525,7 @@ def test_compare_answers_for_every_variant(joformer, monkeypatch, tmp_path, writ
 
     def in_turn(cells, out, *, jobs):
         for cell in cells:
-            yield Done(cell, run(cell, out, say=lambda line: None))
+            yield Done(cell, run(cell, out))
 
     monkeypatch.setattr("joformer.experiments.engine.run_local", in_turn)
     monkeypatch.setattr("joformer.experiments.compare.ROUNDS", 1)

@@ -105,7 +105,7 @@ def test_projector_has_about_one_and_a_half_d_squared_parameters():
 
 
 def test_pure_projected_frames_are_permutation_equivariant_and_a_base_is_not(dtype):
-    """CLAIMS row 24: without base and mask the layer does not know order."""
+    """docs/claims.md row 24: without base and mask the layer does not know order."""
     x = torch.randn(2, 7, 24, dtype=dtype)
     order = torch.randperm(7)
     attention = JourneyAttention(24, 3).to(dtype)
@@ -140,7 +140,7 @@ def test_cumulative_is_the_running_sum(dtype):
 
 
 def test_cumulative_sees_what_lies_between_and_projected_does_not():
-    """CLAIMS row 33: the journey from j to k changes with the content between them, only when accumulated."""
+    """docs/claims.md row 33: the journey from j to k changes with the content between them, only when accumulated."""
     x = torch.randn(1, 6, 12, dtype=torch.float64)
     changed = x.clone()
     changed[:, 3] = torch.randn(12, dtype=torch.float64)
@@ -231,12 +231,12 @@ def test_dense_axial_is_shift_invariant_and_lie_is_the_exponential(dtype):
 
 
 def test_lie_generators_count_as_the_paper_says():
-    """CLAIMS row 52: LieRE64 on ViT-Tiny (12 layers, 6 heads of 64) has 0.59M generators."""
+    """docs/claims.md row 52: LieRE64 on ViT-Tiny (12 layers, 6 heads of 64) has 0.59M generators."""
     assert 12 * sum(p.numel() for p in DenseFrames(64, axes=2, heads=6).parameters()) == 589_824
 
 
 def test_joint_modalities_travel_by_the_modality_generator():
-    """CLAIMS row 47: P_{text→image} = R_mod⁻¹ A_image⁻¹ A_text, all commuting."""
+    """docs/claims.md row 47: P_{text→image} = R_mod⁻¹ A_image⁻¹ A_text, all commuting."""
     module = FixedFrames(16, axes=4)
     where = positions.joint(positions.sequence(3), positions.grid(2, 2))
     angles = module(where).angles[0, :, 0]

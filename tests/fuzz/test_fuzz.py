@@ -268,11 +268,11 @@ def saved():
     torch.manual_seed(0)
     with folder() as place:
         for name, config in CONFIGS.items():
-            model = models.saving.MODELS[models.saving.written(config)["model"]](config)
+            model = models._saving.build(config)
             models.save(model, place / name)
         state = {"metrics": {"bytes": 0, "sha256": ""}, "settings": {"seed": 0}, "stage": 0}
-        weights = models.saving.own_state(models.load(place / "lm"))
-        written = models.saving.written(CONFIGS["lm"])
+        weights = models._saving.own_state(models.load(place / "lm"))
+        written = models._saving.written(CONFIGS["lm"])
         checkpoints.save(place / "run" / "checkpoints", 1, {"model": weights}, state, written)
         (place / "run" / "config.json").write_text(json.dumps({**written, "run": {}, "notes": {}}))
         Tokenizer.of_bytes().save(place / "run" / "tokenizer.json")
@@ -317,8 +317,8 @@ def test_checkpoints(name, saved):
             shutil.copytree(saved / "run", place / "run")
             (place / "run" / "checkpoints" / "00000001" / name).write_bytes(data)
             loads_or_says(lambda: checkpoints.read(place / "run" / "checkpoints" / "00000001"))
-            loads_or_says(lambda: checkpoints.latest(place / "run" / "checkpoints", str))
-            loads_or_says(lambda: open_run(place / "run", str))
+            loads_or_says(lambda: checkpoints.latest(place / "run" / "checkpoints"))
+            loads_or_says(lambda: open_run(place / "run"))
 
     check()
 
@@ -331,7 +331,7 @@ def test_runs(name, saved):
         with folder() as place:
             shutil.copytree(saved / "run", place / "run")
             (place / "run" / name).write_bytes(data)
-            loads_or_says(lambda: open_run(place / "run", str).tokenizer())
+            loads_or_says(lambda: open_run(place / "run").tokenizer())
 
     check()
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -57,14 +58,27 @@ def _cache(made, monkeypatch):
     monkeypatch.setenv("JOFORMER_CACHE", str(made / "cache"))
 
 
+@contextmanager
+def progressing(hear):
+    """Within it, `hear(step, steps, strength)` is called whenever annealing shows how far it is."""
+
+    def update(self, done, *, strength=None):
+        if strength is not None:  # else it is the text that is encoded
+            hear(done, self.total, strength)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finetuning.Progress, "update", update)
+        yield
+
+
 @pytest.fixture(scope="module")
 def annealed(made, tmp_path_factory):
     """A run that is never interrupted: its folder, its record, and its strengths step by step."""
     place, strengths = tmp_path_factory.mktemp("annealed") / "out", []
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JOFORMER_CACHE", str(made / "cache"))
-        told = lambda step, steps, strength: strengths.append((step, steps, strength))  # noqa: E731
-        record = convert(made / "plain", place, data=made / "fox.txt", **ANNEAL, progress=told)
+        with progressing(lambda *shown: strengths.append(shown)):
+            record = convert(made / "plain", place, data=made / "fox.txt", **ANNEAL)
     return place, record, strengths
 
 
@@ -224,14 +238,14 @@ def checkpoint_names(out):
 
 
 @pytest.mark.parametrize("damage", ["none", "half written", "cut short", "a flipped bit", "another step", "all"])
-def test_interrupted_it_ends_with_the_same_bits(made, annealed, tmp_path, damage):
+def test_interrupted_it_ends_with_the_same_bits(made, annealed, tmp_path, caplog, damage):
     def stop(step, steps, strength):
         if step == 5:
             raise KeyboardInterrupt
 
     words = dict(data=made / "fox.txt", **ANNEAL)
-    with pytest.raises(KeyboardInterrupt):
-        convert(made / "plain", tmp_path / "out", **words, progress=stop)
+    with pytest.raises(KeyboardInterrupt), progressing(stop):
+        convert(made / "plain", tmp_path / "out", **words)
     checkpoints = tmp_path / "out" / "checkpoints"
     assert checkpoint_names(tmp_path / "out") == ["00000002", "00000004"]
     assert not (tmp_path / "out" / "config.json").exists()
@@ -256,8 +270,10 @@ def test_interrupted_it_ends_with_the_same_bits(made, annealed, tmp_path, damage
     steps = []
     with pytest.raises(ValueError, match=r"holds a conversion with lr = 0\.01, not 0\.02: give the same"):
         convert(made / "plain", tmp_path / "out", **{**words, "lr": 2e-2})
-    told, lines = lambda step, *_: steps.append(step), []
-    record = convert(made / "plain", tmp_path / "out", **words, progress=told, say=lines.append)
+    caplog.clear()
+    with caplog.at_level("INFO", "joformer"), progressing(lambda step, *_: steps.append(step)):
+        record = convert(made / "plain", tmp_path / "out", **words)
+    lines = caplog.messages
     assert steps == list(range(begin, 7))
     if damage == "none":
         assert not any("trying" in line for line in lines)
@@ -278,8 +294,8 @@ def test_checkpoints_of_another_conversion_are_not_taken_for_this_one(made, tmp_
             raise KeyboardInterrupt
 
     words = dict(data=made / "fox.txt", **ANNEAL)
-    with pytest.raises(KeyboardInterrupt):
-        convert(made / "plain", tmp_path / "out", **words, progress=stop)
+    with pytest.raises(KeyboardInterrupt), progressing(stop):
+        convert(made / "plain", tmp_path / "out", **words)
     (tmp_path / "out" / folders.RECORD).unlink()
     with pytest.raises(ValueError, match=r"with seed = 0, not 1: give the same"):
         convert(made / "plain", tmp_path / "out", **words, seed=1)
@@ -336,28 +352,30 @@ def test_killed(made, annealed, tmp_path):
     process.send_signal(signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL
     steps = []
-    told = lambda step, *_: steps.append(step)  # noqa: E731
-    convert(made / "plain", tmp_path / "out", data=made / "fox.txt", **ANNEAL, progress=told)
+    with progressing(lambda step, *_: steps.append(step)):
+        convert(made / "plain", tmp_path / "out", data=made / "fox.txt", **ANNEAL)
     assert steps == [4, 5, 6]
     assert load(tmp_path / "out").config == load(annealed[0]).config
     # Threads may be others in another process: all but the last bits are the same.
     assert (logits(load(tmp_path / "out")) - logits(load(annealed[0]))).abs().max() < 1e-4
 
 
-def test_killed_at_the_very_end(made, annealed, tmp_path, monkeypatch):
+def test_killed_at_the_very_end(made, annealed, tmp_path, monkeypatch, caplog):
     """Between the last step and the last file: nothing is trained again, and then nothing is done again."""
     words = dict(data=made / "fox.txt", **ANNEAL)
     with monkeypatch.context() as patch:
         patch.setattr(conversion, "write", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             convert(made / "plain", tmp_path / "out", **words)
-    steps, lines = [], []
-    convert(made / "plain", tmp_path / "out", **words, progress=lambda step, *_: steps.append(step))
+    steps = []
+    with progressing(lambda step, *_: steps.append(step)):
+        convert(made / "plain", tmp_path / "out", **words)
     assert set(steps) == {6}
     assert weights(tmp_path / "out") == weights(annealed[0])
     (tmp_path / "out" / "checkpoints").mkdir()  # as if it had been killed while it tidied up
-    assert convert(made / "plain", tmp_path / "out", **words, say=lines.append) == annealed[1]
-    assert lines[-1] == f"{tmp_path / 'out'} is finished: nothing is done again"
+    with caplog.at_level("INFO", "joformer"):
+        assert convert(made / "plain", tmp_path / "out", **words) == annealed[1]
+    assert caplog.messages[-1] == f"{tmp_path / 'out'} is finished: nothing is done again"
     assert not (tmp_path / "out" / "checkpoints").exists()
 
 
@@ -377,9 +395,9 @@ def test_from_a_strength_with_a_tokenizer_in_half_precision(joformer, made, tmp_
     assert of_words(tmp_path / "out") == of_words(made / "words")
     # Transport can be annealed away, too: then the folder is plain.
     strengths = []
-    told = lambda step, steps, strength: strengths.append(strength)  # noqa: E731
     words = dict(data=made / "fox.txt", **ANNEAL, power=2, strength=0)
-    convert(tmp_path / "half", tmp_path / "away", **words, progress=told)
+    with progressing(lambda step, steps, strength: strengths.append(strength)):
+        convert(tmp_path / "half", tmp_path / "away", **words)
     assert strengths == [0.5 * (1 - min(1, step / 4) ** 2) for step in range(7)]
     T.LlamaForCausalLM.from_pretrained(tmp_path / "away")
 
@@ -513,7 +531,7 @@ def test_a_full_disk(joformer, made, tmp_path, monkeypatch):
 
     words = ("convert", made / "plain", tmp_path / "out", "--data", made / "fox.txt", *WORDS)
     with monkeypatch.context() as patch:
-        patch.setattr("joformer.training.checkpoints.synchronise", full)
+        patch.setattr("joformer.training.checkpoints.sealed", full)
         code, _, told = joformer(*words)
     assert code == 2
     assert "cannot save the checkpoint" in told.splitlines()[-1]

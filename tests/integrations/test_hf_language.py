@@ -533,3 +533,10 @@ def test_cumulative_frames_with_a_cache_raise_in_training_where_their_gradients_
         assert torch.allclose(
             model(tokens[:, 5:], past_key_values=cache).logits, model(tokens).logits[:, 5:], atol=1e-5
         )
+
+
+@pytest.mark.parametrize("transport", ["none", "scores", "values", "both"])
+def test_it_shows_its_transport(transport):
+    config = models.JoFormerConfig(**SMALL, transport=transport)
+    for cls in (models.JoFormerForCausalLM, models.JoFormerModel):
+        assert repr(cls(config)).count(f"transport={transport!r}") == 1  # of 3 x Block

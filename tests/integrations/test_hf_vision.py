@@ -1,5 +1,7 @@
 """Our vision transformer in transformers: what its common tests of vision models check, for every variant of ours."""
 
+import json
+
 import pytest
 import torch
 
@@ -34,6 +36,20 @@ def some(batch=3, *shape):
 
 def close(a, b, atol=2e-5):
     torch.testing.assert_close(a, b, atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize(("model", "transport"), [("rope2d", None), ("joformer_old", "scores")])
+def test_folders_of_version_0_1_load(model, transport, tmp_path):
+    """They hold a name, and null or a transport beside it."""
+    new, x = theirs("rope2d"), some()
+    new.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    content = json.loads(path.read_text())
+    assert {name: content.pop(name) for name in vars(VARIANTS["rope2d"])} == vars(VARIANTS["rope2d"])
+    path.write_text(json.dumps(content | {"model": model, "transport": transport}))
+    again = models.JoFormerForImageClassification.from_pretrained(tmp_path)
+    assert torch.equal(again(x).logits, new(x).logits)
+    assert again.to_joformer().config == new.to_joformer().config
 
 
 @EVERY

@@ -10,7 +10,7 @@ import transformers as T
 from families import FAMILIES, GROUPED, REQUIRED, TOKENS, VOCAB, answer, attentions, by_definition, trace
 from torch import nn
 
-from joformer.integrations import strength_of, transport_values
+from joformer.integrations import Anneal, load, strength_of, transport_values
 
 CLOSE = {torch.float32: 5e-6, torch.float64: 2e-6}  # the models' own angles, norms and softmax are fp32 in both
 
@@ -444,6 +444,73 @@ def test_strength_is_a_number(strength):
     with pytest.raises(ValueError, match="strength"):
         transport_values(model, strength)
     assert strength_of(model) == 0.5
+
+
+@pytest.mark.refused
+@pytest.mark.parametrize("strength", [1.5, -0.1, 1 + 1e-9, 2])
+def test_strengths_outside_0_to_1_must_be_asked_for(strength, tmp_path):
+    model, inputs = FAMILIES["llama"].made(), FAMILIES["llama"].inputs()
+    trail = trace(model)
+    with pytest.raises(ValueError, match=r"strength must be from 0 \(none\) to 1 .* extrapolate=True") as error:
+        transport_values(model, strength)
+    assert "\n" not in str(error.value)
+    assert trace(model) == trail
+    with pytest.raises(ValueError, match="extrapolate must be True or False"):
+        transport_values(model, strength, extrapolate=1)
+    assert strength_of(transport_values(model, strength, extrapolate=True)) == strength
+    model.save_pretrained(tmp_path)
+    again = load(tmp_path)  # who saved it asked for it
+    assert strength_of(again) == strength
+    with torch.no_grad():
+        assert torch.equal(answer(again, inputs), answer(model, inputs))
+
+
+@pytest.mark.refused
+def test_a_schedule_beyond_1_must_be_asked_for():
+    for wrong in ({"start": -0.5}, {"end": 1.5}):
+        (name,) = wrong
+        with pytest.raises(ValueError, match=f"{name} must be from 0 .* extrapolate=True"):
+            Anneal(10, **wrong)
+        Anneal(10, extrapolate=True, **wrong)
+    assert Anneal(10, end=1.5, extrapolate=True)(5) == 0.75
+    model = FAMILIES["llama"].made()
+
+    class State:
+        global_step = 10
+
+    Anneal(10, end=1.5, extrapolate=True).on_step_begin(None, State, None, model=model)
+    assert strength_of(model) == 1.5
+    # Rounding never leads beyond: 1.0000000000000002 would raise in the last step.
+    assert all(0 <= Anneal(7, start=n / 97, power=p)(7) <= 1 for n in range(98) for p in (0.3, 1.0, 2.0))
+
+
+# Shown -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama", "smollm3", "dinov3"])
+def test_a_model_shows_its_transport(name):
+    model = FAMILIES[name].made()
+    before = repr(model)
+    assert "transport" not in before
+    transport_values(model, 0.5)
+    shown = [attention for attention in attentions(model) if "transport=0.5" in repr(attention)]
+    assert shown == attentions(model)[: 1 if name == "smollm3" else None]  # whose second layer has no positions
+    assert "transport=0.5" in repr(model)
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert repr(again) == repr(model)
+    transport_values(model, 1)
+    assert "transport=1\n" in repr(model)
+    transport_values(model, off=True)
+    assert repr(model) == before
+
+
+def test_an_adapted_model_shows_its_transport():
+    peft = pytest.importorskip("peft")
+    model = transport_values(FAMILIES["llama"].made(), 0.25)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["v_proj", "o_proj"]))
+    assert "transport=0.25" in repr(adapted)
+    transport_values(adapted, off=True)
+    assert "transport=" not in repr(adapted)
 
 
 @pytest.mark.refused

@@ -190,7 +190,7 @@ def test_a_model_is_taken_in_bfloat16_as_in_float32(name):
     before = {key: value.clone() for key, value in model.state_dict().items()}
     trail = trace(model)
     transport_values(full), transport_values(model)
-    found = [{key: getattr(m, "_of", None) for key, m in each.named_modules()} for each in (full, model)]
+    found = [{key: getattr(m, "_spec", None) for key, m in each.named_modules()} for each in (full, model)]
     assert [described(its) for its in found[0].values()] == [described(its) for its in found[1].values()]
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert trace(transport_values(model, off=True)) == trail
@@ -270,7 +270,7 @@ WRONG = {
             "DeepseekV4ForCausalLM", "DeepseekV4Config", **PLAIN, head_dim=16, q_lora_rank=8, o_groups=2, o_lora_rank=8,
             n_routed_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
         ),
-        "DeepseekV4Attention turns its values already",
+        "DeepseekV4Attention rotates its values already",
     ),
     "falcon": (of("FalconForCausalLM", "FalconConfig", **PLAIN), "does not go through transformers' attention"),
     "esm": (

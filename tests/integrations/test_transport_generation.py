@@ -6,7 +6,8 @@ import transformers as T
 from families import FAMILIES, GROUPED, OTHERS, REQUIRED, TOKENS, VOCAB, answer
 
 from joformer.integrations import transport_values
-from joformer.integrations.hf._patch import Embedding, Step
+from joformer.integrations._journey import Step
+from joformer.integrations.hf._patch import Embedding
 
 # Dynamic scaling is left out: there the model's own keys in the cache are of other frequencies than the full forward's.
 DECODERS = [name for name in (*REQUIRED, *OTHERS, "yarn", "llama3", "longrope short") if name != "dinov3"]
@@ -138,7 +139,7 @@ def test_the_journey_of_one_token_is_that_of_many(name, dtype):
     """A single token has a way of its own, by the frequencies; with gradients on it goes the way of all."""
     model = made(name, 0.6, dtype)
     (rotary,) = [m for m in model.modules() if isinstance(m, Embedding)]
-    for kind in rotary._of.frequencies:
+    for kind in rotary._spec.frequencies:
         more = () if kind is None else (kind,)
         for at in ([[3]], [[40], [7]], [[5000]]):  # some frequencies change with the length
             with torch.no_grad():
@@ -147,11 +148,11 @@ def test_the_journey_of_one_token_is_that_of_many(name, dtype):
             assert all(torch.equal(a, b) for a, b in zip(tables, same))
             assert isinstance(step, Step)
             assert not isinstance(journey, Step)
-            x = torch.randn(len(at), 1, 2, rotary._of.dim, generator=torch.Generator().manual_seed(1))
+            x = torch.randn(len(at), 1, 2, rotary._spec.dim, generator=torch.Generator().manual_seed(1))
             for inverse in (False, True):
-                assert torch.allclose(step.act(x, inverse), journey.act(x, inverse), atol=2e-6)
-            assert not torch.allclose(step.act(x), x, atol=1e-2)
-    assert rotary._of.frequencies
+                assert torch.allclose(step.rotate(x, inverse), journey.rotate(x, inverse), atol=2e-6)
+            assert not torch.allclose(step.rotate(x), x, atol=1e-2)
+    assert rotary._spec.frequencies
 
 
 @pytest.mark.parametrize("name", ["llama", "neox", "glm"])

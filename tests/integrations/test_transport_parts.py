@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from joformer.integrations import load, strength_of, transport_values
-from joformer.integrations._transport import transported
+from joformer.integrations._record import transported
 
 SHAPE = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -21,7 +21,7 @@ from joformer.models import (
 )
 
 LM = LMConfig(vocab=17, dim=32, layers=3, heads=2)
-VIT = ViTConfig(shape=(8, 12), patch=(4, 4), channels=2, classes=5, dim=32, layers=2, heads=2)
+VIT = {"shape": (8, 12), "patch": (4, 4), "channels": 2, "classes": 5, "dim": 32, "layers": 2, "heads": 2}
 
 
 def lm(**changes):
@@ -29,7 +29,7 @@ def lm(**changes):
 
 
 def vit(**changes):
-    return JoFormerViT(dataclasses.replace(VIT, **changes))
+    return JoFormerViT(ViTConfig(**(VIT | changes)))
 
 
 KINDS = {
@@ -179,7 +179,7 @@ def test_growing_keeps_weights_apart_and_in_their_precision():
 
 def test_growing_other_models():
     model, x = vit(model="rope2d").eval(), torch.randn(2, 2, 8, 12)
-    assert torch.allclose(adapt(model, model="monoidal_axial")(x), model(x), atol=1e-6)
+    assert torch.allclose(adapt(model, frames="learned")(x), model(x), atol=1e-6)
     assert adapt(model, shape=(16, 24))(torch.randn(1, 2, 16, 24)).shape == (1, 5)
 
 

@@ -250,7 +250,7 @@ def test_wrapped_models_give_the_same_loss_and_gradients(wrap, alone):
         (lambda h, w, t: (h, w, t + 11), "within 0 … 10"),
         (lambda h, w, t: (h, w, t * 0 - 1), "targets go from -1"),
         (lambda h, w, t: (h, w, t.float()), "whole numbers"),
-        (lambda h, w, t: (h, w, t[:-1]), "one for each token"),
+        (lambda h, w, t: (h, w, t[:-1]), "one per token"),
         (lambda h, w, t: (h, w.T, t), r"weight \(vocab, dim\)"),
         (lambda h, w, t: (h[0], w, t[0]), r"hidden must be \(…, dim\)"),
         (lambda h, w, t: (h.double(), w, t), "float64 and weight torch.float32"),

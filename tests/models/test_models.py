@@ -29,7 +29,10 @@ def size(model, config):
 def test_sizes_are_those_of_the_readings():
     tiny = ViTConfig(model="liere64", shape=(32, 32), patch=(4, 4), classes=100, hidden=768)
     assert size(JoFormerViT, tiny) == 14_854_756  # row 52: 14.9M
-    assert size(JoFormerViT, tiny) - size(JoFormerViT, dataclasses.replace(tiny, model="rope2d")) == 12 * 2 * 6 * 64**2
+    assert (
+        size(JoFormerViT, tiny) - size(JoFormerViT, dataclasses.replace(tiny, **vars(VARIANTS["rope2d"])))
+        == 12 * 2 * 6 * 64**2
+    )
     assert size(JoFormerViT, ViTConfig(model="rope2d")) == 21_975_016  # row 53: 22M
     assert size(JoFormerViT, ViTConfig(model="joformer_axial")) - 21_975_016 == 6 * 64 // 2  # row 55
     assert size(JoFormerViT, ViTConfig(model="joformer")) - 21_975_016 == 2 * 6 * 64 // 2
@@ -40,7 +43,7 @@ def test_sizes_are_those_of_the_readings():
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_vision_model_runs_and_trains(name):
     torch.manual_seed(0)
-    model = JoFormerViT(dataclasses.replace(SMALL_VIT, model=name))
+    model = JoFormerViT(dataclasses.replace(SMALL_VIT, **vars(VARIANTS[name])))
     logits = model(torch.randn(3, 2, 8, 12))
     assert logits.shape == (3, 5)
     logits.square().sum().backward()
@@ -53,7 +56,7 @@ def test_value_transport_is_the_only_difference_within_a_pair():
         models = []
         for name in (scores_only, both):
             torch.manual_seed(1)
-            models.append(JoFormerViT(dataclasses.replace(SMALL_VIT, model=name)))
+            models.append(JoFormerViT(dataclasses.replace(SMALL_VIT, **vars(VARIANTS[name]))))
         assert all(torch.equal(a, b) for a, b in zip(*(m.state_dict().values() for m in models)))
         assert (models[0](x) - models[1](x)).abs().max() > 1e-4
 
@@ -113,7 +116,10 @@ def test_a_tied_head_is_the_embedding():
         (lambda: JoFormerLM(LMConfig(frames="rotary")), "frames must be one of fixed"),
         (lambda: JoFormerViT(SMALL_VIT)(torch.zeros(1, 2, 8, 9)), "a multiple of 4"),
         (lambda: JoFormerViT(SMALL_VIT)(torch.zeros(1, 3, 8, 8)), "x must be"),
-        (lambda: JoFormerViT(dataclasses.replace(SMALL_VIT, model="learned"))(torch.zeros(1, 2, 8, 8)), "bound to"),
+        (
+            lambda: JoFormerViT(dataclasses.replace(SMALL_VIT, **vars(VARIANTS["learned"])))(torch.zeros(1, 2, 8, 8)),
+            "bound to",
+        ),
         (lambda: ViTConfig(pool="max"), "pool is 'cls' or 'mean'"),
         (lambda: JoFormerViT(dataclasses.replace(SMALL_VIT, drop_path=1.0)), "probability below 1"),
         (lambda: JoFormerLM(SMALL_LM).generate(torch.zeros(1, 0, dtype=torch.long), 1), "one to begin with"),
@@ -175,7 +181,7 @@ def test_pooling_registers_and_other_resolutions():
 def test_the_mean_of_a_larger_image_counts_every_patch_once():
     """Without positions and prefix, an image tiled twice has the same mean."""
     torch.manual_seed(0)
-    config = dataclasses.replace(SMALL_VIT, model="rope2d", pool="mean", base=1e18)
+    config = dataclasses.replace(SMALL_VIT, **vars(VARIANTS["rope2d"]), pool="mean", base=1e18)
     model = JoFormerViT(config).double().eval()
     model.frames = NoFrames(2)
     x = torch.randn(2, 2, 8, 12, dtype=torch.float64)

@@ -3,6 +3,8 @@
 import json
 import math
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -61,6 +63,19 @@ def altered(tmp_path, **changes):
     written["config"] |= changes.pop("config", {})
     path.write_text(json.dumps(written | changes))
     return tmp_path
+
+
+@pytest.mark.parametrize("call", ["save(model, folder)", "load(folder)"])
+def test_a_bare_install_names_the_extra(tmp_path, call):
+    save(SMALL["classifier"](), tmp_path)
+    code = (
+        "import sys; sys.modules['safetensors'] = None\n"
+        "from joformer.models import ClassifierConfig, MonoidalClassifier, load, save\n"
+        f"model, folder = MonoidalClassifier(ClassifierConfig(dim=8)), {str(tmp_path)!r}\n"
+        f"try: {call}\nexcept ImportError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "safetensors is not installed: pip install 'joformer[train]'\n"
 
 
 @pytest.mark.refused

@@ -8,12 +8,13 @@ import torch
 from joformer import positions
 from joformer.models import VARIANTS, JoFormerViT, ViTConfig
 
-# CLAIMS.md, "Readings": each row of the paper's table in both versions.
+# docs/conventions.md, "Readings": each row of the paper's table in both versions.
 PAIRS = {
     "rope2d": "joformer_old",
     "monoidal_axial": "joformer_axial",
     "monoidal_axial_perlayer": "joformer_axial_perlayer",
     "rope2dv2": "joformer_fixed",
+    "rope2dv2_literal": "joformer_fixed_literal",
     "monoidal": "joformer",
     "monoidal_perlayer": "joformer_perlayer",
     "axial_dense": "axial_dense_v",
@@ -37,7 +38,7 @@ def test_the_small_encoder():
     with torch.device("meta"):
         assert sum(p.numel() for p in JoFormerViT(config).parameters()) < 250_000
     changed = ViTConfig.spectrogram(80, 98, 7, model="rope2d", dim=32, patch=(8, 7), pool="cls", registers=2)
-    assert (changed.model, changed.grid, changed.prefix) == ("rope2d", (10, 14), 3)
+    assert (changed.name, changed.grid, changed.prefix) == ("rope2d", (10, 14), 3)
     assert ViTConfig.spectrogram(40, 101, 7).patch == (10, 1)
 
 

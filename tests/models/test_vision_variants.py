@@ -1,15 +1,28 @@
 """Vision models beyond the paper's table: any transport, frames by content, none; and pixels without an embedding."""
 
+import dataclasses
+import json
+
 import pytest
 import torch
 
-from joformer.models import ClassifierConfig, JoFormerViT, MonoidalClassifier, ViTConfig, initialise
+from joformer.models import (
+    VARIANTS,
+    ClassifierConfig,
+    JoFormerViT,
+    MonoidalClassifier,
+    ViTConfig,
+    initialise,
+    load,
+    save,
+)
 
 SMALL = {"shape": (8, 12), "patch": (4, 4), "channels": 1, "classes": 5, "dim": 16, "layers": 2, "heads": 2}
 
 
 def made(**changes):
-    return initialise(JoFormerViT(ViTConfig(**(SMALL | changes))), seed=3).eval()
+    given = {name: value for name, value in (SMALL | changes).items() if value is not None}
+    return initialise(JoFormerViT(ViTConfig(**given)), seed=3).eval()
 
 
 @pytest.fixture
@@ -29,6 +42,60 @@ def x():
 )
 def test_transport_replaces_that_of_the_name(x, model, transport, same):
     assert torch.equal(made(model=model, transport=transport)(x), made(model=same)(x))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_name_is_short_for_four_fields(x, name):
+    by_name = ViTConfig(model=name)
+    assert by_name == ViTConfig(**vars(VARIANTS[name]))
+    assert by_name.name == name
+    assert torch.equal(made(model=name)(x), made(**vars(VARIANTS[name]))(x))
+
+
+def test_what_is_left_out_is_as_the_paper_has_it():
+    left_out = {"learned": "joformer_axial", "fixed": "joformer_old", "dense": "axial_dense_v", "additive": "learned"}
+    for frames in ("learned", "fixed", "dense", "additive", "projected", "cumulative", "none"):
+        assert ViTConfig(frames=frames).name == left_out.get(frames, frames)
+    assert ViTConfig().name == "joformer_axial"
+    assert ViTConfig(model="joformer_axial", per_layer=True).name == "joformer_axial_perlayer"
+    assert ViTConfig(frames="fixed", transport="values").name is None
+
+
+@pytest.mark.parametrize("frames", ["dense", "projected", "cumulative"])
+def test_layers_can_share_any_frames(x, frames):
+    """One module for all layers computes what as many equal ones do, with as many parameters as one of them."""
+    shared, each = made(frames=frames, per_layer=False, layers=3), made(frames=frames, layers=3)
+    with torch.no_grad():
+        for p in shared.frames.parameters():
+            p.normal_(std=0.3, generator=torch.Generator().manual_seed(1))
+    for module in each.frames:
+        module.load_state_dict(shared.frames.state_dict())
+    assert torch.equal(shared(x), each(x))
+
+
+def test_the_literal_combined_split_cannot_see_one_displacement():
+    """Equal frequencies on both axes: what sits at (i, j) and at (i + 1, j − 1) has the same frame."""
+    for name, same in (("joformer_fixed_literal", True), ("joformer_fixed", False)):
+        model = made(model=name, shape=(12, 12), pool="mean")
+        tokens, frames = model.start(torch.zeros(1, 1, 12, 12))
+        angles = frames(0, tokens).angles.reshape(3, 3, -1)
+        assert torch.allclose(angles[0, 1], angles[1, 0]) is same
+
+
+@pytest.mark.parametrize(("model", "transport"), [("rope2d", None), ("joformer_old", "scores"), ("liere64_v", None)])
+def test_files_of_version_0_1_load(tmp_path, x, model, transport):
+    """They hold a name, and null or a transport beside it."""
+    vit = made(model=model, transport=transport)
+    save(vit, tmp_path)
+    path = tmp_path / "config.json"
+    content = json.loads(path.read_text())
+    assert content["config"].items() >= vars(vit.config.variant).items()
+    content["config"] = {k: v for k, v in content["config"].items() if k not in vars(vit.config.variant)}
+    content["config"] |= {"model": model, "transport": transport}
+    path.write_text(json.dumps(content))
+    back = load(tmp_path)
+    assert back.config == vit.config
+    assert torch.equal(back(x), vit(x))
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
@@ -68,8 +135,18 @@ def test_pixels_are_the_paper_s_baseline():
 
 @pytest.mark.refused
 def test_what_makes_no_sense_is_one_line():
-    with pytest.raises(ValueError, match=r"^none has no frames to move scores by: choose another model$"):
+    with pytest.raises(ValueError, match=r"^frames='none' have nothing to transport scores by: choose others$"):
         ViTConfig(model="none", transport="scores")
+    with pytest.raises(ValueError, match=r"^frames='fixed' are the same in every layer: leave out per_layer$"):
+        ViTConfig(frames="fixed", per_layer=True)
+    with pytest.raises(ValueError, match=r"^frames is one of fixed, learned, .*, got 'rope2d'$"):
+        ViTConfig(frames="rope2d")
+    with pytest.raises(ValueError, match=r"^split is one of axial, combined, diagonal, got 'both'$"):
+        ViTConfig(split="both")
+    with pytest.raises(
+        ValueError, match=r"^model='rope2d' and four fields that differ from it: .*VARIANTS\['rope2d'\]"
+    ):
+        dataclasses.replace(ViTConfig(), model="rope2d")
     with pytest.raises(ValueError, match=r"^transport is one of none, scores, values, both, got 'all'$"):
         ViTConfig(transport="all")
     with pytest.raises(ValueError, match=r"^dim=32 with pixels: a grid \(28, 28\) has 784 of them$"):

@@ -169,7 +169,9 @@ def test_ties_periods_and_what_is_said():
     found = align(x, y, still)
     assert found.period == (1, 12)
     assert found.surface.shape == (3, 1, 12)
-    assert str(found).startswith("axis 0: no plane turns, a shift along it is invisible\naxis 1: unique only modulo 12")
+    assert str(found).startswith(
+        "axis 0: no plane rotates, a shift along it is invisible\naxis 1: unique only modulo 12"
+    )
     flat = align(x, y, still, axes=0, limit=2)
     assert flat.ties.tolist() == [5, 5, 5]
     assert gap(flat.refined, flat.shift.double()) == 0

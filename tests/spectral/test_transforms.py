@@ -142,7 +142,7 @@ def test_each_grid_is_a_composition(norm):
 
 
 def test_what_the_paper_prints_is_something_else():
-    """CLAIMS.md rows 38, 41 and 42, from the pieces."""
+    """docs/claims.md rows 38, 41 and 42, from the pieces."""
     n, k = 6, torch.arange(6, dtype=torch.float64)
     x, y = torch.randn(n, dtype=torch.float64), torch.randn(n, n, dtype=torch.float64)
     printed = spectral.Spectrum(2 * torch.pi * k / n)
@@ -199,7 +199,7 @@ def test_gradients_on_several_axes_of_second_order_and_forward():
 @pytest.mark.parametrize("f", [lambda v: dct(v, 2), lambda v: dst(v, 3), lambda v: dct(v, 4), hadamard])
 def test_under_torch_func_nothing_leaks_into_the_tables(f):
     x = torch.randn(3, 256, dtype=torch.float64)
-    spectral.tables._tables.clear()
+    spectral._tables._tables.clear()
     grad = torch.func.vmap(torch.func.grad(lambda v: f(v).pow(2).sum()))(x)
     matrix = torch.func.jacrev(f)(x[0])
     close(torch.func.jacfwd(f)(x[0]), matrix)
@@ -214,7 +214,7 @@ def test_under_torch_func_nothing_leaks_into_the_tables(f):
 def test_tables_are_bounded_and_keyed_on_everything():
     for n in range(1, 200):
         dct(torch.ones(n))
-    assert len(spectral.tables._tables) <= spectral.tables.MOST_TABLES
+    assert len(spectral._tables._tables) <= spectral._tables.MOST_TABLES
     for x, norm in ((x, norm) for x in (torch.randn(8), torch.randn(300)) for norm in (None, "ortho")):
         for y in (x, x.double()):
             close(dct(y, norm=norm).double(), scipy.fft.dct(y.double().numpy(), norm=norm), 1e-5)

@@ -9,6 +9,8 @@ safe here: the server itself never computes anything, so that it has one thread.
 from __future__ import annotations
 
 import json
+import logging
+import math
 import os
 import resource
 import signal
@@ -16,7 +18,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +28,22 @@ VIT = {"model": "joformer_perlayer", "shape": [8, 8], "patch": [4, 4], "channels
 VIT |= {"layers": 2, "heads": 2, "dropout": 0.1, "drop_path": 0.2}
 RECIPE = {"steps": 12, "accumulate": 2, "average": 0.9, "warmup": 3, "log_every": 5, "evaluate_every": 4}
 RECIPE |= {"save_every": 2}
+
+
+@contextmanager
+def logged(lines: list[str] | Callable[[str], object]) -> Iterator[None]:
+    """Within it, every line that the library logs from INFO on goes to a list, or to a function, as it comes."""
+    take = lines.append if isinstance(lines, list) else lines
+    logger, handler = logging.getLogger("joformer"), logging.Handler()
+    handler.emit = lambda record: take(record.getMessage())
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 @dataclass(frozen=True)
@@ -132,19 +151,22 @@ def recipe_of(changes: dict):
 
 
 def work(job: dict, task: object) -> int:
-    """Train; the exit code the command would give."""
+    """Train; the exit code the command would give, and the lines it would show."""
+    from joformer import _log
     from joformer.training import Stopped, train
 
+    _log.LOGGED = math.inf  # how far it is, which only a slow machine would report
     try:
         _befall(task, **job.get("befall", {}))
-        train(
-            config_of(job["kind"], job.get("config", {})),
-            task,
-            recipe_of(job.get("recipe", {})),
-            job["out"],
-            seed=job.get("seed", 0),
-            drift=job.get("drift", False),
-        )
+        with _log.to_console():
+            train(
+                config_of(job["kind"], job.get("config", {})),
+                task,
+                recipe_of(job.get("recipe", {})),
+                job["out"],
+                seed=job.get("seed", 0),
+                drift=job.get("drift", False),
+            )
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
         return stopped.code

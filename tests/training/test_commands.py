@@ -169,6 +169,10 @@ def test_the_three_stages(joformer, text, tmp_path):
         (["train", "monoidal", "--hidden", "-1"], "hidden must be 1 or more"),
         (["train", "vit", "--epochs", "1", "--stages", "2:1"], "leave out --epochs"),
         (["train", "vit", "--model", "rope7d"], "choose one of rope2d"),
+        (
+            ["train", "vit", "--frames", "none", "--transport", "both"],
+            "frames='none' have nothing to transport both by",
+        ),
         (["train", "vit", "--patch", "3", "3"], "does not divide into patches"),
         (["train", "vit", "--data", "{pictures}"], "cannot be decoded as an image"),
         (["train", "vit", "--data", "tones", "--size", "8"], "leave out size"),
@@ -246,8 +250,8 @@ def test_the_options_are_these():
     assert {part.__name__: " ".join(field.name for field in dataclasses.fields(part)) for part in parts} == {
         "Run": "out seed drift json",
         "LM": "to data context batch model recipe",
-        "ViT": "to data label size stream workers batch epochs augment draw model transport patch dim layers heads "
-        "hidden base pool registers dropout drop_path recipe",
+        "ViT": "to data label size stream workers batch epochs augment draw model frames split transport "
+        "per_layer patch dim layers heads hidden base pool registers dropout drop_path recipe",
         "Monoidal": "to data label size batch epochs dim hidden frequencies spread recipe",
         "Generate": "checkpoint prompt tokens temperature top_k seed json",
         "Evaluate": "checkpoint lengths data split windows json",

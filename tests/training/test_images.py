@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from runner import logged
 
 from joformer.training.data.images import Images, Labelled, load_images
 
@@ -33,7 +34,8 @@ def folder(tmp_path):
 
 def test_pixels_labels_and_layout(folder, tmp_path):
     said = []
-    data = load_images(folder, cache=tmp_path / "cache", say=said.append)
+    with logged(said):
+        data = load_images(folder, cache=tmp_path / "cache")
     assert said == ["decoding 10 images, once"]
     assert data.train.images.shape == (6, 3, 12, 20)
     assert data.classes == ("cat", "dog")
@@ -41,7 +43,8 @@ def test_pixels_labels_and_layout(folder, tmp_path):
     for row, number in enumerate([0, 2, 4, 1, 3, 5]):
         assert np.array_equal(data.train.images[row].permute(1, 2, 0).numpy(), pixels(number, 12, 20, 3))
     data.train.images[0] = 0  # mapped from the cache, but the cache is not written to
-    again = load_images(folder, cache=tmp_path / "cache", say=said.append)
+    with logged(said):
+        again = load_images(folder, cache=tmp_path / "cache")
     assert len(said) == 1
     assert np.array_equal(again.train.images[0].permute(1, 2, 0).numpy(), pixels(0, 12, 20, 3))
     assert again.fingerprint == data.fingerprint

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runner import RECIPE, config_of, lm_task, recipe_of, vit_task
+from runner import RECIPE, config_of, lm_task, logged, recipe_of, vit_task
 from safetensors.torch import load_file
 
+from joformer._io import read_sealed, sealed
 from joformer.models import JoFormerLM, initialise
 from joformer.training import LanguageTask, Processes, Recipe, learning_rate, load_images, open_run, train
 from joformer.training.recipe import groups
@@ -33,8 +34,8 @@ def _one_thread():
 def run(out, kind="lm", *, config=None, task=None, seed=0, heard=None, **recipe):
     options = {key: recipe.pop(key) for key in ("drift", "notes") if key in recipe}
     task = TASKS[kind](**task) if isinstance(task, dict) else task or TASKS[kind]()
-    say = [].append if heard is None else heard.append
-    return train(config_of(kind, config or {}), task, recipe_of(recipe), out, seed=seed, say=say, **options)
+    with logged([] if heard is None else heard):
+        return train(config_of(kind, config or {}), task, recipe_of(recipe), out, seed=seed, **options)
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
@@ -119,6 +120,28 @@ def test_continuing_in_the_same_process(half, done, result_of):
     assert run(half, save_every=3, keep=7) == metrics(done)[-1]
 
 
+def test_a_run_of_version_0_1_resumes(memory):
+    """Its checkpoints hold the name of a vision model where there are four fields now."""
+    run(memory / "whole", "vit")
+    out = shutil.copytree(memory / "whole", memory / "before")
+    (out / "model.safetensors").unlink()
+    for step in (10, 12):
+        shutil.rmtree(out / "checkpoints" / f"{step:08d}")
+    state = out / "checkpoints" / "00000008" / "state.json"
+    content = read_sealed(state)
+    config = content["settings"]["config"]
+    for name in ("frames", "split", "per_layer"):
+        del config[name]
+    config |= {"model": "joformer_perlayer", "transport": None}
+    state.write_bytes(sealed(content))
+    heard = []
+    run(out, "vit", heard=heard)
+    assert heard == [f"continuing {out} at step 8 of 12"]
+    for name in ("model.safetensors", "metrics.jsonl"):
+        assert (out / name).read_bytes() == (memory / "whole" / name).read_bytes()
+    refused(out, "vit", config={"model": "joformer"}, match="config.per_layer = True, not False")
+
+
 def test_a_crash_between_two_saves(memory, done, result_of):
     class Crashes(LanguageTask):
         def batch(self, seed, step, part, parts):
@@ -165,7 +188,8 @@ def test_what_is_opened_is_what_was_evaluated(done, half):
     task = lm_task()
     processes = Processes()
     for place, step, line in ((done, None, -1), (half, 8, 2), (done / "checkpoints" / "00000012", 12, -1)):
-        opened = open_run(place, pytest.fail)
+        with logged(pytest.fail):
+            opened = open_run(place)
         assert opened.step == step
         with torch.no_grad():
             found = task.evaluate(opened.model, processes)["loss"]

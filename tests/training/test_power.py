@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from power import Disk, put
-from runner import config_of, lm_task, recipe_of
+from runner import config_of, lm_task, logged, recipe_of
 
 from joformer._io import write_whole
 from joformer.experiments.results import gather
@@ -33,8 +33,8 @@ def _no_board(monkeypatch):
 
 
 def run(out, heard=None, **changes):
-    say = [].append if heard is None else heard.append
-    return train(config_of("lm", {}), lm_task(), recipe_of(RECIPE | changes), out, say=say)
+    with logged([] if heard is None else heard):
+        return train(config_of("lm", {}), lm_task(), recipe_of(RECIPE | changes), out)
 
 
 def test_the_record_sees_what_is_not_synchronised(memory):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runner import config_of, lm_task, recipe_of
+from runner import config_of, lm_task, logged, recipe_of
 from safetensors.torch import load_file, save_file
 
 from joformer import cli
@@ -34,8 +34,8 @@ def _no_board(monkeypatch):
 
 
 def run(out, heard=None, **changes):
-    say = [].append if heard is None else heard.append
-    return train(config_of("lm", {}), lm_task(), recipe_of({"steps": 6} | changes), out, say=say)
+    with logged([] if heard is None else heard):
+        return train(config_of("lm", {}), lm_task(), recipe_of({"steps": 6} | changes), out)
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +172,8 @@ def test_readers_notice_and_use_the_checkpoint(out, finished, damage):
         load(out)
     assert "\n" not in str(one.value)
     heard = []
-    opened = open_run(out, heard.append)
+    with logged(heard):
+        opened = open_run(out)
     (line,) = heard
     assert line.endswith(f"; using {out / 'checkpoints' / '00000006'} instead")
     assert opened.step == 6
@@ -182,8 +183,8 @@ def test_readers_notice_and_use_the_checkpoint(out, finished, damage):
     (table,) = gather([out]).tables
     assert any("model.safetensors was cut short or altered" in note for note in table.notes)
     shutil.rmtree(out / "checkpoints")
-    with pytest.raises(ValueError, match=r"model\.safetensors"):
-        open_run(out, heard.append)
+    with pytest.raises(ValueError, match=r"model\.safetensors"), logged(heard):
+        open_run(out)
 
 
 def test_one_bit_anywhere_is_noticed_by_load(out):
@@ -210,7 +211,8 @@ def test_a_report_has_no_numbers_of_damaged_files(out, name):
 def test_a_damaged_configuration_is_told(out, finished):
     (out / "config.json").write_text("{")
     heard = []
-    opened = open_run(out, heard.append)
+    with logged(heard):
+        opened = open_run(out)
     assert [line.rpartition("; ")[2].split()[0] for line in heard] == ["using", "using"]
     assert (opened.run, opened.notes) == (open_run(finished).run, {})
     assert opened.model.config == load(finished).config
@@ -236,7 +238,8 @@ def test_generate_without_its_tokenizer_is_one_line(out, damage, monkeypatch, ca
 def test_a_run_without_a_manifest_is_read_and_sealed(out, finished):
     (out / "manifest.json").unlink()
     assert torch.equal(load(out).embed.weight, load(finished).embed.weight)
-    assert open_run(out, pytest.fail).step is None
+    with logged(pytest.fail):
+        assert open_run(out).step is None
     assert not any("not finished" in note for note in gather([out]).tables[0].notes)
     torch.set_num_threads(2)  # nothing is computed, so nothing depends on the machine
     try:
@@ -362,9 +365,11 @@ def test_an_absurd_configuration_takes_no_memory(out, finished, field):
         load(place)
     assert "\n" not in str(refusal.value)
     heard = []
-    assert open_run(out, heard.append).step == 4
+    with logged(heard):
+        assert open_run(out).step == 4
     assert heard[0].endswith("; trying the one before it, 00000004")
-    assert open_run(finished, pytest.fail).step is None
+    with logged(pytest.fail):
+        assert open_run(finished).step is None
 
 
 @pytest.mark.refused

@@ -10,14 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from runner import logged
 
 from joformer.training.data import opening
 from joformer.training.data.opening import find, open_records
 from joformer.training.data.records import IMAGES, hold_out
 from joformer.training.data.streamed import Streamed, centred, decode_image
 from joformer.training.data.streamed import random_box as box_of
-
-SILENT = lambda line: None  # noqa: E731
 
 
 def png(pixels, suffix="PNG"):
@@ -208,7 +207,7 @@ def test_modes(mode, becomes):
 
 def opened(path, **keywords):
     folder = path.parent / "arrow"
-    return open_records(find(path), IMAGES, **{"label": None, "folder": folder, "say": SILENT, **keywords})
+    return open_records(find(path), IMAGES, **{"label": None, "folder": folder, **keywords})
 
 
 def test_label_columns(tmp_path):
@@ -228,13 +227,15 @@ def test_splits_that_are_left_aside_are_named(pictures):
     (pictures / "test").mkdir()
     (pictures / "test" / "nameless.png").write_bytes(png(picture(0)))
     shutil.copytree(pictures / "valid", pictures / "val")
-    records = opened(pictures, say=said.append)
+    with logged(said):
+        records = opened(pictures)
     assert said == ["the test split is left aside: it has no labels", "the val split is left aside"]
     assert len(records.test) == 3
     shutil.rmtree(pictures / "val")
     shutil.rmtree(pictures / "valid")
     said.clear()
-    assert len(opened(pictures, say=said.append).test) == 1
+    with logged(said):
+        assert len(opened(pictures).test) == 1
     assert said[1] == "no test split with labels: 1 of 8 examples are held out, the same ones always"
 
 
@@ -258,7 +259,8 @@ def test_the_hub_is_read_like_tables(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(opening, "hub", lambda name: tables)
     said = []
-    data = Streamed("imagenet", size=16, train_crop="centre", cache=tmp_path, say=said.append)
+    with logged(said):
+        data = Streamed("imagenet", size=16, train_crop="centre", cache=tmp_path)
     assert said == ["the test split is left aside: it has no labels", "the extra split is left aside"]
     assert data.classes == ("cat", "dog")
     assert data.test.labels.tolist() == [1, 1, 0, 0]

@@ -15,9 +15,9 @@ from torch import nn
 from joformer.models import ClassifierConfig, JoFormerLM, LMConfig, ViTConfig, initialise
 from joformer.training import Augment, ImageTask, LanguageTask, Mix, Processes, Recipe, train
 from joformer.training.checkpoints import save
-from joformer.training.conditions import signals
 from joformer.training.data import Images, Streamed, Text, Tokenizer
 from joformer.training.data.images import Labelled
+from joformer.training.determinism import signals
 
 LM = LMConfig(vocab=256, dim=16, layers=1, heads=2, frames="projected", tied=False)
 VIT, PLAIN = ViTConfig(classes=10), ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -193,7 +193,7 @@ def test_models_that_do_not_fit_are_refused():
 def test_the_seed_draws_the_first_weights(memory):
     found = []
     for at, seed in enumerate((5, 5, 6)):
-        train(LM, counting(context=4, batch=2), Recipe(steps=1, lr=0.0), memory / str(at), seed=seed, say=str)
+        train(LM, counting(context=4, batch=2), Recipe(steps=1, lr=0.0), memory / str(at), seed=seed)
         found.append(load_file(memory / str(at) / "checkpoints" / "00000001" / "model.safetensors"))
         for name, value in initialise(JoFormerLM(LM), seed).named_parameters():
             assert torch.equal(found[at][name], value)
@@ -207,7 +207,7 @@ def test_deterministic_within_a_run_and_as_before_after_it(memory, before, wante
     task.loss = lambda model, batch: seen.append((on(), warned())) or LanguageTask.loss(task, model, batch)
     try:
         torch.use_deterministic_algorithms(bool(before[0]), warn_only=bool(before[1]))
-        train(LM, task, Recipe(steps=1, deterministic=bool(wanted)), memory, say=str)
+        train(LM, task, Recipe(steps=1, deterministic=bool(wanted)), memory)
         assert [*seen, (on(), warned())] == [(wanted, False), before]
     finally:
         torch.use_deterministic_algorithms(False)

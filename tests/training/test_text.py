@@ -15,7 +15,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runner import logged
 
+from joformer._log import Progress
 from joformer.training.data import documents, text
 from joformer.training.data.text import Tokenizer, load_text, stdlib_source, windows
 
@@ -204,10 +206,13 @@ def test_pieces_do_not_depend_on_chunks_and_give_the_tokens_of_the_whole(parts, 
 
 
 @pytest.mark.parametrize("vocab", [256, 300, 70_000])
-def test_bytes_of_all_tokens_are_the_bytes_of_the_text(tmp_path, vocab):
+def test_bytes_of_all_tokens_are_the_bytes_of_the_text(tmp_path, monkeypatch, vocab):
     path, said, shown = tmp_path / "text.txt", [], []
+    update = Progress.update
+    monkeypatch.setattr(Progress, "update", lambda self, done: (shown.append(done / self.total), update(self, done)))
     path.write_text(WORDS, encoding="utf-8", newline="")
-    loaded = load_text(path, vocab=vocab, cache=tmp_path / "cache", say=said.append, progress=shown.append)
+    with logged(said):
+        loaded = load_text(path, vocab=vocab, cache=tmp_path / "cache")
     size = len(WORDS.encode())
     assert "".join(decoded(loaded)) == WORDS
     assert spans(loaded) == [len(part.encode()) for part in decoded(loaded)]
@@ -267,7 +272,8 @@ def test_splits_by_name_or_by_cut(tmp_path, names, wanted):
             gzip.compress(data) if name.endswith("gz") else lzma.compress(data) if name.endswith("xz") else data
         )
     said = []
-    found = decoded(load_text(tmp_path, vocab=256, cache=tmp_path / ".cache", say=said.append))
+    with logged(said):
+        found = decoded(load_text(tmp_path, vocab=256, cache=tmp_path / ".cache"))
     assert [set(part.replace("\n", "").lower()) for part in found] == [set(letters.lower()) for letters in wanted]
     size = sum(len(part) for part, letters in zip(found, wanted) if letters.lower() == letters or letters == wanted[0])
     for part, letters in zip(found, wanted):
@@ -278,7 +284,7 @@ def test_splits_by_name_or_by_cut(tmp_path, names, wanted):
 def test_documents_are_kept_apart_by_one_newline(tmp_path):
     for name, data in (("a", b"one"), ("b", b""), ("c", b"two\n"), ("d", b"three"), ("e", b"")):
         (tmp_path / name).write_bytes(data)
-    parts, _ = documents.open_text(tmp_path, print)
+    parts, _ = documents.open_text(tmp_path)
     assert b"".join(parts["train"].stream()) == b"one\ntwo\nthree"
 
 
@@ -291,7 +297,8 @@ def test_parquet(tmp_path):
     parquet.write_table(table, tmp_path / "rows.parquet", row_group_size=7)
     (tmp_path / "README.md").write_text("not part of it")
     said = []
-    loaded = load_text(tmp_path, vocab=300, cache=tmp_path / ".cache", say=said.append)
+    with logged(said):
+        loaded = load_text(tmp_path, vocab=300, cache=tmp_path / ".cache")
     assert "".join(decoded(loaded)) == "".join(rows)
     assert any("1 others are not" in line for line in said)
     parquet.write_table(table.drop(["id"]).rename_columns(["content"]), tmp_path / "rows.parquet")
@@ -342,7 +349,8 @@ def test_the_cache_is_used_and_rebuilt_when_damaged(tmp_path):
 
     def load():
         said.clear()
-        return load_text(path, vocab=300, cache=cache, say=said.append)
+        with logged(said):
+            return load_text(path, vocab=300, cache=cache)
 
     first = load()
     tokens = Path(first.train.filename)
@@ -439,7 +447,8 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, when):
         if line.startswith(when):
             path.write_text("b" * 1000)
 
-    refused(lambda: load_text(path, vocab=300, cache=cache, say=change), str(path), "changed while it was read")
+    with logged(change):
+        refused(lambda: load_text(path, vocab=300, cache=cache), str(path), "changed while it was read")
     assert not [each for each in cache.iterdir() if each.is_dir()]
 
 
@@ -489,11 +498,13 @@ def test_two_processes_give_the_same_files_and_share_a_cache_and_fork(tmp_path):
 
 KILLED = """
 import sys, time
+from joformer._log import Progress
 from joformer.training.data.text import load_text
-def stop(fraction):
-    print(fraction, flush=True)
+def stop(progress, done):
+    print(done / progress.total, flush=True)
     time.sleep(60)
-load_text(sys.argv[1], vocab=300, cache=sys.argv[2], progress=stop)
+Progress.update = stop
+load_text(sys.argv[1], vocab=300, cache=sys.argv[2])
 """
 
 
@@ -508,7 +519,8 @@ def test_a_process_killed_in_the_middle_leaves_nothing_that_is_trusted(tmp_path)
     assert len(left) == 1
     assert (left[0] / "train.bin").exists()
     said = []
-    loaded = load_text(path, vocab=300, cache=cache, say=said.append)
+    with logged(said):
+        loaded = load_text(path, vocab=300, cache=cache)
     assert said[0].startswith("reading")
     assert "".join(decoded(loaded)) == WORDS * 10
     assert [each for each in cache.iterdir() if each.is_dir()] == [Path(loaded.train.filename).parent]

@@ -19,6 +19,7 @@ import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
+from runner import logged
 from scipy.io import wavfile
 
 from joformer import _io as files
@@ -302,7 +303,8 @@ def test_only_the_part_of_a_clip_that_is_seen_is_worked_on(rate, monkeypatch, tm
     seen = []
     monkeypatch.setattr(audio, "resampled", lambda wave, *rates: seen.append(len(wave)) or resampled(wave, *rates))
     said = []
-    data = load_audio(tmp_path / "data", frames=16, cache=tmp_path / "cache", say=said.append)
+    with logged(said):
+        data = load_audio(tmp_path / "data", frames=16, cache=tmp_path / "cache")
     assert said[-1] == "4 clips last longer than 16 frames (0.27 s) and lose their end"
     assert max(seen) < 1.5 * rate
     whole = resampled(decode_wav((tmp_path / "data" / "a_1.wav").read_bytes(), "a")[0], rate, 8000)

@@ -13,6 +13,7 @@ from runner import config_of, lm_task, recipe_of, vit_task
 
 def main() -> None:
     """Train each job in turn, the same in every process; an error is written down and the next job begun."""
+    from joformer._log import to_console
     from joformer.training import Stopped, train
 
     warnings.simplefilter("error")
@@ -28,7 +29,8 @@ def main() -> None:
             task.loss = lambda model, batch, usual=usual: usual(model, batch) * torch.nan
         try:
             config, recipe = config_of(job["kind"], job.get("config", {})), recipe_of(job.get("recipe", {}))
-            results.append({"result": train(config, task, recipe, job["out"])})
+            with to_console():  # in both: only the first has something to report
+                results.append({"result": train(config, task, recipe, job["out"])})
         except (ValueError, Stopped) as error:
             results.append({"error": str(error)})
     with open(f"{sys.argv[1]}/results.{os.environ['RANK']}.json", "w") as file:

@@ -15,7 +15,7 @@ from joformer import CumulativeFrames, DenseFrames, FixedFrames
 from joformer.algebra import Generators, Orthogonal, Torus, grid_from_potential, holonomy
 from joformer.frequencies import per_axis
 from joformer.verify import figures
-from joformer.verify.figures.sheet import ROUNDING, STYLE
+from joformer.verify.figures._sheet import ROUNDING, STYLE
 
 SWAP, FLIP = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, -1.0]])
 FIGURES = {
@@ -56,7 +56,7 @@ class TestEveryFigure:
             bar = axes.get_label() == "<colorbar>"
             assert axes.get_ylabel() or (bar and axes.get_xlabel())
             assert axes.get_xlabel() or bar
-        assert "CLAIMS row" in text_of(figure, "caption")
+        assert "docs/claims.md row" in text_of(figure, "caption")
         assert "paper, “" in text_of(figure, "caption")
         assert len(text_of(figure, "title")) > 20
 
@@ -110,7 +110,7 @@ def test_holonomy_turns_by_what_the_loop_encloses(drawn):
     figure = drawn["holonomy"]
     titles = [axes.get_title() for axes in figure.axes[:3]]
     assert titles[0].endswith("returns as it left (0°)")
-    assert all("returns turned by" in title for title in titles[1:])
+    assert all("returns rotated by" in title for title in titles[1:])
     side = figure.axes[3]
     assert max(line(side, "flat")) < 1e-9
     assert min(line(side, "curved")) > 1
@@ -125,13 +125,13 @@ def test_holonomy_of_one_edge(sign):
     across[0, 0] = sign * torch.pi / 2  # the first edge of every loop
     figure = figures.holonomy_figure(steps=(down, across), side=1)
     axes = figure.axes[1]
-    assert axes.get_title().endswith("turned by 90°")
+    assert axes.get_title().endswith("rotated by 90°")
     assert [t.get_text() for t in axes.texts] == [f"{'+' if sign > 0 else '−'}90°"]
     _, back, _ = axes.collections
-    turned = torch.tensor([back.U[0], back.V[0]], dtype=torch.float32)
+    rotated = torch.tensor([back.U[0], back.V[0]], dtype=torch.float32)
     expected = Torus(1).act(holonomy((down, across), [1, 0, ~1, ~0], group=Torus(1)), torch.tensor([1.0, 0.0]))
-    torch.testing.assert_close(turned, expected, atol=1e-6, rtol=0)
-    assert turned[1] == pytest.approx(sign, abs=1e-6)
+    torch.testing.assert_close(rotated, expected, atol=1e-6, rtol=0)
+    assert rotated[1] == pytest.approx(sign, abs=1e-6)
 
 
 def test_holonomy_arrow_after_the_loop_is_the_library_s():

@@ -1,4 +1,4 @@
-"""What counts as equal, and the refusals that several modules share; each is one line: what is wrong, what is right."""
+"""What counts as equal, and the input validation that several modules share: one line, what is wrong, what is right."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def in_float64(a: Tensor) -> Tensor:
-    """a (...) in float64, on the CPU where its device has none.
+    """The tensor (...) in float64, on the CPU where its device has none.
 
     >>> in_float64(torch.ones(1)).dtype
     torch.float64
@@ -31,7 +31,7 @@ def in_float64(a: Tensor) -> Tensor:
 
 
 def require_tensor(a: object, name: str, shape: str) -> None:
-    """Refuse what is no tensor, saying which shape is wanted.
+    """Raises ValueError unless `a` is a tensor; `shape` is the one the message asks for.
 
     >>> require_tensor([1.0], "content", "(..., d)")
     Traceback (most recent call last):
@@ -42,7 +42,7 @@ def require_tensor(a: object, name: str, shape: str) -> None:
 
 
 def require_finite(a: Tensor, name: str) -> None:
-    """Refuse a tensor (...) of integers, or with NaN or infinity in it.
+    """Raises ValueError if `a` (...) holds integers, NaN or infinity.
 
     >>> require_finite(torch.tensor([0.0, float("nan")]), "content")
     Traceback (most recent call last):
@@ -56,7 +56,7 @@ def require_finite(a: Tensor, name: str) -> None:
 
 
 def whole_numbers(values: int | Sequence[int] | Tensor, axes: int, name: str) -> tuple[int, ...]:
-    """One integer per axis as a tuple; on one axis a bare integer will do.
+    """One integer per axis as a tuple; for one axis a bare integer is enough.
 
     >>> whole_numbers(3, 1, "position"), whole_numbers([0, 2], 2, "position")
     ((3,), (0, 2))

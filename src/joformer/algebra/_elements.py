@@ -4,7 +4,7 @@
     (a; n) ∘_k (b; m)   = (a + R_k^{n_k} b; …, n_k + m_k, …)             along axis k, n and m *extents*
     e_1 ∘ ⋯ ∘ e_T       = (Σ_i A_i v_i, R_1 ⋯ R_T)                       unrolled
 
-Paper: "Compositional Data Points", "Structured Concatenation". The print takes *positions* as the exponents of
+Paper: "Compositional Data Points", "Structured Concatenation". The paper takes *positions* as the exponents of
 ∘_k. They must be extents (a single cell has extent 1), and an element needs its origin as well: without it two
 cells of different rows look composable along the columns.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -26,13 +27,19 @@ from joformer.algebra._groups import Group
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A one-dimensional data point (v, R), content (..., d) and operator (..., *element); these form a group.
+    """A one-dimensional data point (v, R); pairs form a group under `compose`.
 
-    >>> from joformer.algebra import Torus
-    >>> x = Pair(torch.tensor([1.0, 2.0]), torch.tensor([0.3]), Torus(1))
-    >>> y = x.compose(x.inverse())                                    # (0, I)
-    >>> bool(y.content.abs().max() < 1e-6), bool(y.operator.abs().max() < 1e-6)
-    (True, True)
+    Args:
+        content: The vector v, (..., d).
+        operator: The element R of `group`, (..., *element).
+        group: `Torus` or `Orthogonal`.
+
+    Example:
+        >>> from joformer.algebra import Torus
+        >>> x = Pair(torch.tensor([1.0, 2.0]), torch.tensor([0.3]), Torus(1))
+        >>> y = x.compose(x.inverse())                                    # (0, I)
+        >>> bool(y.content.abs().max() < 1e-6), bool(y.operator.abs().max() < 1e-6)
+        (True, True)
     """
 
     content: Tensor
@@ -64,12 +71,19 @@ class Pair:
 
 @dataclass(frozen=True, eq=False)
 class Element:
-    """A tile of the grid as one vector: content (..., d), where it starts, how far it reaches, its generators.
+    """A tile of the grid as one vector.
 
-    >>> g = Generators.torus(torch.tensor([[0.5], [0.25]]))
-    >>> tile = Element(torch.tensor([1.0, 0.0]), origin=(0, 3), extent=(2, 1), generators=g)
-    >>> tile.end
-    (2, 4)
+    Args:
+        content: The vector, (..., d).
+        origin: The position of its first cell, one integer per axis.
+        extent: How many cells it reaches along each axis, 0 or more.
+        generators: The axis-step generators of the grid.
+
+    Example:
+        >>> g = Generators.torus(torch.tensor([[0.5], [0.25]]))
+        >>> tile = Element(torch.tensor([1.0, 0.0]), origin=(0, 3), extent=(2, 1), generators=g)
+        >>> tile.end
+        (2, 4)
     """
 
     content: Tensor
@@ -89,8 +103,14 @@ class Element:
     def cell(cls, content: Tensor, position: int | Sequence[int] | Tensor, generators: Generators) -> Element:
         """A single cell: extent 1 along every axis.
 
-        >>> Element.cell(torch.ones(2), 7, Generators.torus(torch.ones(1, 1))).origin
-        (7,)
+        Args:
+            content: The vector, (..., d).
+            position: One integer per axis; for one axis a bare integer is enough.
+            generators: The axis-step generators of the grid.
+
+        Example:
+            >>> Element.cell(torch.ones(2), 7, Generators.torus(torch.ones(1, 1))).origin
+            (7,)
         """
         return cls(content, whole_numbers(position, generators.axes, "position"), (1,) * generators.axes, generators)
 
@@ -103,16 +123,22 @@ class Element:
         *,
         axis: int | None = None,
     ) -> Element:
-        """One of the family of identities of ∘_k: content 0, extent 0 along axis k, matching along the others.
+        """One of the family of identities of ∘_k: content 0, extent 0 along axis k.
 
-        >>> g = Generators.torus(torch.ones(2, 1))
-        >>> Element.identity((0, 2), (4, 1), g, axis=1).extent
-        (4, 0)
+        Args:
+            origin: Where it stands, one integer per axis.
+            extent: Its extents off axis k, which must match those of what it is composed with.
+            generators: The axis-step generators of the grid.
+            axis: The axis k; may be left out when there is only one.
+
+        Example:
+            >>> g = Generators.torus(torch.ones(2, 1))
+            >>> Element.identity((0, 2), (4, 1), g, axis=1).extent
+            (4, 0)
         """
-        k, reach = generators.axis(axis), whole_numbers(extent, generators.axes, "extent")
+        start, reach = (whole_numbers(n, generators.axes, name) for n, name in ((origin, "origin"), (extent, "extent")))
         content = torch.zeros(generators.dim, dtype=generators.steps.dtype, device=generators.steps.device)
-        start = whole_numbers(origin, generators.axes, "origin")
-        return cls(content, start, (*reach[:k], 0, *reach[k + 1 :]), generators)
+        return cls(content, start, _replaced(reach, generators.axis(axis), 0), generators)
 
     @property
     def end(self) -> tuple[int, ...]:
@@ -121,19 +147,27 @@ class Element:
 
 
 def compose(x: Element, y: Element, *, axis: int | None = None) -> Element:
-    """x ∘_k y = (a + R_k^{n_k} b; n_k + m_k along axis k): y must start where x ends and match it elsewhere.
+    """The composition x ∘_k y = (a + R_k^{n_k} b; …, n_k + m_k, …).
 
-    >>> g = Generators.torus(torch.tensor([[torch.pi / 2]]))
-    >>> x, y = (Element.cell(torch.tensor([1.0, 0.0]), n, g) for n in (0, 1))
-    >>> whole = compose(x, y)
-    >>> whole.content.round(decimals=4), whole.origin, whole.extent
-    (tensor([1., 1.]), (0,), (2,))
+    Args:
+        x: The first element, content a and extents n.
+        y: The second, content b and extents m; it starts where `x` ends along axis k and matches it elsewhere.
+        axis: The axis k; may be left out when there is only one.
+
+    Returns:
+        The element that covers both.
+
+    Raises:
+        ValueError: If the two are not adjacent, are in the wrong order, or have different generators.
+
+    Example:
+        >>> g = Generators.torus(torch.tensor([[torch.pi / 2]]))
+        >>> x, y = (Element.cell(torch.tensor([1.0, 0.0]), n, g) for n in (0, 1))
+        >>> whole = compose(x, y)
+        >>> whole.content.round(decimals=4), whole.origin, whole.extent
+        (tensor([1., 1.]), (0,), (2,))
     """
-    if not isinstance(x, Element) or not isinstance(y, Element):
-        raise ValueError(f"compose takes two elements, got {type(x).__name__} and {type(y).__name__}: see Element.cell")
-    _require_same_generators(x, y)
-    k = x.generators.axis(axis)
-    _require_same_off_axis(x, y, k)
+    k = _common_axis("compose", x, y, axis)
     if y.origin[k] != x.end[k]:
         if y.end[k] == x.origin[k]:
             raise ValueError(f"operands are out of order along axis {k}: the one at {y.origin[k]} must come first")
@@ -141,16 +175,20 @@ def compose(x: Element, y: Element, *, axis: int | None = None) -> Element:
             f"operands are not adjacent along axis {k}: the second starts at {y.origin[k]}, it must start at {x.end[k]}"
         )
     content = x.content + x.generators.group.act(x.generators.power(k, x.extent[k]), y.content)
-    extent = (*x.extent[:k], x.extent[k] + y.extent[k], *x.extent[k + 1 :])
-    return Element(content, x.origin, extent, x.generators)
+    return Element(content, x.origin, _replaced(x.extent, k, x.extent[k] + y.extent[k]), x.generators)
 
 
 def concatenate(parts: Sequence[Element], *, axis: int | None = None) -> Element:
-    """The composition of all parts along an axis, X ⊕_k Y ⊕_k ⋯, from left to right.
+    """X_1 ⊕_k X_2 ⊕_k ⋯: the composition of all parts along an axis, from left to right.
 
-    >>> g = Generators.torus(torch.zeros(1, 1))
-    >>> concatenate([Element.cell(torch.ones(2), n, g) for n in range(3)]).content
-    tensor([3., 3.])
+    Args:
+        parts: One element or more, each starting where the one before it ends.
+        axis: The axis k; may be left out when there is only one.
+
+    Example:
+        >>> g = Generators.torus(torch.zeros(1, 1))
+        >>> concatenate([Element.cell(torch.ones(2), n, g) for n in range(3)]).content
+        tensor([3., 3.])
     """
     if isinstance(parts, Element) or not parts or not all(isinstance(part, Element) for part in parts):
         raise ValueError("nothing to concatenate: give a list of one element or more, see Element.cell")
@@ -161,50 +199,65 @@ def concatenate(parts: Sequence[Element], *, axis: int | None = None) -> Element
 def split(
     whole: Element, *, axis: int | None = None, left: Element | None = None, right: Element | None = None
 ) -> Element:
-    """The other part of a concatenation: b = R_k^{−n_k}(c − a) given the left, a = c − R_k^{n_k} b given the right.
+    """The other part of a composition: b = R_k^{−n_k}(c − a) given the left, a = c − R_k^{n_k} b given the right.
 
-    >>> g = Generators.torus(torch.tensor([[0.7]]))
-    >>> x, y = (Element.cell(torch.randn(2), n, g) for n in (0, 1))
-    >>> torch.allclose(split(compose(x, y), left=x).content, y.content, atol=1e-6)
-    True
+    Args:
+        whole: The composition, content c.
+        axis: The axis k it was composed along; may be left out when there is only one.
+        left: The first part, content a. Give this one or `right`.
+        right: The second part, content b.
+
+    Returns:
+        The part that was not given.
+
+    Raises:
+        ValueError: If the part does not lie at its end of the whole, or none or both are given.
+
+    Example:
+        >>> g = Generators.torus(torch.tensor([[0.7]]))
+        >>> x, y = (Element.cell(torch.randn(2), n, g) for n in (0, 1))
+        >>> torch.allclose(split(compose(x, y), left=x).content, y.content, atol=1e-6)
+        True
     """
     part = left if right is None else right
     if part is None or (left is not None and right is not None):
         raise ValueError("split needs to know one part: give either left= or right=, not both")
-    if not isinstance(whole, Element) or not isinstance(part, Element):
-        raise ValueError(
-            f"split takes elements, got {type(whole).__name__} and {type(part).__name__}: see Element.cell"
-        )
-    _require_same_generators(whole, part)
-    k = whole.generators.axis(axis)
-    _require_same_off_axis(whole, part, k)
+    k = _common_axis("split", whole, part, axis)
     here, there = (part.origin[k], whole.origin[k]) if right is None else (part.end[k], whole.end[k])
     if here != there or part.extent[k] > whole.extent[k]:
         side = "left part must start" if right is None else "right part must end"
         raise ValueError(
             f"the part spans {part.origin[k]} to {part.end[k]} on axis {k}: a {side} at {there} and fit inside"
         )
-    group, rest = whole.generators.group, whole.extent[k] - part.extent[k]
+    generators, rest = whole.generators, whole.extent[k] - part.extent[k]
     if right is None:
-        content = group.act(whole.generators.power(k, -part.extent[k]), whole.content - part.content)
+        content = generators.group.act(generators.power(k, -part.extent[k]), whole.content - part.content)
+        origin = _replaced(whole.origin, k, part.end[k])
     else:
-        content = whole.content - group.act(whole.generators.power(k, rest), part.content)
-    start = part.end[k] if right is None else whole.origin[k]
-    origin, extent = list(whole.origin), list(whole.extent)
-    origin[k], extent[k] = start, rest
-    return Element(content, tuple(origin), tuple(extent), whole.generators)
+        content = whole.content - generators.group.act(generators.power(k, rest), part.content)
+        origin = whole.origin
+    return Element(content, origin, _replaced(whole.extent, k, rest), generators)
 
 
 def scan(group: Group, steps: Tensor, *, dim: int | None = None, exclusive: bool = True) -> Tensor:
-    """All prefix products of steps (..., T, *element) at once; the shape stays.
+    """A_t = R_0 ⋯ R_{t−1}, A_0 = I: all prefix products at once.
 
-    Exclusive (the default) gives the absolute operators A_t = R_0 ⋯ R_{t−1}, A_0 = I; otherwise entry t includes
-    R_t. `dim` is the tensor dimension of time, by default the last one before the element's own. On the torus
-    these are prefix sums in fp64 kept within one turn; for matrices an associative scan of depth O(log T).
+    On the torus these are prefix sums in fp64 kept within one turn; for matrices an associative scan of depth
+    O(log T).
 
-    >>> from joformer.algebra import Torus
-    >>> scan(Torus(1), torch.tensor([[0.1], [0.2], [0.3]])).squeeze(-1)
-    tensor([0.0000, 0.1000, 0.3000])
+    Args:
+        group: The group the steps are in.
+        steps: R_0 … R_{T−1}, (..., T, *element).
+        dim: The tensor dimension of time; by default the last one before the element's own.
+        exclusive: Entry t leaves R_t out, as above; otherwise it includes it.
+
+    Returns:
+        A tensor of the shape of `steps`.
+
+    Example:
+        >>> from joformer.algebra import Torus
+        >>> scan(Torus(1), torch.tensor([[0.1], [0.2], [0.3]])).squeeze(-1)
+        tensor([0.0000, 0.1000, 0.3000])
     """
     group.check(steps, "steps")
     batch = steps.ndim - group.rank
@@ -217,39 +270,56 @@ def scan(group: Group, steps: Tensor, *, dim: int | None = None, exclusive: bool
 
 
 def unroll(contents: Tensor, steps: Generators | Tensor, group: Group | None = None) -> Float[Tensor, "... d"]:
-    """Σ_i A_i v_i of contents (..., T, d), A_i = R_0 ⋯ R_{i−1}: the content of the whole 1-D composition.
+    """Σ_i A_i v_i, A_i = R_0 ⋯ R_{i−1}: the content of the whole 1-D composition.
 
-    `steps` is one generator for all (`Generators` of one axis) or one per step (..., T, *element) with its group.
+    Args:
+        contents: v_0 … v_{T−1}, (..., T, d).
+        steps: One generator for all (`Generators` of one axis), or one per step (..., T, *element).
+        group: The group of the steps where they are a tensor.
 
-    >>> quarter = Generators.torus(torch.tensor([[torch.pi / 2]]))
-    >>> unroll(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), quarter).round(decimals=4)
-    tensor([1., 1.])
+    Returns:
+        The content, (..., d).
+
+    Example:
+        >>> quarter = Generators.torus(torch.tensor([[torch.pi / 2]]))
+        >>> unroll(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), quarter).round(decimals=4)
+        tensor([1., 1.])
     """
-    if isinstance(steps, Generators):
-        steps.group.check_vector(contents, "contents")
-        absolute = steps.power(steps.axis(None), torch.arange(contents.shape[-2], device=contents.device))
-        group = steps.group
-    elif group is None:
+    group = steps.group if isinstance(steps, Generators) else group
+    if group is None:
         raise ValueError("unroll got steps as a tensor and no group: say Torus(planes) or Orthogonal(dim)")
-    else:
-        group.check_vector(contents, "contents")
-        absolute = scan(group, steps)
-        if absolute.shape[-1 - group.rank] != contents.shape[-2]:
-            wanted, given = contents.shape[-2], absolute.shape[-1 - group.rank]
-            raise ValueError(f"{given} steps for {wanted} contents: give one step for each content")
+    group.check_vector(contents, "contents")
     require_finite(contents, "contents")
+    if isinstance(steps, Generators):
+        absolute = steps.power(steps.axis(None), torch.arange(contents.shape[-2], device=contents.device))
+    else:
+        absolute = scan(group, steps)
+        if (given := absolute.shape[-1 - group.rank]) != contents.shape[-2]:
+            raise ValueError(f"{given} steps for {contents.shape[-2]} contents: give one step for each content")
     return group.act(absolute, contents).sum(-2)
 
 
-def compose_grid(contents: Tensor | Sequence, generators: Generators, *, order: Sequence[int] | None = None) -> Element:
-    """The whole grid of contents (..., n_1, …, n_D, d), or nested lists of vectors (d,), composed axis by axis.
+def compose_grid(
+    contents: Tensor | Sequence[Any], generators: Generators, *, order: Sequence[int] | None = None
+) -> Element:
+    """Σ_n A_n v_n, A_n = R_1^{n_1} ⋯ R_D^{n_D}: a whole grid composed axis by axis.
 
-    `order` lists the axes, first composed first; the axis composed *last* ends leftmost. The default, last axis
-    first, therefore gives Σ_n A_n v_n with A_n = R_1^{n_1} ⋯ R_D^{n_D}, curved or flat; flat, any order does.
+    Args:
+        contents: The cells (..., n_1, …, n_D, d), or nested lists of vectors (d,).
+        generators: One per axis of the grid.
+        order: The axes, first composed first; the axis composed *last* ends leftmost. The default, last axis first,
+            gives the sum above, curved or flat; with flat generators any order does.
 
-    >>> g = Generators.torus(torch.tensor([[0.1], [0.2]]))
-    >>> compose_grid(torch.ones(4, 3, 2), g).extent
-    (4, 3)
+    Returns:
+        The element that covers the grid, content (..., d).
+
+    Raises:
+        ValueError: If the grid is ragged or empty, or `order` does not name every axis once.
+
+    Example:
+        >>> g = Generators.torus(torch.tensor([[0.1], [0.2]]))
+        >>> compose_grid(torch.ones(4, 3, 2), g).extent
+        (4, 3)
     """
     grid = contents if isinstance(contents, Tensor) else _stack_grid(contents)
     axes, group = generators.axes, generators.group
@@ -270,7 +340,7 @@ def compose_grid(contents: Tensor | Sequence, generators: Generators, *, order: 
     return Element(grid.flatten(-1 - axes, -2).squeeze(-2), (0,) * axes, extent, generators)
 
 
-def _stack_grid(rows: Sequence) -> Tensor:
+def _stack_grid(rows: Sequence[Any]) -> Tensor:
     if not isinstance(rows, Sequence):
         raise ValueError(f"contents hold a {type(rows).__name__}: give a tensor, or nested lists of vectors (d,)")
     if not rows:
@@ -282,19 +352,23 @@ def _stack_grid(rows: Sequence) -> Tensor:
     return torch.stack(parts)
 
 
-def _require_same_generators(x: Element, y: Element) -> None:
-    if x.generators.dim != y.generators.dim:
-        raise ValueError(
-            f"different dimensions, {x.generators.dim} and {y.generators.dim}: both elements need the same"
-        )
+def _common_axis(caller: str, x: Element, y: Element, axis: int | None) -> int:
+    """The axis two elements are joined along, once they are known to agree on everything else."""
+    if not isinstance(x, Element) or not isinstance(y, Element):
+        raise ValueError(f"{caller} takes elements, got {type(x).__name__} and {type(y).__name__}: see Element.cell")
+    if (here := x.generators.dim) != (there := y.generators.dim):
+        raise ValueError(f"different dimensions, {here} and {there}: both elements need the same")
     if not x.generators.same_as(y.generators):
         raise ValueError("different generator sets: build both elements with the same Generators")
-
-
-def _require_same_off_axis(x: Element, y: Element, k: int) -> None:
+    k = x.generators.axis(axis)
     for i in range(x.generators.axes):
         if i != k and (x.origin[i], x.extent[i]) != (y.origin[i], y.extent[i]):
             raise ValueError(
                 f"along axis {k}, origin and extent must agree on axis {i}: one spans {x.origin[i]} to {x.end[i]}, "
                 f"the other {y.origin[i]} to {y.end[i]}"
             )
+    return k
+
+
+def _replaced(values: tuple[int, ...], k: int, value: int) -> tuple[int, ...]:
+    return (*values[:k], value, *values[k + 1 :])

@@ -5,7 +5,7 @@
 
 for generators shared by all points. With a generator per datum, commuting is not enough: it takes
 
-    R_x(i,j) R_y(i,j+1) = R_y(i,j) R_x(i+1,j)        (x moves the column j, y the row i)
+    R_x(i,j) R_y(i,j+1) = R_y(i,j) R_x(i+1,j)        (x steps to the next column j, y to the next row i)
 
 which steps between the values of a potential satisfy by construction. Paper: "Path Transport and Commutativity",
 "Proof of Path Independence", "Flat/Curved Dichotomy".
@@ -31,22 +31,36 @@ MOST_ORDERINGS = 1000  # compared pairwise: a million distances
 
 
 def commutator(a: Tensor, b: Tensor, *, group: Group) -> Float[Tensor, "..."]:
-    """a b a⁻¹ b⁻¹, (..., *element): the identity exactly where a and b commute.
+    """The commutator a b a⁻¹ b⁻¹: the identity exactly where a and b commute.
 
-    >>> from joformer.algebra import Orthogonal
-    >>> swap, flip = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, -1.0]])
-    >>> commutator(swap, flip, group=Orthogonal(2)) + 0
-    tensor([[-1.,  0.],
-            [ 0., -1.]])
+    Args:
+        a: Elements (..., *element).
+        b: Elements (..., *element), batches broadcast.
+        group: Their group.
+
+    Returns:
+        The commutator, (..., *element).
+
+    Example:
+        >>> from joformer.algebra import Orthogonal
+        >>> swap, flip = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, -1.0]])
+        >>> commutator(swap, flip, group=Orthogonal(2)) + 0
+        tensor([[-1.,  0.],
+                [ 0., -1.]])
     """
     return group.multiply(group.multiply(a, b), group.multiply(group.inverse(a), group.inverse(b)))
 
 
 def is_flat(generators: Generators, tol: float | None = None) -> bool:
-    """Whether all axis-step generators commute, ‖R_i R_j − R_j R_i‖ ≤ tol (default: √ε of the dtype).
+    """Whether all axis-step generators commute, ‖R_i R_j − R_j R_i‖ ≤ tol.
 
-    >>> is_flat(Generators.torus(torch.randn(3, 2)))
-    True
+    Args:
+        generators: One per axis.
+        tol: How far apart the two products may be; √ε of the dtype by default.
+
+    Example:
+        >>> is_flat(Generators.torus(torch.randn(3, 2)))
+        True
     """
     return generators.curved_pair(tol) is None
 
@@ -54,32 +68,39 @@ def is_flat(generators: Generators, tol: float | None = None) -> bool:
 def path_spread(
     generators: Generators, counts: Sequence[int], *, samples: int | None = None, seed: int = 0
 ) -> Float[Tensor, ""]:
-    """The largest distance between the transports along orderings of counts[k] steps on each axis k.
+    """The largest ‖T(π) − T(π′)‖ over orderings π, π′ of the same steps: 0 when flat.
 
-    All orderings when there are at most 1,000; otherwise, or with `samples`, that many drawn at random plus the
+    All orderings count when there are at most 1,000; otherwise, or with `samples`, that many drawn at random plus the
     two that take whole axes at a time: a lower bound of the true spread.
 
-    >>> float(path_spread(Generators.torus(torch.ones(2, 1)), [2, 2])) < 1e-6
-    True
+    Args:
+        generators: One per axis.
+        counts: How many steps along each axis, 0 or more.
+        samples: How many orderings to draw; None takes all of them where possible.
+        seed: The seed of the drawn orderings.
+
+    Returns:
+        The spread, a scalar.
+
+    Example:
+        >>> float(path_spread(Generators.torus(torch.ones(2, 1)), [2, 2])) < 1e-6
+        True
     """
     taken = whole_numbers(counts, generators.axes, "counts")
     if min(taken) < 0:
         raise ValueError(f"counts {taken} are negative: count 0 or more steps along each axis")
-    canonical = [k for k, n in enumerate(taken) for _ in range(n)]
-    orderings = factorial(sum(taken)) // prod(map(factorial, taken))
     if samples is not None and samples < 1:
         raise ValueError(f"samples must be 1 or more orderings, or None for all of them, got {samples}")
-    if samples is None and orderings <= MOST_ORDERINGS:
+    canonical = [k for k, n in enumerate(taken) for _ in range(n)]
+    if not canonical:
+        return generators.steps.new_zeros(())
+    if samples is None and factorial(sum(taken)) // prod(map(factorial, taken)) <= MOST_ORDERINGS:
         words = list(_orderings(taken))
     else:
-        rng = torch.Generator().manual_seed(seed)
-        drawn = range(MOST_ORDERINGS if samples is None else samples)
+        rng, drawn = torch.Generator().manual_seed(seed), range(samples or MOST_ORDERINGS)
         shuffles = ([canonical[i] for i in torch.randperm(len(canonical), generator=rng).tolist()] for _ in drawn)
         words = [canonical, canonical[::-1], *shuffles]
-    group = generators.group
-    steps = generators.steps[torch.tensor(words, dtype=torch.long, device=generators.steps.device)]
-    if not canonical:
-        return steps.new_zeros(())
+    group, steps = generators.group, generators.steps[torch.tensor(words, device=generators.steps.device)]
     ends = group.matrix(group.prefixes(steps.movedim(1, 0), exclusive=False)[-1]).flatten(-2)
     return torch.cdist(ends, ends, compute_mode="donot_use_mm_for_euclid_dist").max()
 
@@ -91,24 +112,35 @@ def holonomy(
     group: Group | None = None,
     start: Sequence[int] | None = None,
 ) -> Float[Tensor, "..."]:
-    """The transport round a closed word of steps (k forward, ~k back on axis k), (*element): I when flat.
+    """H = T(loop), the transport round a closed path: I when flat.
 
-    `steps` is one set of generators for all points, or a generator per datum as (down, across) of
-    `grid_from_potential` with their group; then `start` is the (row, column) the loop leaves from, by default (0, 0).
+    Args:
+        steps: One set of generators for all points, or a generator per datum as (down, across) of
+            `grid_from_potential`.
+        loop: The path as letters: k is a step forward along axis k, ~k a step back.
+        group: The group of generators per datum.
+        start: The (row, column) the loop leaves from with generators per datum; (0, 0) by default.
 
-    >>> float(holonomy(Generators.torus(torch.randn(2, 1)), [0, 1, ~0, ~1]).abs().max()) < 1e-6
-    True
+    Returns:
+        The transport, (*element).
+
+    Raises:
+        ValueError: If the loop is not closed, leaves the grid, or names an axis that is not there.
+
+    Example:
+        >>> float(holonomy(Generators.torus(torch.randn(2, 1)), [0, 1, ~0, ~1]).abs().max()) < 1e-6
+        True
     """
     axes = steps.axes if isinstance(steps, Generators) else len(steps)
-    moved: Counter[int] = Counter()
+    ends: Counter[int] = Counter()
     for letter in loop:
         axis, n = unpack_letter(letter)
         if axis >= axes:
             raise ValueError(f"unknown axis {axis}: the generators have axes 0 to {axes - 1}")
-        moved[axis] += n
-    if any(moved.values()):
-        axis, n = next((k, n) for k, n in moved.items() if n)
-        raise ValueError(f"the loop is not closed, it ends {n:+d} along axis {axis}: every step k needs its ~k")
+        ends[axis] += n
+    for axis, n in ends.items():
+        if n:
+            raise ValueError(f"the loop is not closed, it ends {n:+d} along axis {axis}: every step k needs its ~k")
     if isinstance(steps, Generators):
         return path_transport(steps, loop)
     if group is None:
@@ -130,15 +162,23 @@ def holonomy(
 
 
 def interchange_defect(generators: Generators, extents: Sequence[int]) -> Float[Tensor, ""]:
-    """How far (x ∘_i y) ∘_j (z ∘_i w) is from (x ∘_j z) ∘_i (y ∘_j w) when x has these extents.
+    """The largest ‖R_i^{n_i} R_j^{n_j} − R_j^{n_j} R_i^{n_i}‖ over pairs of axes.
 
-    It is the largest ‖R_i^{n_i} R_j^{n_j} − R_j^{n_j} R_i^{n_i}‖ over pairs of axes: the law can hold for some
-    extents and curved generators, namely where those powers commute.
+    It is how far (x ∘_i y) ∘_j (z ∘_i w) is from (x ∘_j z) ∘_i (y ∘_j w) when x has extents n: the law can hold for
+    some extents and curved generators, namely where those powers commute.
 
-    >>> swap, flip = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, -1.0]])
-    >>> g = Generators.orthogonal(torch.stack([swap, flip]))
-    >>> [round(float(interchange_defect(g, n)), 3) for n in ((1, 1), (2, 1))]
-    [2.828, 0.0]
+    Args:
+        generators: One per axis.
+        extents: n, one integer per axis, 0 or more.
+
+    Returns:
+        The defect, a scalar.
+
+    Example:
+        >>> swap, flip = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, -1.0]])
+        >>> g = Generators.orthogonal(torch.stack([swap, flip]))
+        >>> [round(float(interchange_defect(g, n)), 3) for n in ((1, 1), (2, 1))]
+        [2.828, 0.0]
     """
     reach = whole_numbers(extents, generators.axes, "extents")
     if min(reach) < 0:
@@ -150,17 +190,24 @@ def interchange_defect(generators: Generators, extents: Sequence[int]) -> Float[
 
 
 def plaquette_defect(down: Tensor, across: Tensor, *, group: Group) -> Float[Tensor, "_rows _columns"]:
-    """‖R_x(i,j) R_y(i,j+1) − R_y(i,j) R_x(i+1,j)‖ round every unit square of a grid with a generator per datum.
+    """‖R_x(i,j) R_y(i,j+1) − R_y(i,j) R_x(i+1,j)‖ round every unit square, with a generator per datum.
 
-    Axes are in array order. down (rows − 1, columns, *element) is R_y: down[i, j] leads from (i, j) to (i+1, j).
-    across (rows, columns − 1, *element) is R_x: across[i, j] leads from (i, j) to (i, j+1). The result has shape
-    (rows − 1, columns − 1) and is zero exactly when no two paths on the grid disagree.
+    Axes are in array order.
 
-    >>> down, across = torch.zeros(2, 3, 1), torch.zeros(3, 2, 1)
-    >>> across[1, 0] = torch.pi
-    >>> plaquette_defect(down, across, group=Torus(1)).round(decimals=3)
-    tensor([[2.8280, 0.0000],
-            [2.8280, 0.0000]])
+    Args:
+        down: R_y, (rows − 1, columns, *element): down[i, j] leads from (i, j) to (i+1, j).
+        across: R_x, (rows, columns − 1, *element): across[i, j] leads from (i, j) to (i, j+1).
+        group: Their group.
+
+    Returns:
+        (rows − 1, columns − 1), zero exactly when no two paths on the grid disagree.
+
+    Example:
+        >>> down, across = torch.zeros(2, 3, 1), torch.zeros(3, 2, 1)
+        >>> across[1, 0] = torch.pi
+        >>> plaquette_defect(down, across, group=Torus(1)).round(decimals=3)
+        tensor([[2.8280, 0.0000],
+                [2.8280, 0.0000]])
     """
     down, across = _fields(down, across, group)
     across_then_down = group.multiply(across[:-1], down[:, 1:])
@@ -169,14 +216,21 @@ def plaquette_defect(down: Tensor, across: Tensor, *, group: Group) -> Float[Ten
 
 
 def grid_from_potential(theta: Tensor, *, group: Group | None = None) -> tuple[Tensor, Tensor]:
-    """Steps (down, across) between neighbours of a potential θ (rows, columns, *element), as `plaquette_defect` wants.
+    """A(p)⁻¹ A(p + e_k): the steps between neighbours of a potential, on the torus θ(p + e_k) − θ(p).
 
-    Each is the journey back from the next point, A(p)⁻¹ A(p + e_k), on the torus θ(p + e_k) − θ(p). The group is
-    the torus unless given; with matrices the grid is path-independent although they need not commute.
+    With matrices the grid is path-independent although they need not commute.
 
-    >>> down, across = grid_from_potential(torch.randn(3, 4, 2))
-    >>> tuple(down.shape), tuple(across.shape)
-    ((2, 4, 2), (3, 3, 2))
+    Args:
+        theta: The potential, (rows, columns, *element).
+        group: Its group; the torus by default.
+
+    Returns:
+        (down, across), as `plaquette_defect` takes them.
+
+    Example:
+        >>> down, across = grid_from_potential(torch.randn(3, 4, 2))
+        >>> tuple(down.shape), tuple(across.shape)
+        ((2, 4, 2), (3, 3, 2))
     """
     group = Torus(theta.shape[-1]) if group is None else group
     group.check(theta, "the potential")

@@ -18,14 +18,19 @@ from joformer.algebra._groups import Group, Orthogonal, Torus
 
 @dataclass(frozen=True, eq=False)
 class Generators:
-    """A group and its axis-step generators R_1 … R_D, `steps` (axes, *element); checked when made.
+    """A group and its axis-step generators R_1 … R_D; `Generators.torus` and `Generators.orthogonal` make them.
 
-    >>> import torch
-    >>> rows_and_columns = Generators.torus(torch.tensor([[0.1, 0.0], [0.0, 0.2]]))
-    >>> rows_and_columns.axes, rows_and_columns.dim
-    (2, 4)
-    >>> rows_and_columns.power(1, 3)
-    tensor([0.0000, 0.6000])
+    Args:
+        group: `Torus` or `Orthogonal`.
+        steps: One element per axis, (axes, *element).
+
+    Example:
+        >>> import torch
+        >>> rows_and_columns = Generators.torus(torch.tensor([[0.1, 0.0], [0.0, 0.2]]))
+        >>> rows_and_columns.axes, rows_and_columns.dim
+        (2, 4)
+        >>> rows_and_columns.power(1, 3)
+        tensor([0.0000, 0.6000])
     """
 
     group: Group
@@ -40,11 +45,15 @@ class Generators:
 
     @classmethod
     def torus(cls, angles: Tensor) -> Generators:
-        """Generators from angles (axes, planes): R_k = diag(R(φ_k1), …); always flat.
+        """R_k = diag(R(φ_k1), …, R(φ_k,planes)): generators from angles, always flat.
 
-        >>> import torch
-        >>> Generators.torus(torch.zeros(3, 5)).group
-        Torus(planes=5)
+        Args:
+            angles: Radians per step, (axes, planes).
+
+        Example:
+            >>> import torch
+            >>> Generators.torus(torch.zeros(3, 5)).group
+            Torus(planes=5)
         """
         require_tensor(angles, "angles", "(axes, planes)")
         if angles.ndim != 2 or not angles.numel():
@@ -53,13 +62,16 @@ class Generators:
 
     @classmethod
     def orthogonal(cls, matrices: Tensor, *, flat: bool = False) -> Generators:
-        """Generators from orthogonal matrices (axes, dim, dim): R_k is the matrix; flat or curved.
+        """R_k is a matrix: generators from orthogonal matrices, flat or curved.
 
-        With `flat` they are promised to commute, and refused where they do not.
+        Args:
+            matrices: One per axis, (axes, dim, dim).
+            flat: They must commute; a pair that does not raises ValueError.
 
-        >>> import torch
-        >>> Generators.orthogonal(torch.eye(3).expand(2, 3, 3)).group
-        Orthogonal(dim=3)
+        Example:
+            >>> import torch
+            >>> Generators.orthogonal(torch.eye(3).expand(2, 3, 3)).group
+            Orthogonal(dim=3)
         """
         require_tensor(matrices, "matrices", "(axes, dim, dim)")
         if matrices.ndim != 3 or not matrices.numel() or matrices.shape[1] != matrices.shape[2]:
@@ -80,12 +92,16 @@ class Generators:
         return self.group.dim
 
     def axis(self, axis: int | None) -> int:
-        """The axis itself once it is known to exist; None stands for the only one.
+        """`axis` itself once it is known to exist; None stands for the only one.
 
-        >>> import torch
-        >>> Generators.torus(torch.zeros(2, 1)).axis(2)
-        Traceback (most recent call last):
-        ValueError: unknown axis 2: the generators have axes 0 to 1
+        Args:
+            axis: A number from 0, or None where there is one axis.
+
+        Example:
+            >>> import torch
+            >>> Generators.torus(torch.zeros(2, 1)).axis(2)
+            Traceback (most recent call last):
+            ValueError: unknown axis 2: the generators have axes 0 to 1
         """
         if axis is None and self.axes == 1:
             return 0
@@ -102,9 +118,13 @@ class Generators:
     def same_as(self, other: Generators) -> bool:
         """Whether the other set has the same group and the same values.
 
-        >>> import torch
-        >>> Generators.torus(torch.zeros(1, 2)).same_as(Generators.torus(torch.ones(1, 2)))
-        False
+        Args:
+            other: Another set of generators.
+
+        Example:
+            >>> import torch
+            >>> Generators.torus(torch.zeros(1, 2)).same_as(Generators.torus(torch.ones(1, 2)))
+            False
         """
         if self.steps is other.steps:
             return True
@@ -114,26 +134,34 @@ class Generators:
     def curved_pair(self, tol: float | None = None) -> tuple[int, int] | None:
         """The first pair of axes whose generators do not commute, or None when all do.
 
-        >>> import torch
-        >>> swap, flip = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, -1.0]])
-        >>> Generators.orthogonal(torch.stack([swap, flip])).curved_pair()
-        (0, 1)
+        Args:
+            tol: How far apart the two products may be; √ε of the dtype by default.
+
+        Example:
+            >>> import torch
+            >>> swap, flip = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, -1.0]])
+            >>> Generators.orthogonal(torch.stack([swap, flip])).curved_pair()
+            (0, 1)
         """
-        for i, j in combinations(range(self.axes), 2):
-            if not self.group.commutes(self.steps[i], self.steps[j], tol):
-                return i, j
-        return None
+        pairs = combinations(range(self.axes), 2)
+        return next(((i, j) for i, j in pairs if not self.group.commutes(self.steps[i], self.steps[j], tol)), None)
 
     def require_flat(self, tol: float | None = None) -> Generators:
-        """These generators, where flatness is promised: refused, naming the pair, unless all commute.
+        """These generators, once they are known to commute.
 
-        >>> import torch
-        >>> Generators.orthogonal(torch.eye(2).expand(2, 2, 2)).require_flat().axes
-        2
+        Args:
+            tol: How far apart two products may be; √ε of the dtype by default.
+
+        Raises:
+            ValueError: If a pair does not commute; the message names it.
+
+        Example:
+            >>> import torch
+            >>> Generators.orthogonal(torch.eye(2).expand(2, 2, 2)).require_flat().axes
+            2
         """
         pair = self.curved_pair(tol)
         if pair is not None:
-            raise ValueError(
-                f"the generators of axes {pair[0]} and {pair[1]} do not commute: flat ones must, as on a torus"
-            )
+            i, j = pair
+            raise ValueError(f"the generators of axes {i} and {j} do not commute: flat ones must, as on a torus")
         return self

@@ -4,7 +4,7 @@
     P_{src→dst} = A_dst⁻¹ A_src                        the journey, in either group
 
 Paper: "Compositional Data Points", "Journey Operator and Score/Value Attention". Everything else in this
-package is written once over `Group`, so whatever is said of rotations by angles is said of matrices too.
+package is written once over `Group`, so it holds for angles and for matrices alike.
 """
 
 from __future__ import annotations
@@ -23,12 +23,19 @@ from joformer.algebra._checks import in_float64, require_finite, require_tensor,
 TURN = 2 * math.pi
 SCAN_BLOCK = 128  # rows summed in one go: measured fastest between 16 and 256
 
+Angles = Float[Tensor, "... _planes"]
+Matrices = Float[Tensor, "... _dim _dim"]
+Vectors = Float[Tensor, "... _dim"]
+
 
 class Group(ABC):
-    """What a group of operators on ℝ^dim offers; an element is a tensor whose last `rank` dimensions are its own.
+    """A group of operators on ℝ^dim; an element is a tensor whose last `rank` dimensions are its own.
 
-    >>> [(type(g).__name__, g.dim, g.rank) for g in (Torus(3), Orthogonal(6))]
-    [('Torus', 6, 1), ('Orthogonal', 6, 2)]
+    Methods check shapes and broadcast over the dimensions before the element's own.
+
+    Example:
+        >>> [(type(g).__name__, g.dim, g.rank) for g in (Torus(3), Orthogonal(6))]
+        [('Torus', 6, 1), ('Orthogonal', 6, 2)]
     """
 
     rank: ClassVar[int]
@@ -85,15 +92,14 @@ class Group(ABC):
         return self.distance(self.multiply(a, b), self.multiply(b, a)) <= limit
 
     def check_shape(self, a: Tensor, name: str = "element") -> None:
-        """Refuse a tensor whose last dimensions are not those of an element."""
-        require_tensor(a, name, f"(..., {', '.join(map(str, self.shape))})")
+        """Raises ValueError unless the last dimensions of `a` are those of an element."""
+        wanted = f"(..., {', '.join(map(str, self.shape))})"
+        require_tensor(a, name, wanted)
         if tuple(a.shape[a.ndim - self.rank :]) != self.shape or a.ndim < self.rank:
-            raise ValueError(
-                f"{name} has shape {tuple(a.shape)}: {self} needs (..., {', '.join(map(str, self.shape))})"
-            )
+            raise ValueError(f"{name} has shape {tuple(a.shape)}: {self} needs {wanted}")
 
     def check_vector(self, v: Tensor, name: str = "vector") -> None:
-        """Refuse vectors whose last dimension is not `dim`."""
+        """Raises ValueError unless the last dimension of `v` is `dim`."""
         require_tensor(v, name, f"(..., {self.dim})")
         if v.ndim and v.shape[-1] == self.dim:
             return
@@ -102,7 +108,7 @@ class Group(ABC):
         raise ValueError(f"{name} has shape {tuple(v.shape)}: {odd}{self} needs (..., {self.dim})")
 
     def check(self, a: Tensor, name: str = "element") -> None:
-        """Refuse what is not an element of this group: wrong shape, NaN, infinity, not orthogonal."""
+        """Raises ValueError unless `a` is in this group: right shape, finite, orthogonal where it is a matrix."""
         self.check_shape(a, name)
         require_finite(a, name)
 
@@ -114,12 +120,16 @@ class Torus(Group):
     Products and powers are formed in fp64 and kept within one turn, so that an angle in fp32 stays accurate
     however many steps it sums.
 
-    >>> torus = Torus(2)
-    >>> quarter = torch.tensor([math.pi / 2, 0.0])
-    >>> torus.act(quarter, torch.tensor([1.0, 0.0, 1.0, 0.0])).round(decimals=4) + 0
-    tensor([0., 1., 1., 0.])
-    >>> bool(torus.distance(torus.power(quarter, 4), torus.identity()) < 1e-6)
-    True
+    Args:
+        planes: The number of planes, 1 or more; operators act on ℝ^(2·planes).
+
+    Example:
+        >>> torus = Torus(2)
+        >>> quarter = torch.tensor([math.pi / 2, 0.0])
+        >>> torus.act(quarter, torch.tensor([1.0, 0.0, 1.0, 0.0])).round(decimals=4) + 0
+        tensor([0., 1., 1., 0.])
+        >>> bool(torus.distance(torus.power(quarter, 4), torus.identity()) < 1e-6)
+        True
     """
 
     planes: int
@@ -147,53 +157,56 @@ class Torus(Group):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of one element, (planes,)."""
         return (self.planes,)
 
-    def identity(
-        self, *batch: int, dtype: torch.dtype | None = None, device: torch.device | None = None
-    ) -> Float[Tensor, "*batch _planes"]:
+    def identity(self, *batch: int, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Angles:
+        """Angles 0, (*batch, planes)."""
         return torch.zeros(*batch, self.planes, dtype=dtype, device=device)
 
-    def multiply(
-        self, a: Float[Tensor, "... _planes"], b: Float[Tensor, "... _planes"]
-    ) -> Float[Tensor, "... _planes"]:
+    def multiply(self, a: Angles, b: Angles) -> Angles:
+        """The sum of the angles modulo 2π, (..., planes)."""
         self.check_shape(a)
         self.check_shape(b)
         return _within_a_turn(in_float64(a) + in_float64(b)).to(a.device, torch.promote_types(a.dtype, b.dtype))
 
-    def inverse(self, a: Float[Tensor, "... _planes"]) -> Float[Tensor, "... _planes"]:
+    def inverse(self, a: Angles) -> Angles:
+        """The angles negated, (..., planes)."""
         self.check_shape(a)
         return -a
 
-    def power(self, a: Float[Tensor, "... _planes"], n: int | float | Tensor) -> Float[Tensor, "... _planes"]:
+    def power(self, a: Angles, n: int | float | Tensor) -> Angles:
         """aⁿ for any real n: n times the angle given, (..., planes)."""
         self.check_shape(a)
         angles = in_float64(a)
         return _within_a_turn(angles * (n.to(angles)[..., None] if isinstance(n, Tensor) else n)).to(a)
 
-    def matrix(self, a: Float[Tensor, "... _planes"]) -> Float[Tensor, "... _dim _dim"]:
+    def matrix(self, a: Angles) -> Matrices:
+        """diag(R(φ_1), …, R(φ_planes)), (..., dim, dim)."""
         self.check_shape(a)
         cos, sin = a.cos(), a.sin()
         blocks = torch.stack([cos, -sin, sin, cos], -1).unflatten(-1, (2, 2))
         placed = torch.einsum("...prc,pq->...prqc", blocks, torch.eye(self.planes, dtype=a.dtype, device=a.device))
         return placed.flatten(-2).flatten(-3, -2)
 
-    def act(self, a: Float[Tensor, "... _planes"], v: Float[Tensor, "... _dim"]) -> Float[Tensor, "... _dim"]:
+    def act(self, a: Angles, v: Vectors) -> Vectors:
+        """Each plane of v (..., dim) rotated by its angle."""
         self.check_shape(a)
         self.check_vector(v)
         first, second = v[..., 0::2], v[..., 1::2]
         cos, sin = a.cos(), a.sin()
         # In the content's own dtype, however precise the angles are.
-        turned = torch.stack([cos * first - sin * second, sin * first + cos * second], -1).flatten(-2)
-        return turned.to(v.dtype) if v.is_floating_point() else turned
+        rotated = torch.stack([cos * first - sin * second, sin * first + cos * second], -1).flatten(-2)
+        return rotated.to(v.dtype) if v.is_floating_point() else rotated
 
-    def distance(self, a: Float[Tensor, "... _planes"], b: Float[Tensor, "... _planes"]) -> Float[Tensor, "..."]:
+    def distance(self, a: Angles, b: Angles) -> Float[Tensor, "..."]:
+        """‖R(a) − R(b)‖ = √8 ‖sin((a − b)/2)‖, (...): blind to whole turns, exact near zero."""
         self.check_shape(a)
         self.check_shape(b)
-        # ‖R(α) − R(β)‖² = 8 sin²((α − β)/2) per plane: blind to whole turns, exact near zero.
         return math.sqrt(8) * torch.linalg.vector_norm(((a - b) / 2).sin(), dim=-1)
 
     def prefixes(self, steps: Float[Tensor, "steps ..."], *, exclusive: bool) -> Float[Tensor, "steps ..."]:
+        """All prefix sums of angles (steps, ..., planes) modulo 2π."""
         size = steps.shape[0]
         block = min(SCAN_BLOCK, max(size, 1))
         # Summed in turns, in place, in blocks and then over block totals: at 65,536 steps what costs is
@@ -211,12 +224,16 @@ class Torus(Group):
 class Orthogonal(Group):
     """O(dim), reflections included: an element is an orthogonal matrix (..., dim, dim).
 
-    >>> group = Orthogonal(2)
-    >>> turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
-    >>> group.act(group.power(turn, torch.tensor([1, 2, -1])), torch.tensor([1.0, 0.0])) + 0
-    tensor([[ 0.,  1.],
-            [-1.,  0.],
-            [ 0., -1.]])
+    Args:
+        dim: The dimension acted on, 1 or more.
+
+    Example:
+        >>> group = Orthogonal(2)
+        >>> turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
+        >>> group.act(group.power(turn, torch.tensor([1, 2, -1])), torch.tensor([1.0, 0.0])) + 0
+        tensor([[ 0.,  1.],
+                [-1.,  0.],
+                [ 0., -1.]])
     """
 
     dim: int
@@ -228,26 +245,26 @@ class Orthogonal(Group):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of one element, (dim, dim)."""
         return (self.dim, self.dim)
 
-    def identity(
-        self, *batch: int, dtype: torch.dtype | None = None, device: torch.device | None = None
-    ) -> Float[Tensor, "*batch _dim _dim"]:
+    def identity(self, *batch: int, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Matrices:
+        """Identity matrices, (*batch, dim, dim)."""
         return torch.eye(self.dim, dtype=dtype, device=device).repeat(*batch, 1, 1)
 
-    def multiply(
-        self, a: Float[Tensor, "... _dim _dim"], b: Float[Tensor, "... _dim _dim"]
-    ) -> Float[Tensor, "... _dim _dim"]:
+    def multiply(self, a: Matrices, b: Matrices) -> Matrices:
+        """The matrix product ab, (..., dim, dim)."""
         self.check_shape(a)
         self.check_shape(b)
         common = torch.promote_types(a.dtype, b.dtype)
         return a.to(common) @ b.to(common)
 
-    def inverse(self, a: Float[Tensor, "... _dim _dim"]) -> Float[Tensor, "... _dim _dim"]:
+    def inverse(self, a: Matrices) -> Matrices:
+        """The transpose, (..., dim, dim)."""
         self.check_shape(a)
         return a.mT
 
-    def power(self, a: Float[Tensor, "... _dim _dim"], n: int | float | Tensor) -> Float[Tensor, "... _dim _dim"]:
+    def power(self, a: Matrices, n: int | float | Tensor) -> Matrices:
         """aⁿ for whole n, negative too, by repeated squaring: one matrix product per bit of the largest |n|."""
         self.check_shape(a)
         exponent = torch.as_tensor(n)
@@ -261,29 +278,34 @@ class Orthogonal(Group):
             base, left = base @ base, left // 2
         return result
 
-    def matrix(self, a: Float[Tensor, "... _dim _dim"]) -> Float[Tensor, "... _dim _dim"]:
+    def matrix(self, a: Matrices) -> Matrices:
+        """The element itself, (..., dim, dim)."""
         self.check_shape(a)
         return a
 
-    def act(self, a: Float[Tensor, "... _dim _dim"], v: Float[Tensor, "... _dim"]) -> Float[Tensor, "... _dim"]:
+    def act(self, a: Matrices, v: Vectors) -> Vectors:
+        """The matrices applied to v (..., dim)."""
         self.check_shape(a)
         self.check_vector(v)
         common = torch.promote_types(a.dtype, v.dtype)
-        moved = torch.einsum("...ij,...j->...i", a.to(common), v.to(common))
-        return moved.to(v.dtype) if v.is_floating_point() else moved
+        rotated = torch.einsum("...ij,...j->...i", a.to(common), v.to(common))
+        return rotated.to(v.dtype) if v.is_floating_point() else rotated
 
-    def distance(self, a: Float[Tensor, "... _dim _dim"], b: Float[Tensor, "... _dim _dim"]) -> Float[Tensor, "..."]:
+    def distance(self, a: Matrices, b: Matrices) -> Float[Tensor, "..."]:
+        """‖a − b‖, the Frobenius norm, (...)."""
         self.check_shape(a)
         self.check_shape(b)
         return torch.linalg.matrix_norm(a - b)
 
     def check(self, a: Tensor, name: str = "element") -> None:
+        """Raises ValueError unless `a` is a finite orthogonal matrix (..., dim, dim), up to √ε of its dtype."""
         super().check(a, name)
         error = (a.detach().mT @ a.detach() - torch.eye(self.dim, dtype=a.dtype, device=a.device)).abs()
         if (error > (limit := tolerance(a.dtype))).any():
             raise ValueError(f"{name} is not orthogonal: |AᵀA − I| is {error.max():.1e}, it must be below {limit:.1e}")
 
     def prefixes(self, steps: Float[Tensor, "steps ..."], *, exclusive: bool) -> Float[Tensor, "steps ..."]:
+        """All prefix products of matrices (steps, ..., dim, dim), by an associative scan."""
         if exclusive:
             first = self.identity(*steps.shape[1:-2], dtype=steps.dtype, device=steps.device)
             return torch.cat([first[None], self.prefixes(steps[:-1], exclusive=False)]) if len(steps) else steps

@@ -8,8 +8,8 @@
     selective SSM     A_k ⋯ A_{j+1}           (A_t ⋯ A_1)⁻¹             a step A_t for each token
     JoFormer          A_k⁻¹ A_j               A_t                       the absolute operator A_t of each token
 
-Every kernel is a journey between absolute operators C; what tells the four apart is where C comes from. Paper:
-"Value-Path Hierarchy and SSM Bridge", whose product over transitions descends (CLAIMS.md rows 21 and 22).
+Every kernel is a journey between absolute operators C; the four differ in where C comes from. Paper:
+"Value-Path Hierarchy and SSM Bridge", whose product over transitions descends (docs/claims.md rows 21 and 22).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from joformer.algebra._journeys import value_path
 Kernel = Literal["attention", "linear_ssm", "selective_ssm", "joformer"]
 KERNELS = get_args(Kernel)
 NEEDS = {
-    "attention": "attention moves no values and takes neither",
+    "attention": "attention rotates no values and takes neither",
     "linear_ssm": "linear_ssm takes steps (..., *element), one for all tokens",
     "selective_ssm": "selective_ssm takes steps (..., T, *element), one for each token",
     "joformer": "joformer takes operators (..., T, *element), the absolute operator of each token",
@@ -43,30 +43,40 @@ def hierarchy(
     operators: Tensor | None = None,
     weights: Tensor | None = None,
 ) -> Float[Tensor, "... _queries _dim"]:
-    """c_k = Σ_j w_kj K_{j→k} v_j for values (..., T, dim): all of them at once, (..., T, dim).
+    """c_k = Σ_j w_kj K_{j→k} v_j for every k at once.
 
-    "attention"       nothing moves
-    "linear_ssm"      steps (..., *element), one for all: h_t = R h_{t−1} + v_t
-    "selective_ssm"   steps (..., T, *element), one for each token: h_t = A_t h_{t−1} + v_t from h_0 = 0
-    "joformer"        operators (..., T, *element), the absolute operator of each token
+    "attention"       K = I
+    "linear_ssm"      h_t = R h_{t−1} + v_t
+    "selective_ssm"   h_t = A_t h_{t−1} + v_t from h_0 = 0
+    "joformer"        K_{j→k} = A_k⁻¹ A_j
 
-    weights (..., T, T) default to 1 for j ≤ k and 0 elsewhere in the two recurrences, and must be given for the
-    other two. A recurrence that also decays, h_t = λ_t A_t h_{t−1} + v_t, has w_kj = λ_k ⋯ λ_{j+1}: decay is no
-    element of the group.
+    A recurrence that also decays, h_t = λ_t A_t h_{t−1} + v_t, has w_kj = λ_k ⋯ λ_{j+1}: decay is no element of the
+    group.
 
-    >>> from joformer.algebra import Torus
-    >>> quarter = torch.tensor([torch.pi / 2])
-    >>> ones = torch.tensor([[1.0, 0.0]]).expand(3, 2)
-    >>> hierarchy("linear_ssm", ones, group=Torus(1), steps=quarter).round(decimals=3) + 0
-    tensor([[1., 0.],
-            [1., 1.],
-            [0., 1.]])
+    Args:
+        kernel: One of the four.
+        values: (..., T, dim).
+        group: The group of the operators.
+        steps: For "linear_ssm" (..., *element), one for all tokens; for "selective_ssm" (..., T, *element).
+        operators: For "joformer" the absolute operator of each token, (..., T, *element).
+        weights: (..., T, T). By default 1 for j ≤ k and 0 elsewhere in the two recurrences; the other two need them.
+
+    Returns:
+        (..., T, dim).
+
+    Example:
+        >>> from joformer.algebra import Torus
+        >>> quarter = torch.tensor([torch.pi / 2])
+        >>> ones = torch.tensor([[1.0, 0.0]]).expand(3, 2)
+        >>> hierarchy("linear_ssm", ones, group=Torus(1), steps=quarter).round(decimals=3) + 0
+        tensor([[1., 0.],
+                [1., 1.],
+                [0., 1.]])
     """
     group.check_vector(values, "values")
     if values.ndim < 2:
         raise ValueError(f"values have shape {tuple(values.shape)}: there must be a time dimension, (..., T, dim)")
-    frames = _frames(kernel, values.shape[-2], group, steps, operators)
-    frames = frames.to(values.device, values.dtype) if kernel == "attention" else frames
+    frames = _frames(kernel, values, group, steps, operators)
     if weights is None:
         if kernel in ("attention", "joformer"):
             raise ValueError(f"{kernel} has no weights of its own: give weights (..., T, T), e.g. a softmax of scores")
@@ -74,15 +84,16 @@ def hierarchy(
     return value_path(weights, values, group=group, src=frames, dst=frames)
 
 
-def _frames(kernel: str, tokens: int, group: Group, steps: Tensor | None, operators: Tensor | None) -> Tensor:
+def _frames(kernel: str, values: Tensor, group: Group, steps: Tensor | None, operators: Tensor | None) -> Tensor:
     """C_t of every token, (..., T, *element)."""
     if kernel not in KERNELS:
         raise ValueError(f"unknown kernel {kernel!r}: it must be one of {', '.join(KERNELS)}")
     for name, its, kernels in (("steps", steps, KERNELS[1:3]), ("operators", operators, KERNELS[3:])):
         if (its is None) == (kernel in kernels):
             raise ValueError(f"{name} {'are missing' if its is None else 'mean nothing here'}: {NEEDS[kernel]}")
+    tokens = values.shape[-2]
     if kernel == "attention":
-        return group.identity(tokens)
+        return group.identity(tokens).to(values)
     given = operators if steps is None else steps
     assert given is not None
     group.check(given, "operators" if steps is None else "steps")

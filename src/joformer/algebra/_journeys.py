@@ -7,13 +7,14 @@
     K_{t→T} = A_T ⋯ A_{t+1}                    forward kernel of a state-space model
 
 Paper: "Compositional Data Points", "Path Transport and Commutativity", "Value-Path Hierarchy and SSM Bridge". The
-print multiplies path transport right to left, which is not the journey; left to right, T = P_{end→start}.
+paper multiplies path transport right to left, which is not the journey; left to right, T = P_{end→start}.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -24,12 +25,20 @@ from joformer.algebra._generators import Generators
 from joformer.algebra._groups import Group, Orthogonal
 
 
-def absolute(generators: Generators, positions: Tensor | Sequence) -> Float[Tensor, "..."]:
-    """A_n = R_1^{n_1} ⋯ R_D^{n_D} at positions (..., axes), 0-based; (..., *element). Real positions on the torus.
+def absolute(generators: Generators, positions: Tensor | Sequence[Any]) -> Float[Tensor, "..."]:
+    """A_n = R_1^{n_1} ⋯ R_D^{n_D}, positions counted from 0.
 
-    >>> absolute(Generators.torus(torch.tensor([[0.1], [0.5]])), [[0, 0], [2, 1]])
-    tensor([[0.0000],
-            [0.7000]])
+    Args:
+        generators: One per axis.
+        positions: n, (..., axes), a tensor or nested lists; real numbers too on the torus.
+
+    Returns:
+        The absolute operators, (..., *element).
+
+    Example:
+        >>> absolute(Generators.torus(torch.tensor([[0.1], [0.5]])), [[0, 0], [2, 1]])
+        tensor([[0.0000],
+                [0.7000]])
     """
     n = positions if isinstance(positions, Tensor) else torch.tensor(positions, dtype=torch.float64)
     if n.ndim < 1 or n.shape[-1] != generators.axes:
@@ -40,13 +49,22 @@ def absolute(generators: Generators, positions: Tensor | Sequence) -> Float[Tens
 
 
 def journey(group: Group, *, src: Tensor, dst: Tensor) -> Float[Tensor, "..."]:
-    """P_{src→dst} = A_dst⁻¹ A_src from absolute operators (..., *element), checked; batches broadcast.
+    """P_{src→dst} = A_dst⁻¹ A_src: takes content at src into the frame of dst.
 
-    It takes content at src into the frame of dst, and telescopes: P_{j→k} P_{i→j} = P_{i→k}.
+    Journeys telescope: P_{j→k} P_{i→j} = P_{i→k}.
 
-    >>> from joformer.algebra import Torus
-    >>> journey(Torus(1), src=torch.tensor([0.5]), dst=torch.tensor([0.2]))
-    tensor([0.3000])
+    Args:
+        group: The group of the operators.
+        src: Absolute operators (..., *element).
+        dst: Absolute operators (..., *element), batches broadcast.
+
+    Returns:
+        The journeys, (..., *element).
+
+    Example:
+        >>> from joformer.algebra import Torus
+        >>> journey(Torus(1), src=torch.tensor([0.5]), dst=torch.tensor([0.2]))
+        tensor([0.3000])
     """
     group.check(src, "src")
     group.check(dst, "dst")
@@ -54,14 +72,21 @@ def journey(group: Group, *, src: Tensor, dst: Tensor) -> Float[Tensor, "..."]:
 
 
 def path_transport(generators: Generators, word: Sequence[int]) -> Float[Tensor, "..."]:
-    """T(π) = R_{k_1} ⋯ R_{k_m} along a word of axes, left to right; (*element).
+    """T(π) = R_{k_1} ⋯ R_{k_m} along a path, left to right.
 
-    The letter k is a step forward along axis k, ~k a step back. From the origin along the canonical path (all of
-    axis 0, then all of axis 1, …) this is A_end = P_{end→start}.
+    From the origin along the canonical path (all of axis 0, then all of axis 1, …) this is A_end = P_{end→start}.
 
-    >>> g = Generators.torus(torch.tensor([[0.1], [0.5]]))
-    >>> path_transport(g, [0, 0, 1]), path_transport(g, [1, 0, ~1])
-    (tensor([0.7000]), tensor([0.1000]))
+    Args:
+        generators: One per axis.
+        word: The path as letters: k is a step forward along axis k, ~k a step back.
+
+    Returns:
+        The transport, (*element).
+
+    Example:
+        >>> g = Generators.torus(torch.tensor([[0.1], [0.5]]))
+        >>> path_transport(g, [0, 0, 1]), path_transport(g, [1, 0, ~1])
+        (tensor([0.7000]), tensor([0.1000]))
     """
     group, transport = generators.group, generators.group.identity().to(generators.steps)
     for letter in word:
@@ -86,14 +111,25 @@ def value_path(
 ) -> Float[Tensor, "... _queries _dim"]:
     """c_i = Σ_j w_ij P_{j→i} v_j, every journey built as a matrix: slow, obvious, differentiable in everything.
 
-    weights (..., queries, keys), values (..., keys, dim), src and dst the absolute operators of the keys
-    (..., keys, *element) and of the queries (..., queries, *element); leading dimensions broadcast. Shapes are
-    checked and values are not, so that it runs under torch.func and the compiler.
+    Leading dimensions broadcast. Shapes are checked and values are not, so that it runs under torch.func and the
+    compiler.
 
-    >>> from joformer.algebra import Torus
-    >>> at = torch.tensor([[0.0], [torch.pi / 2]])                      # two tokens, a quarter turn apart
-    >>> value_path(torch.tensor([[0.0, 1.0]]), torch.eye(2), group=Torus(1), src=at, dst=at[:1]).round(decimals=3) + 0
-    tensor([[-1.,  0.]])
+    Args:
+        weights: (..., queries, keys).
+        values: (..., keys, dim).
+        group: The group of the operators.
+        src: The absolute operators of the keys, (..., keys, *element).
+        dst: Those of the queries, (..., queries, *element).
+
+    Returns:
+        (..., queries, dim).
+
+    Example:
+        >>> from joformer.algebra import Torus
+        >>> at = torch.tensor([[0.0], [torch.pi / 2]])                      # two tokens, a quarter turn apart
+        >>> weights = torch.tensor([[0.0, 1.0]])
+        >>> value_path(weights, torch.eye(2), group=Torus(1), src=at, dst=at[:1]).round(decimals=3) + 0
+        tensor([[-1.,  0.]])
     """
     group.check_vector(values, "values")
     journeys = _journey_matrices(group, src, dst)
@@ -106,12 +142,23 @@ def value_path(
 
 
 def scores_path(q: Tensor, k: Tensor, *, group: Group, src: Tensor, dst: Tensor) -> Float[Tensor, "... _queries _keys"]:
-    """s_ij = q_iᵀ P_{j→i} k_j, unscaled, with q (..., queries, dim), k (..., keys, dim); the rest as `value_path`.
+    """s_ij = q_iᵀ P_{j→i} k_j, unscaled.
 
-    >>> from joformer.algebra import Torus
-    >>> at = torch.tensor([[0.0], [torch.pi / 2]])
-    >>> scores_path(torch.eye(2)[:1], torch.eye(2), group=Torus(1), src=at, dst=at[:1]).round(decimals=4)
-    tensor([[ 1., -1.]])
+    Args:
+        q: (..., queries, dim).
+        k: (..., keys, dim).
+        group: The group of the operators.
+        src: The absolute operators of the keys, (..., keys, *element).
+        dst: Those of the queries, (..., queries, *element).
+
+    Returns:
+        (..., queries, keys).
+
+    Example:
+        >>> from joformer.algebra import Torus
+        >>> at = torch.tensor([[0.0], [torch.pi / 2]])
+        >>> scores_path(torch.eye(2)[:1], torch.eye(2), group=Torus(1), src=at, dst=at[:1]).round(decimals=4)
+        tensor([[ 1., -1.]])
     """
     group.check_vector(q, "q")
     group.check_vector(k, "k")
@@ -123,14 +170,21 @@ def scores_path(q: Tensor, k: Tensor, *, group: Group, src: Tensor, dst: Tensor)
 
 
 def ssm_kernel(transitions: Tensor, *, group: Group | None = None) -> Tensor:
-    """K_{t→T} = A_T ⋯ A_{t+1} for every t of transitions A_1 … A_T, the last entry I; the shape stays.
+    """K_{t→T} = A_T ⋯ A_{t+1} for every t, the last one I.
 
-    h_t = A_t h_{t−1} + v_t from h_0 = 0 ends at h_T = Σ_t K_{t→T} v_t. Transitions are any square matrices
-    (..., T, d, d), or with a group its elements (..., T, *element). With C_t = (A_t ⋯ A_1)⁻¹ the kernel is the
+    h_t = A_t h_{t−1} + v_t from h_0 = 0 ends at h_T = Σ_t K_{t→T} v_t. With C_t = (A_t ⋯ A_1)⁻¹ the kernel is the
     journey C_T⁻¹ C_t.
 
-    >>> ssm_kernel(torch.tensor([3.0, 5.0, 2.0]).reshape(3, 1, 1)).flatten()
-    tensor([10.,  2.,  1.])
+    Args:
+        transitions: A_1 … A_T: any square matrices (..., T, d, d), or elements (..., T, *element) of `group`.
+        group: The group of the transitions; None for matrices.
+
+    Returns:
+        A tensor of the shape of `transitions`.
+
+    Example:
+        >>> ssm_kernel(torch.tensor([3.0, 5.0, 2.0]).reshape(3, 1, 1)).flatten()
+        tensor([10.,  2.,  1.])
     """
     if group is None:
         if transitions.ndim < 3 or transitions.shape[-1] != transitions.shape[-2]:

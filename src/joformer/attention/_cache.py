@@ -1,4 +1,4 @@
-"""What attention remembers between calls: keys and values already carried to the common frame.
+"""What attention keeps between calls: keys and values already rotated into the common frame.
 
     stored   A_j k_j,  A_j v_j          a new query needs only its own frame:  A_i⁻¹ Σ_j α_ij (A_j v_j)
 
@@ -17,19 +17,25 @@ from torch import Tensor
 
 
 class JourneyCache:
-    """Keys and values of one attention layer, (batch, tokens, kv_heads, head_dim), stored rotated.
+    """Keys ``A_j k_j`` and values ``A_j v_j`` of one attention layer, (batch, tokens, kv_heads, head_dim).
 
-    `JourneyCache()` grows as needed; `JourneyCache(length=n)` allocates room for n tokens once and refuses more;
-    `JourneyCache(window=w)` keeps only the w − 1 tokens that the next query of a windowed layer can still see.
+    Args:
+        length: Allocate room for this many tokens once, and raise for more; default grows as needed.
+        window: Keep only the window − 1 tokens that the next query of a windowed layer can still see.
 
-    `tokens` counts all tokens seen, so the next position is `positions.sequence(n, offset=cache.tokens)`.
-    `angles` is the angle state of cumulative frames: `frames = module(positions, x, state=cache.angles)`.
+    Attributes:
+        tokens: How many tokens came in, so that the next positions are ``positions.sequence(n, offset=cache.tokens)``.
+        angles: The state of cumulative frames: ``frames = module(positions, x, state=cache.angles)``.
 
-    >>> cache = JourneyCache()
-    >>> k, v = cache.update(torch.rand(1, 3, 2, 8), torch.rand(1, 3, 2, 8))
-    >>> k, v = cache.update(torch.rand(1, 1, 2, 8), torch.rand(1, 1, 2, 8))
-    >>> k.shape, cache.tokens
-    (torch.Size([1, 4, 2, 8]), 4)
+    Raises:
+        ValueError: If both are given, or one is less than 1.
+
+    Example:
+        >>> cache = JourneyCache()
+        >>> k, v = cache.update(torch.rand(1, 3, 2, 8), torch.rand(1, 3, 2, 8))
+        >>> k, v = cache.update(torch.rand(1, 1, 2, 8), torch.rand(1, 1, 2, 8))
+        >>> k.shape, cache.tokens
+        (torch.Size([1, 4, 2, 8]), 4)
     """
 
     def __init__(self, *, length: int | None = None, window: int | None = None) -> None:
@@ -39,11 +45,11 @@ class JourneyCache:
             if size is not None and size < 1:
                 raise ValueError(f"{name} must be 1 or more tokens, got {size}")
         self.length, self.window = length, window
-        self._store: tuple[Tensor, Tensor] | None = None
+        self._store: tuple[Tensor, ...] | None = None
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything; preallocated room is kept."""
+        """Empties the cache; preallocated room is kept."""
         self.tokens = self._held = 0
         self._owner: int | None = None
         self.angles: Tensor | None = None
@@ -52,91 +58,98 @@ class JourneyCache:
 
     def update(
         self, keys: Float[Tensor, "batch new kv_heads head_dim"], values: Float[Tensor, "batch new kv_heads value_dim"]
-    ) -> tuple[Tensor, Tensor]:
-        """Take in rotated keys and values; returns all that the new tokens may attend to, the new ones last."""
-        self._check(keys, values)
+    ) -> tuple[Tensor, ...]:
+        """Adds rotated keys and values.
+
+        Args:
+            keys: ``A_j k_j`` of the new tokens, ``(batch, new, kv_heads, head_dim)``.
+            values: ``A_j v_j`` of the new tokens, ``(batch, new, kv_heads, value_dim)``.
+
+        Returns:
+            Keys and values of all tokens that the new ones may attend to, the new ones last.
+
+        Raises:
+            ValueError: If there is no room, or shape or dtype differ from what is cached.
+        """
+        new = (keys, values)
+        gradients = torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad)
+        self._check(new, gradients)
         if self._store is not None and self._store[0].is_inference() and not torch.is_inference_mode_enabled():
-            self._store = (self._store[0].clone(), self._store[1].clone())
-        if self.window is not None:
-            seen = self._joined(keys, values)
-            start = max(seen[0].shape[1] - (self.window - 1), 0)
-            # A mere slice would keep the whole prefill alive behind it.
-            self._store = (seen[0][:, start:].clone(), seen[1][:, start:].clone()) if start else seen
-            self._held = self._store[0].shape[1]
-        elif torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad):
-            seen = self._store = self._joined(keys, values)
-            self._held = self._store[0].shape[1]
-        else:
+            self._store = tuple(held.clone() for held in self._store)
+        if self.window is None and not gradients:
             start, stop = self._held, self._held + keys.shape[1]
-            for room, new in zip(self._room(keys, values, start), (keys, values), strict=True):
-                room[:, start:stop] = new
+            for room, its in zip(self._room(new, stop), new, strict=True):
+                room[:, start:stop] = its
             self._held = stop
             seen = self._seen()
+        else:
+            seen = tuple(torch.cat(both, 1) for both in zip(self._seen(), new, strict=True)) if self._store else new
+            start = 0 if self.window is None else max(seen[0].shape[1] - (self.window - 1), 0)
+            # A mere slice would keep the whole prefill alive behind it.
+            self._store = tuple(its[:, start:].clone() for its in seen) if start else seen
+            self._held = self._store[0].shape[1]
         self.tokens += keys.shape[1]
         return seen
 
     def belongs_to(self, layer: object) -> None:
-        """Every layer has keys of its own: refuse a cache that another layer has begun to fill."""
+        """Binds the cache to a layer; raises ValueError where another layer has begun to fill it.
+
+        Args:
+            layer: The layer whose keys these are.
+        """
         if self._owner is None:
             self._owner = id(layer)
         elif self._owner != id(layer):
             raise ValueError("this cache holds the keys of another layer: make one JourneyCache for each layer")
 
     def reorder(self, rows: Int[Tensor, "batch"] | Sequence[int]) -> None:
-        """Make row i continue what row rows[i] began: what beam search does after each step."""
+        """Makes row i continue what row rows[i] began: what beam search does after each step.
+
+        Args:
+            rows: The row to continue, for each row.
+        """
         rows = torch.as_tensor(rows, device=None if self._store is None else self._store[0].device)
         with Unchanged(self):
             if self.angles is not None and self.angles.shape[0] > 1:
                 self.angles = self.angles.index_select(0, rows)
             if self._store is not None:
-                self._store = (self._store[0].index_select(0, rows), self._store[1].index_select(0, rows))
+                self._store = tuple(held.index_select(0, rows) for held in self._store)
 
-    def _seen(self) -> tuple[Tensor, Tensor]:
+    def _seen(self) -> tuple[Tensor, ...]:
         assert self._store is not None
         return self._store[0][:, : self._held], self._store[1][:, : self._held]
 
-    def _joined(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        if self._store is None:
-            return keys, values
-        held = self._seen()
-        return torch.cat((held[0], keys), 1), torch.cat((held[1], values), 1)
-
-    def _room(self, keys: Tensor, values: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """Storage with room for the new tokens, what is held copied over where it had to grow."""
-        need = start + keys.shape[1]
-        if self._store is None or need > self._store[0].shape[1]:
+    def _room(self, new: tuple[Tensor, ...], stop: int) -> tuple[Tensor, ...]:
+        """Storage with room up to `stop`, what is held copied over where it had to grow."""
+        if self._store is None or stop > self._store[0].shape[1]:
             # Doubling keeps the copying O(1) per token however long the sequence gets.
-            room = self.length or max(need, 2 * start, 64)
-            bigger = tuple(t.new_empty(t.shape[0], room, *t.shape[2:]) for t in (keys, values))
-            if self._store is not None:
-                for new, old in zip(bigger, self._store, strict=True):
-                    new[:, :start] = old[:, :start]
-            self._store = (bigger[0], bigger[1])
+            room = self.length or max(stop, 2 * self._held, 64)
+            bigger = tuple(its.new_empty(its.shape[0], room, *its.shape[2:]) for its in new)
+            for to, held in zip(bigger, self._store or (), strict=False):
+                to[:, : self._held] = held[:, : self._held]
+            self._store = bigger
         return self._store
 
-    def _check(self, keys: Tensor, values: Tensor) -> None:
-        if self.length is not None:
-            if self._held + keys.shape[1] > self.length:
+    def _check(self, new: tuple[Tensor, ...], gradients: bool) -> None:
+        need = self._held + new[0].shape[1]
+        if self.length is not None and need > self.length:
+            raise ValueError(
+                f"the cache has room for {self.length} tokens but {need} are needed: build it with a greater length"
+            )
+        if self.length is not None and gradients:
+            raise ValueError("a preallocated cache cannot carry gradients: use torch.no_grad(), or JourneyCache()")
+        for name, its, held in zip(("keys", "values"), new, self._store or (), strict=False):
+            if (its.shape[0], *its.shape[2:]) != (held.shape[0], *held.shape[2:]) or its.dtype != held.dtype:
                 raise ValueError(
-                    f"the cache has room for {self.length} tokens but {self._held + keys.shape[1]} are needed: "
-                    "build it with a greater length"
-                )
-            if torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad):
-                raise ValueError("a preallocated cache cannot carry gradients: use torch.no_grad(), or JourneyCache()")
-        if self._store is None:
-            return
-        for name, new, held in zip(("keys", "values"), (keys, values), self._store, strict=True):
-            if (new.shape[0], *new.shape[2:]) != (held.shape[0], *held.shape[2:]) or new.dtype != held.dtype:
-                raise ValueError(
-                    f"{name} {tuple(new.shape)} {new.dtype} do not continue the cached {tuple(held.shape)} "
+                    f"{name} {tuple(its.shape)} {its.dtype} do not continue the cached {tuple(held.shape)} "
                     f"{held.dtype}: batch, heads, width and dtype must stay; cache.reset() starts anew"
                 )
 
 
 class Unchanged:
-    """A context that puts caches back as they were, their owner included, if anything in it raises.
+    """A context that restores caches, their owner included, if anything in it raises.
 
-    What is stored is never overwritten, only written after or replaced, so that putting back copies nothing.
+    What is stored is never overwritten, only written after or replaced, so that restoring copies nothing.
 
     >>> cache = JourneyCache()
     >>> try:

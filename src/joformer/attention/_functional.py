@@ -102,12 +102,11 @@ def journey_attention(
         q, k, v = (t.transpose(1, 2) if t.dim() == 4 else t for t in (q, k, v))
     check_qkv(q, k, v)
     scores, values = sides(transport)
-    kv_heads, own_keys = k.shape[2], key_frames is None or key_frames is frames
     key_frames, value_frames, value_key_frames = checked_frames(
-        weighting, kv_heads, frames, key_frames, value_frames, value_key_frames
+        weighting, k.shape[2], frames, key_frames, value_frames, value_key_frames
     )
     check_options(window, dropout, weighting, backend)
-    if own_keys and k.shape[1] != q.shape[1] and transport != "none":
+    if frames is key_frames and k.shape[1] != q.shape[1] and transport != "none":
         raise ValueError(f"{q.shape[1]} queries but {k.shape[1]} keys: give the keys' frames as key_frames=")
     mask, segments = checked_mask(mask, segments, window, (q.shape[0], q.shape[2], q.shape[1], k.shape[1]))
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
@@ -140,7 +139,9 @@ def attend(
     """Attention on tensors that are already rotated: the middle of `journey_attention`."""
     causal, mask, segments, window, scale, dropout, weighting = options
     plain = weighting == "softmax" and dropout == 0.0
-    if backend == "flex" or (backend == "auto" and plain and mask is None and _flex_pays(q, window, segments)):
+    # Block-sparse kernels pay on a GPU, compiled along with the model, where there are blocks to skip.
+    sparse = mask is None and (window is not None or segments is not None) and q.device.type == "cuda"
+    if backend == "flex" or (backend == "auto" and plain and sparse and torch.compiler.is_compiling()):
         if not plain:
             raise ValueError("the flex backend has softmax weights and no dropout: use backend='sdpa' or 'auto'")
         return _flex(q, k, v, options)
@@ -187,11 +188,6 @@ def _softplus(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float
         weights = weights * mask
     weights = F.dropout(weights, dropout).unflatten(1, (k.shape[2], -1))
     return torch.einsum("bhgqk,bkhd->bqhgd", weights.to(v.dtype), v).flatten(2, 3)
-
-
-def _flex_pays(q: Tensor, window: int | None, segments: Tensor | None) -> bool:
-    """Block-sparse kernels pay on a GPU, compiled along with the model, where there are blocks to skip."""
-    return q.device.type == "cuda" and torch.compiler.is_compiling() and (window is not None or segments is not None)
 
 
 @functools.cache

@@ -29,8 +29,8 @@ from joformer.attention._options import (
 from joformer.frames import FlatFrames, Frames, is_flat
 from joformer.rotation import is_plain, own_projection, rotate, rotate_packed_, unrotate_linear
 
+# Attention in the common frame: q, k, v (batch, tokens, heads, head_dim) → (batch, queries, heads, value_dim).
 Inner = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Attention in the common frame: q, k, v (batch, tokens, heads, head_dim) → (batch, queries, heads, value_dim)."""
 
 
 class JourneyAttention(nn.Module):
@@ -91,28 +91,26 @@ class JourneyAttention(nn.Module):
             raise ValueError(f"heads={heads} must be a positive multiple of kv_heads={kv_heads}")
         if head_dim is None and dim % heads:
             raise ValueError(f"dim={dim} does not divide into {heads} heads: choose another number, or give head_dim=")
-        self.dim, self.heads, self.kv_heads = dim, heads, kv_heads
-        if dim < 1 or (head_dim is not None and head_dim < 1) or (value_dim is not None and value_dim < 1):
+        head_dim = dim // heads if head_dim is None else head_dim
+        value_dim = head_dim if value_dim is None else value_dim
+        if min(dim, head_dim, value_dim) < 1:
             raise ValueError(f"widths must be 1 or more, got dim={dim}, head_dim={head_dim}, value_dim={value_dim}")
-        self.head_dim = dim // heads if head_dim is None else head_dim
-        self.value_dim = self.head_dim if value_dim is None else value_dim
-        self.context_dim = context_dim
-        self.scale = 1.0 / math.sqrt(self.head_dim) if scale is None else scale
         if causal and context_dim is not None:
-            raise ValueError(
-                "cross-attention has no causal order between its two sequences: use causal=False and a mask"
-            )
+            raise ValueError("cross-attention has no causal order of its two sequences: use causal=False and a mask")
         sides(transport)
         check_options(window, dropout, weighting, backend)
+        self.dim, self.heads, self.kv_heads, self.context_dim = dim, heads, kv_heads, context_dim
+        self.head_dim, self.value_dim = head_dim, value_dim
         self.transport, self.causal, self.window = transport, causal, window
+        self.scale = 1.0 / math.sqrt(head_dim) if scale is None else scale
         self.dropout, self.weighting, self.backend = dropout, weighting, backend
-        q, k, v = heads * self.head_dim, kv_heads * self.head_dim, kv_heads * self.value_dim
+        keys_and_values = kv_heads * (head_dim + value_dim)
         if context_dim is None:
-            self.qkv = nn.Linear(dim, q + k + v, bias=bias)
+            self.qkv = nn.Linear(dim, heads * head_dim + keys_and_values, bias=bias)
         else:
-            self.q = nn.Linear(dim, q, bias=bias)
-            self.kv = nn.Linear(context_dim, k + v, bias=bias)
-        self.out = nn.Linear(heads * self.value_dim, dim, bias=bias)
+            self.q = nn.Linear(dim, heads * head_dim, bias=bias)
+            self.kv = nn.Linear(context_dim, keys_and_values, bias=bias)
+        self.out = nn.Linear(heads * value_dim, dim, bias=bias)
 
     def forward(
         self,
@@ -169,25 +167,24 @@ class JourneyAttention(nn.Module):
         mask, segments = checked_mask(mask, segments, self.window, (x.shape[0], self.heads, x.shape[1], keys))
         options = Options(self.causal, mask, segments, self.window, self.scale, dropout, self.weighting)
         scores, values = sides(self.transport)
-        alone = cache is inner is context is None and frames is value_frames is value_key_frames
+        alone = cache is None and inner is None and context is None and frames is value_frames is value_key_frames
         if is_flat(frames) and alone and self._halves_pay(frames):
             return self._forward_in_halves(x, frames, options)
         side = (frames if scores else None, key_frames if scores else None, value_key_frames if values else None)
         q, k, v = self._project(x, context, side)
-        home = value_frames if values else None
         if cache is None:
             out = attend(q, k, v, options, self.backend) if inner is None else inner(q, k, v)
-            return self.out(out.flatten(2)) if home is None else unrotate_linear(out, home, self.out)
+            return unrotate_linear(out, value_frames, self.out) if values else self.out(out.flatten(2))
         with Unchanged(cache):
             cache.belongs_to(self)
             k, v = cache.update(k, v)
-            if frames.end is not None:
-                cache.angles = frames.end
+            cache.angles = cache.angles if frames.end is None else frames.end
             if mask is not None and mask.shape[-1] > 1:
-                mask = mask[..., -k.shape[1] :]
-            segments = None if segments is None else segments[..., -k.shape[1] :]
-            out = attend(q, k, v, options._replace(mask=mask, segments=segments), self.backend)
-            return self.out(out.flatten(2)) if home is None else unrotate_linear(out, home, self.out)
+                options = options._replace(mask=mask[..., -k.shape[1] :])
+            if segments is not None:
+                options = options._replace(segments=segments[..., -k.shape[1] :])
+            out = attend(q, k, v, options, self.backend)
+            return unrotate_linear(out, value_frames, self.out) if values else self.out(out.flatten(2))
 
     def _project(
         self, x: Tensor, context: Tensor | None, frames: Sequence[Frames | None]
@@ -243,19 +240,17 @@ class JourneyAttention(nn.Module):
     ) -> None:
         if x.dim() != 3 or x.shape[-1] != self.dim:
             raise ValueError(f"x must be (batch, tokens, dim={self.dim}), got {tuple(x.shape)}")
-        if (context is None) != (self.context_dim is None):
+        if self.context_dim is None:
+            if context is not None:
+                raise ValueError("this is self-attention: build it with context_dim= to attend to a context")
+            if key_frames is not None:
+                raise ValueError("key_frames belong to cross-attention: in self-attention all tokens share frames")
+        elif context is None or context.shape[0] != x.shape[0] or context.shape[-1] != self.context_dim:
+            shape = "none" if context is None else tuple(context.shape)
             raise ValueError(
-                "this is self-attention: build it with context_dim= to attend to a context"
-                if self.context_dim is None
-                else "this is cross-attention: call it with context= (batch, keys, context_dim)"
+                f"cross-attention needs context= ({x.shape[0]}, keys, context_dim={self.context_dim}), got {shape}"
             )
-        if context is None and key_frames is not None:
-            raise ValueError("key_frames belong to cross-attention: in self-attention queries and keys share frames")
-        if context is not None and (context.shape[0] != x.shape[0] or context.shape[-1] != self.context_dim):
-            raise ValueError(
-                f"context must be ({x.shape[0]}, keys, context_dim={self.context_dim}), got {tuple(context.shape)}"
-            )
-        if context is not None and key_frames is None:
+        elif key_frames is None:
             raise ValueError("cross-attention needs the context's own frames: give key_frames=")
         if cache is not None and (not self.causal or self.backend == "reference"):
             raise ValueError("a cache continues a causal sequence: build with causal=True and a fast backend")
@@ -267,10 +262,8 @@ class JourneyAttention(nn.Module):
 
     def extra_repr(self) -> str:
         """The arguments that decide what is attended to."""
-        return (
-            f"{self.dim}, {self.heads}, kv_heads={self.kv_heads}, transport={self.transport!r}, "
-            f"causal={self.causal}, window={self.window}"
-        )
+        names = ("kv_heads", "transport", "causal", "window")
+        return f"{self.dim}, {self.heads}, " + ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
 
 def _in_halves(rows: Tensor, head_dim: int) -> Tensor:

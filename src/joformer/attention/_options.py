@@ -20,12 +20,14 @@ Backend = Literal["auto", "reference", "sdpa", "flex"]
 
 
 class Options(NamedTuple):
-    """Who sees whom, and how scores become weights; `journey_attention` documents each."""
+    """Who sees whom, and how scores become weights; `journey_attention` documents each.
+
+    Segments are (batch or 1, keys).
+    """
 
     causal: bool
     mask: Tensor | None
     segments: Tensor | None
-    """(batch or 1, keys)."""
     window: int | None
     scale: float
     dropout: float
@@ -53,16 +55,13 @@ def check_options(window: int | None, dropout: float, weighting: str, backend: s
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     """One-line errors where q, k and v do not fit each other."""
+    wrong = None
     if not q.dim() == k.dim() == v.dim() == 4:
-        raise ValueError(
-            "q, k and v must be (batch, tokens, heads, head_dim), got "
-            f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
-        )
-    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise ValueError(
-            "q and k must agree in batch and head_dim, k and v in batch, tokens and heads; got "
-            f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-        )
+        wrong = "q, k and v must be (batch, tokens, heads, head_dim)"
+    elif k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        wrong = "q and k must agree in batch and head_dim, k and v in batch, tokens and heads"
+    if wrong:
+        raise ValueError(f"{wrong}; got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
     if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
         raise ValueError(f"{q.shape[2]} query heads cannot share {k.shape[2]} key heads: need a multiple")
     if not q.dtype == k.dtype == v.dtype:

@@ -16,8 +16,8 @@ from joformer.algebra import Orthogonal, Torus, scores_path, value_path
 from joformer.attention._options import Options
 from joformer.frames import FlatFrames, Frames, is_flat
 
+# Frames of queries and keys.
 Pair = tuple[Frames, Frames]
-"""Frames of queries and keys."""
 
 
 def reference_attention(
@@ -25,7 +25,7 @@ def reference_attention(
 ) -> Tensor:
     """Shapes as in `journey_attention`; a side without frames is not rotated."""
     causal, mask, segments, window, scale, dropout, weighting = options
-    (batch, queries, heads, _), keys, group = q.shape, k.shape[1], q.shape[2] // k.shape[2]
+    queries, heads, keys, group = q.shape[1], q.shape[2], k.shape[1], q.shape[2] // k.shape[2]
     given = q.dtype
     q, k, v = (t.to(torch.promote_types(given, torch.float32)) for t in (q, k, v))
     k, v = (t.repeat_interleave(group, dim=2) for t in (k, v))
@@ -38,14 +38,13 @@ def reference_attention(
         scores = scores_path(q_h[..., order], k_h[..., order], group=kind, src=src, dst=dst)
     scores = scores * scale
 
-    see = torch.ones(batch, heads, queries, keys, dtype=torch.bool, device=q.device)
-    for i in range(queries):
-        at = i + keys - queries
-        for j in range(keys):
-            if (causal and j > at) or (window is not None and abs(at - j) >= window):
-                see[:, :, i, j] = False
-            if segments is not None:
-                see[:, :, i, j] &= (segments[:, at] == segments[:, j])[:, None]
+    # The last query stands at the last key.
+    at, key = torch.arange(keys - queries, keys, device=q.device)[:, None], torch.arange(keys, device=q.device)
+    see = (key <= at) | (not causal)
+    if window is not None:
+        see = see & ((at - key).abs() < window)
+    if segments is not None:
+        see = see & (segments[:, at] == segments[:, key][:, None])[:, None]
     if mask is not None and mask.dtype == torch.bool:
         see = see & mask
     elif mask is not None:

@@ -22,15 +22,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
-from joformer.attention._options import (
-    Options,
-    Weighting,
-    check_options,
-    check_qkv,
-    checked_mask,
-    exporting,
-    in_dtype,
-)
+from joformer.attention._options import Options, Weighting, check_options, check_qkv, checked_mask, exporting, in_dtype
 
 __all__ = ["window_attention"]
 

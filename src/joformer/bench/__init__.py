@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from joformer.bench._measure import Effort, Row, keep_freed_memory
-from joformer.bench._rows import FIGURES, Report
+from joformer.bench._rows import FIGURES
 
 __all__ = ["FIGURES", "Effort", "Row", "chosen", "run"]
 
 
 def chosen(only: Sequence[str]) -> list[str]:
-    """The figures named in `only`, in their order, or all; a name that is none stops everything.
+    """The figures named in `only`, in the order of `FIGURES`, or all; raises ValueError on an unknown name.
 
     >>> chosen(["window", "drift"])
     ['drift', 'window']
@@ -30,16 +30,17 @@ def run(
     repeats: int = 30,
     seconds: int | float = 60.0,
     threads: int | None = None,
-    say: Report = lambda _: None,
 ) -> list[Row]:
-    """Measure the figures named in `only` (all by default); `say` hears what is being measured.
+    """Measures the figures named in `only`, each a set of ratios with intervals.
 
     Args:
-        only: Names in `FIGURES`.
+        only: Names in `FIGURES`; none means all.
         repeats: Rounds of each comparison, at least.
         seconds: Of each comparison, at most, once it has rounds enough for an interval; a round is never cut.
         threads: Threads torch may use; all by default.
-        say: Called with a line before each comparison.
+
+    Returns:
+        The rows of all figures.
 
     Example:
         >>> [row.ok for row in run(["drift"])][0]
@@ -55,6 +56,6 @@ def run(
     if threads is not None:
         torch.set_num_threads(threads)
     try:
-        return [row for name in names for row in FIGURES[name](Effort(repeats, seconds), say)]
+        return [row for name in names for row in FIGURES[name](Effort(repeats, seconds))]
     finally:
         torch.set_num_threads(before)

@@ -1,7 +1,7 @@
 """Measuring side by side: rounds of interleaved runs, and how far their noise lets a ratio be known.
 
     one round       every variant once, in shuffled order; a pair's log ratio is  l_i = log(seconds of a / seconds of b)
-    ratio           exp(mean of the middle half of l_1 … l_n), which a round disturbed by other work does not move
+    ratio           exp(mean of the middle half of l_1 … l_n), which a round disturbed by other work does not change
     interval        95 % percentile interval of 1,000 bootstrap samples of the rounds (Efron), fixed seed
     rounds          more until the interval is narrower than the ratio's distance from its bar, or the time is up
 
@@ -17,6 +17,7 @@ import gc
 import math
 import os
 import random
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+
+geometric_mean = statistics.geometric_mean
 
 LEAST = 8
 """Rounds without which there is no interval: with fewer, the bootstrap's covers too little."""
@@ -34,8 +37,10 @@ SHORTEST = 0.005
 
 Pair = tuple[str, str]
 """Two variants, the first over the second."""
+Run = Callable[[], object]
+"""One run of a variant."""
 Sampler = Callable[[], float]
-"""Runs a variant and says how many seconds it took."""
+"""Runs a variant and returns how many seconds it took."""
 Verdict = Literal["slower", "faster", "within noise"]
 
 
@@ -105,7 +110,7 @@ class Row:
 
     @property
     def verdict(self) -> Verdict | None:
-        """What a measured ratio says of its first variant: "within noise" where the interval covers 1."""
+        """What a measured ratio says about its first variant: "within noise" where the interval covers 1."""
         if self.rounds is None:
             return None
         if self.low is None or self.high is None or self.low <= 1 <= self.high:
@@ -113,19 +118,11 @@ class Row:
         return "faster" if (self.value > 1) == self.higher else "slower"
 
     def as_json(self) -> dict[str, object]:
-        return {
-            "name": self.name,
-            "value": self.value,
-            "low": self.low,
-            "high": self.high,
-            "rounds": self.rounds,
-            "verdict": self.verdict,
-            "bar": self.bar,
-            "ok": self.ok,
-        }
+        """The row as plain values."""
+        return {key: getattr(self, key) for key in ("name", "value", "low", "high", "rounds", "verdict", "bar", "ok")}
 
 
-def timed(run: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> Sampler:
+def timed(run: Run, clock: Callable[[], float] = time.perf_counter) -> Sampler:
     """Seconds of one run. The first call only warms up and finds how many runs a measurement needs.
 
     What takes less than `SHORTEST` is run several times, after a run that does not count: the one before it may have
@@ -162,8 +159,8 @@ def take_turns(
     """Log ratios of each pair in `bars`, round by round: all variants in each round, in an order that is shuffled.
 
     Args:
-        samplers: Variants by name; what is not a sampler yet becomes one by `timed`.
-        bars: The pairs to compare, each with the ratio it is to be told from; None is 1.
+        samplers: Variants by name; `timed` makes a sampler of anything that runs.
+        bars: The pairs to compare, each with the ratio it is to be distinguished from; None is 1.
         effort: How many rounds at least, how many seconds at most.
         seed: Of the shuffled order.
 
@@ -185,6 +182,16 @@ def take_turns(
         return {(over, under): [math.log(took[over] / took[under])] for over, under in bars}
 
     return gather(one_round, bars, effort)
+
+
+def compare(name: str, over: Run, under: Run, effort: Effort, bar: float | None = None, *, higher: bool = False) -> Row:
+    """The row of seconds of `over` / seconds of `under`, run side by side.
+
+    >>> compare("a / b", lambda: None, lambda: None, Effort(rounds=1, seconds=0), 2.0).bar
+    2.0
+    """
+    found = take_turns({"over": timed(over), "under": timed(under)}, {("over", "under"): bar}, effort)
+    return Row.of(name, ratio(found["over", "under"]), bar, higher=higher)
 
 
 def gather(
@@ -224,7 +231,7 @@ def settled(found: Ratio, bar: float | None) -> bool:
 
 
 def ratio(*groups: Sequence[float], resamples: int = 1000, seed: int = 0) -> Ratio:
-    """The ratio that log ratios of rounds say, with its interval; of several groups their geometric mean.
+    """The ratio estimated from log ratios of rounds, with its interval; of several groups their geometric mean.
 
     Args:
         groups: Log ratios round by round, as `take_turns` gives them: one list, or one for each shape measured.
@@ -251,7 +258,7 @@ def ratio(*groups: Sequence[float], resamples: int = 1000, seed: int = 0) -> Rat
 
 
 def _middle(values: torch.Tensor) -> torch.Tensor:
-    """The mean of the middle half of the last dimension: as steady as the mean, as deaf to outliers as the median."""
+    """The mean of the middle half of the last dimension: nearly as steady as the mean, and robust to outliers."""
     n = values.shape[-1]
     return values.sort(-1).values[..., n // 4 : n - n // 4].mean(-1)
 
@@ -269,14 +276,13 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def fastest(variants: Mapping[str, Callable[[], object]], repeats: int, warmup: int = 2) -> dict[str, float]:
-    """Seconds of the best run of each variant, taking turns: for a time itself, where a ratio needs `take_turns`.
+def fastest(variants: Mapping[str, Run], repeats: int, warmup: int = 2) -> dict[str, float]:
+    """Seconds of the fastest run of each variant, run in turns: for a time itself; for a ratio use `take_turns`.
 
     >>> sorted(fastest({"a": lambda: None, "b": lambda: None}, repeats=2))
     ['a', 'b']
     """
-    best = dict.fromkeys(variants, math.inf)
-    names = list(variants)
+    best, names = dict.fromkeys(variants, math.inf), list(variants)
     for name in names:
         for _ in range(warmup):
             variants[name]()
@@ -291,7 +297,7 @@ def fastest(variants: Mapping[str, Callable[[], object]], repeats: int, warmup: 
 
 
 def keep_freed_memory() -> None:
-    """Ask glibc not to hand freed memory back to the system, where there is a glibc.
+    """Asks glibc not to hand freed memory back to the system, where there is a glibc.
 
     When it does is an accident of what else is on the heap, and the page faults that follow are larger than the
     differences to be measured. All variants run under the same setting.
@@ -305,23 +311,13 @@ def keep_freed_memory() -> None:
     mallopt(trim_threshold, most)
 
 
-def geometric_mean(values: Iterable[float]) -> float:
-    """(∏ v)^(1/n).
-
-    >>> geometric_mean([1.0, 4.0])
-    2.0
-    """
-    logs = [math.log(v) for v in values]
-    return math.exp(sum(logs) / len(logs))
-
-
-def peak_bytes(step: Callable[[], object]) -> int:
+def peak_bytes(step: Run) -> int:
     """The most tensor memory that `step` holds at once beyond what was there before it, by the allocator's own count.
 
     >>> peak_bytes(lambda: torch.zeros(1000))
     4000
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its start and stop are no news
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it logs its start and stop
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as trace:
         step()
     held = most = 0

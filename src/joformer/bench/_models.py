@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -33,13 +35,16 @@ class Shape:
 
     @property
     def head_dim(self) -> int:
+        """The dimension of one head."""
         return self.dim // self.heads
 
     @property
     def causal(self) -> bool:
+        """Whether tokens attend to the past alone: on sequences."""
         return self.axes == 1
 
     def positions(self) -> Tensor:
+        """Positions of the tokens, (tokens, axes): a sequence, or a square grid after one class token."""
         if self.axes == 1:
             return positions.sequence(self.tokens)
         side = int((self.tokens - 1) ** 0.5)
@@ -63,19 +68,19 @@ def block_of(attention: JourneyAttention) -> Block:
 
 
 class Transformer(nn.Module):
-    """Blocks of journey attention; frames are computed in every step, once for all blocks."""
+    """Blocks of journey attention; frames are computed in every step, once for all blocks.
 
-    def __init__(self, shape: Shape, transport: Transport) -> None:
+    With a `peer` its rotation stands in the place of ours; its cos and sin are given, not computed.
+    """
+
+    def __init__(self, shape: Shape, transport: Transport, peer: Peer | None = None) -> None:
         super().__init__()
-        self.frames: FramesModule = (
-            NoFrames(shape.axes) if transport == "none" else FixedFrames(shape.head_dim, axes=shape.axes)
-        )
-        self.blocks = nn.ModuleList(
-            block_of(JourneyAttention(shape.dim, shape.heads, transport=transport, causal=shape.causal))
-            for _ in range(shape.depth)
-        )
+        none = transport == "none"
+        self.frames: FramesModule = NoFrames(shape.axes) if none else FixedFrames(shape.head_dim, axes=shape.axes)
+        self.blocks = nn.ModuleList(block_of(_attention(shape, transport, peer)) for _ in range(shape.depth))
 
     def forward(self, x: Tensor, where: Tensor) -> Tensor:
+        """The mean square of the output for x (batch, tokens, dim) at positions `where` (tokens, axes)."""
         frames = self.frames(where)
         for block in self.blocks:
             x = block(x, frames)
@@ -90,17 +95,16 @@ class PeerAttention(JourneyAttention):
         self.rotate = rotate
 
     def forward(self, x: Tensor, *_: object, **__: object) -> Tensor:
+        """Attention over x (batch, tokens, dim); frames are ignored."""
         q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
         q, k = self.rotate(q, k)
         return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).flatten(2))
 
 
-class PeerTransformer(Transformer):
-    """The same transformer around a peer's rotation; its cos and sin are given, not computed."""
-
-    def __init__(self, shape: Shape, rotate: Peer) -> None:
-        super().__init__(shape, "none")
-        self.blocks = nn.ModuleList(block_of(PeerAttention(shape, rotate)) for _ in range(shape.depth))
+def _attention(shape: Shape, transport: Transport, peer: Peer | None) -> JourneyAttention:
+    if peer is not None:
+        return PeerAttention(shape, peer)
+    return JourneyAttention(shape.dim, shape.heads, transport=transport, causal=shape.causal)
 
 
 def training_step(model: nn.Module, shape: Shape, compiled: bool = False) -> Callable[[], None]:
@@ -117,35 +121,26 @@ def training_step(model: nn.Module, shape: Shape, compiled: bool = False) -> Cal
     return step
 
 
-def peers(shape: Shape) -> dict[str, Peer]:
-    """The rotary embeddings installed here, ready to rotate q and k of this shape."""
+def peers(shape: Shape, offset: int = 0) -> dict[str, Peer]:
+    """The rotary embeddings installed here, ready to rotate q and k of this shape at positions from `offset` on."""
     found: dict[str, Peer] = {}
-    where = torch.arange(shape.tokens)
-    try:
+    where = torch.arange(shape.tokens) + offset
+    with suppress(ImportError):
         from transformers import LlamaConfig
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
-    except ImportError:
-        pass
-    else:
+
         config = LlamaConfig(hidden_size=shape.dim, num_attention_heads=shape.heads)
         cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), where[None])
         found["Hugging Face"] = lambda q, k: apply_rotary_pos_emb(q, k, cos, sin)
-    try:
+    with suppress(ImportError):
         from rotary_embedding_torch import RotaryEmbedding
-    except ImportError:
-        pass
-    else:
-        rotary = RotaryEmbedding(dim=shape.head_dim)
-        found["rotary-embedding-torch"] = lambda q, k: (
-            rotary.rotate_queries_or_keys(q),
-            rotary.rotate_queries_or_keys(k),
-        )
-    try:
+
+        apply = partial(RotaryEmbedding(dim=shape.head_dim).rotate_queries_or_keys, offset=offset)
+        found["rotary-embedding-torch"] = lambda q, k: (apply(q), apply(k))
+    with suppress(ImportError):
         from x_transformers.x_transformers import RotaryEmbedding as XRotary
         from x_transformers.x_transformers import apply_rotary_pos_emb as x_apply
-    except ImportError:
-        pass
-    else:
+
         freqs, scale = XRotary(shape.head_dim)(where)
         found["x-transformers"] = lambda q, k: (x_apply(q, freqs, scale), x_apply(k, freqs, scale))
     return found

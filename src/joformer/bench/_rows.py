@@ -1,4 +1,4 @@
-"""The figures, each a function that gives rows. Bars are those of the issue that asked for them."""
+"""The figures of the bench, each a function that yields rows; a bar is the ratio the project promises."""
 
 from __future__ import annotations
 
@@ -8,35 +8,36 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from joformer import positions
+from joformer._log import logger
 from joformer.algebra import Torus, scan
 from joformer.attention import JourneyAttention, JourneyCache, journey_attention
 from joformer.bench import _transforms as transforms
-from joformer.bench._measure import Effort, Pair, Row, Sampler, peak_bytes, ratio, take_turns, timed
-from joformer.bench._models import SHAPES, PeerTransformer, Transformer, block_of, peers, training_step
+from joformer.bench._measure import Effort, Pair, Row, Sampler, compare, peak_bytes, ratio, take_turns, timed
+from joformer.bench._models import SHAPES, Peer, Shape, Transformer, block_of, peers, training_step
 from joformer.bench._running import augmenting, looping
 from joformer.bench._training import generating, llama, starting, transporting
 from joformer.frames import FixedFrames, FlatFrames, NoFrames
 from joformer.models._blocks import Block
 from joformer.rotation import rotate, rotate_packed_
 
-Report = Callable[[str], None]
 STEP_BARS: dict[Pair, float | None] = {("both", "none"): 1.03, ("both", "scores"): 1.02}
 ROTATION_BARS = {"Hugging Face": 0.85}
 
 
-def training(effort: Effort, say: Report, *, compiled: bool) -> Iterator[Row]:
+def training(effort: Effort, *, compiled: bool) -> Iterator[Row]:
     """A training step with both sides transported, against none and against scores alone."""
     how = "compiled" if compiled else "eager"
     logs: dict[Pair, list[list[float]]] = {}
     for shape in SHAPES:
-        say(f"training step, {how}, {shape.name}")
-        models: dict[str, nn.Module] = {t: Transformer(shape, t) for t in ("none", "scores", "both")}
-        others = {} if compiled else {peer: PeerTransformer(shape, apply) for peer, apply in peers(shape).items()}
+        logger.info(f"training step, {how}, {shape.name}")
+        others = {} if compiled else peers(shape)
+        models = {t: Transformer(shape, t) for t in ("none", "scores", "both")}
+        models |= {name: Transformer(shape, "none", peer) for name, peer in others.items()}
         torch._dynamo.reset()
-        steps = {name: timed(training_step(m, shape, compiled)) for name, m in (models | others).items()}
+        steps = {name: timed(training_step(model, shape, compiled)) for name, model in models.items()}
         bars: dict[Pair, float | None] = STEP_BARS | {(peer, "none"): None for peer in sorted(others)}
         found = take_turns(steps, bars, effort)
         for pair in found:
@@ -49,50 +50,45 @@ def training(effort: Effort, say: Report, *, compiled: bool) -> Iterator[Row]:
         yield Row.of(f"step {how}: {named} / {under}, geometric mean", ratio(*groups), bar)
 
 
-def rotation(effort: Effort, say: Report) -> Iterator[Row]:
+def rotation(effort: Effort) -> Iterator[Row]:
     """q, k, v rotated and o rotated back, forward and backward, against each peer's rotation of q and k alone."""
     logs: dict[Pair, list[list[float]]] = {}
     for shape in SHAPES:
-        say(f"rotation alone, {shape.name}")
-        frames = FixedFrames(shape.head_dim, axes=shape.axes)(shape.positions())
-        heads = (shape.batch, shape.tokens, shape.heads, shape.head_dim)
-        qkv = torch.randn(shape.batch, shape.tokens, 3 * shape.dim, requires_grad=True)
-        o = torch.randn(heads, requires_grad=True)
-        q, k = (torch.randn(heads).transpose(1, 2).requires_grad_() for _ in range(2))
-        gradient = torch.randn(heads)
-        widths = [(shape.heads, shape.head_dim)] * 3
-
-        def ours(
-            qkv: Tensor = qkv, o: Tensor = o, frames: FlatFrames = frames, widths: list[tuple[int, int]] = widths,
-            gradient: Tensor = gradient,
-        ) -> None:  # fmt: skip
-            # The projection's fresh output, which the module rotates in place, is stood in for by a copy.
-            parts = rotate_packed_(qkv.clone(), widths, [frames] * 3)
-            out = rotate(o, frames, inverse=True)
-            torch.autograd.grad((*parts, out), (qkv, o), (gradient,) * 4)
-
-        def usual(
-            apply: Callable[..., tuple[Tensor, Tensor]], q: Tensor = q, k: Tensor = k, g: Tensor = gradient
-        ) -> Callable[[], None]:
-            def run() -> None:
-                torch.autograd.grad(apply(q, k), (q, k), (g.transpose(1, 2),) * 2)
-
-            return run
-
-        others = {peer: timed(usual(apply)) for peer, apply in peers(shape).items()}
-        bars = {("ours", peer): ROTATION_BARS.get(peer) for peer in sorted(others)}
-        for pair, found in take_turns({"ours": timed(ours)} | others, bars, effort).items():
+        logger.info(f"rotation alone, {shape.name}")
+        runs = _rotations(shape)
+        bars = {("ours", peer): ROTATION_BARS.get(peer) for peer in sorted(runs) if peer != "ours"}
+        for pair, found in take_turns(runs, bars, effort).items():
             logs.setdefault(pair, []).append(found)
     for (_, peer), groups in logs.items():
         name = f"rotation of q, k, v, o / {peer}'s of q, k, geometric mean"
         yield Row.of(name, ratio(*groups), ROTATION_BARS.get(peer))
 
 
-def memory(effort: Effort, say: Report) -> Iterator[Row]:
+def _rotations(shape: Shape) -> dict[str, Sampler]:
+    frames = FixedFrames(shape.head_dim, axes=shape.axes)(shape.positions())
+    heads, widths = (shape.batch, shape.tokens, shape.heads, shape.head_dim), [(shape.heads, shape.head_dim)] * 3
+    qkv = torch.randn(shape.batch, shape.tokens, 3 * shape.dim, requires_grad=True)
+    o = torch.randn(heads, requires_grad=True)
+    q, k = (torch.randn(heads).transpose(1, 2).requires_grad_() for _ in range(2))
+    gradient = torch.randn(heads)
+
+    def ours() -> None:
+        # A copy stands for the projection's fresh output, which the module rotates in place.
+        parts = rotate_packed_(qkv.clone(), widths, [frames] * 3)
+        out = rotate(o, frames, inverse=True)
+        torch.autograd.grad((*parts, out), (qkv, o), (gradient,) * 4)
+
+    def theirs(peer: Peer) -> None:
+        torch.autograd.grad(peer(q, k), (q, k), (gradient.transpose(1, 2),) * 2)
+
+    return {"ours": timed(ours)} | {name: timed(partial(theirs, peer)) for name, peer in peers(shape).items()}
+
+
+def memory(effort: Effort) -> Iterator[Row]:
     """Peak memory of a training step, both against none."""
     ratios = []
     for shape in SHAPES:
-        say(f"memory, {shape.name}")
+        logger.info(f"memory, {shape.name}")
         peaks = {}
         for transport in ("none", "both"):
             model = Transformer(shape, transport)
@@ -105,39 +101,32 @@ def memory(effort: Effort, say: Report) -> Iterator[Row]:
     yield Row("peak memory of a training step: both / none, worst shape", max(ratios), 1.05)
 
 
-def drift(effort: Effort, say: Report) -> Iterator[Row]:
-    """How far scores move when all positions move by 1,048,576; relative to ‖q‖‖k‖, fp32."""
-    say("drift")
-    shift, head_dim, tokens = 1_048_576, 64, 128
-    q, k = torch.randn(2, 1, tokens, 4, head_dim, generator=torch.Generator().manual_seed(0))
+def drift(effort: Effort) -> Iterator[Row]:
+    """How far scores change when all positions shift by 1,048,576; relative to ‖q‖‖k‖, fp32."""
+    logger.info("drift")
+    shift, shape = 1_048_576, Shape("drift", batch=1, tokens=128, dim=256, heads=4, axes=1)
+    q, k = torch.randn(2, 1, shape.tokens, 4, shape.head_dim, generator=torch.Generator().manual_seed(0))
     size = q.norm(dim=-1).transpose(1, 2)[..., :, None] * k.norm(dim=-1).transpose(1, 2)[..., None, :]
 
     def worst(score: Callable[[int], Tensor]) -> float:
         return ((score(shift) - score(0)).abs() / size).max().item()
 
     def ours(offset: int) -> Tensor:
-        frames = FixedFrames(head_dim)(positions.sequence(tokens, offset))
+        frames = FixedFrames(shape.head_dim)(positions.sequence(shape.tokens, offset))
         return torch.einsum("bihd,bjhd->bhij", rotate(q, frames), rotate(k, frames))
 
-    yield Row("score drift after a shift of 1,048,576, fp32", worst(ours), 1e-6)
-    try:
-        from transformers import LlamaConfig
-        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
-    except ImportError:
-        return
-    rotary = LlamaRotaryEmbedding(LlamaConfig(hidden_size=4 * head_dim, num_attention_heads=4))
-
     def theirs(offset: int) -> Tensor:
-        cos, sin = rotary(q, torch.arange(tokens)[None] + offset)
-        rotated = apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+        rotated = peers(shape, offset)["Hugging Face"](q.transpose(1, 2), k.transpose(1, 2))
         return torch.einsum("bhid,bhjd->bhij", *rotated)
 
-    yield Row("score drift of Hugging Face", worst(theirs))
+    yield Row("score drift after a shift of 1,048,576, fp32", worst(ours), 1e-6)
+    if "Hugging Face" in peers(shape):
+        yield Row("score drift of Hugging Face", worst(theirs))
 
 
-def window(effort: Effort, say: Report) -> Iterator[Row]:
+def window(effort: Effort) -> Iterator[Row]:
     """Window 32: a training step at 8,192 tokens against one at 1,024."""
-    say("window")
+    logger.info("window")
 
     def step(tokens: int) -> Callable[[], None]:
         q, k, v = (torch.randn(1, tokens, 4, 64, requires_grad=True) for _ in range(3))
@@ -149,12 +138,11 @@ def window(effort: Effort, say: Report) -> Iterator[Row]:
 
         return run
 
-    found = take_turns({str(n): timed(step(n)) for n in (1024, 8192)}, {("8192", "1024"): 9.0}, effort)
-    yield Row.of("window 32: step at 8,192 tokens / at 1,024", ratio(found["8192", "1024"]), 9.0)
+    yield compare("window 32: step at 8,192 tokens / at 1,024", step(8192), step(1024), effort, 9.0)
 
 
 @torch.no_grad()
-def decoding(effort: Effort, say: Report) -> Iterator[Row]:
+def decoding(effort: Effort) -> Iterator[Row]:
     """One decoded token with 4,096 cached, both against none, four layers; frames are made ahead for all positions.
 
     At the width of the paper's language model (768), and at 256, where a layer takes so little time that the
@@ -162,20 +150,19 @@ def decoding(effort: Effort, say: Report) -> Iterator[Row]:
     """
     cached, layers = 4096, 4
     for dim, heads, bar in ((768, 8, 1.05), (256, 4, None)):
-        say(f"decoding, {dim} wide")
+        logger.info(f"decoding, {dim} wide")
         room = cached + 256
         filled = torch.randn(1, cached, heads, dim // heads)
-        variants: dict[str, Sampler] = {}
+        variants: dict[str, Callable[[], Tensor]] = {}
         for transport in ("none", "both"):
             module = NoFrames() if transport == "none" else FixedFrames(dim // heads)
             frames = module(positions.sequence(room))
             attentions = [JourneyAttention(dim, heads, causal=True, transport=transport) for _ in range(layers)]
             blocks = [block_of(attention).eval() for attention in attentions]
             caches = [JourneyCache(length=room) for _ in range(layers)]
-            variants[transport] = timed(partial(_token, torch.ones(1, 1, dim), frames, blocks, caches, filled))
-        found = take_turns(variants, {("both", "none"): bar}, effort)
+            variants[transport] = partial(_token, torch.ones(1, 1, dim), frames, blocks, caches, filled)
         name = f"one decoded token at 4,096 cached, {dim} wide: both / none"
-        yield Row.of(name, ratio(found["both", "none"]), bar)
+        yield compare(name, variants["both"], variants["none"], effort, bar)
 
 
 def _token(x: Tensor, frames: FlatFrames, blocks: list[Block], caches: list[JourneyCache], filled: Tensor) -> Tensor:
@@ -190,9 +177,9 @@ def _token(x: Tensor, frames: FlatFrames, blocks: list[Block], caches: list[Jour
     return x
 
 
-def scanning(effort: Effort, say: Report) -> Iterator[Row]:
+def scanning(effort: Effort) -> Iterator[Row]:
     """All prefixes on the torus at once, against the loop that multiplies them one by one."""
-    say("scan")
+    logger.info("scan")
     group, steps = Torus(32), torch.randn(65_536, 32)
 
     def loop() -> Tensor:
@@ -202,35 +189,26 @@ def scanning(effort: Effort, say: Report) -> Iterator[Row]:
             at = group.multiply(at, step)
         return torch.stack(prefixes)
 
-    found = take_turns(
-        {"loop": timed(loop), "scan": timed(lambda: scan(group, steps))}, {("loop", "scan"): 200.0}, effort
-    )
     name = "scan of 65,536 steps × 32 planes: speed-up over the loop of Torus.multiply"
-    yield Row.of(name, ratio(found["loop", "scan"]), 200.0, higher=True)
+    yield compare(name, loop, lambda: scan(group, steps), effort, 200.0, higher=True)
 
 
-def importing(effort: Effort, say: Report) -> Iterator[Row]:
+def importing(effort: Effort) -> Iterator[Row]:
     """`import joformer` against `import torch`, each in a fresh interpreter."""
-    say("import")
+    logger.info("import")
 
-    def fresh(module: str) -> Callable[[], None]:
-        # joformer's names come when asked for, so all of them are asked for.
-        code = f"from {module} import *" if module == "joformer" else f"import {module}"
-        return lambda: void(subprocess.run([sys.executable, "-c", code], check=True))
+    def fresh(code: str) -> Callable[[], object]:
+        return partial(subprocess.run, [sys.executable, "-c", code], check=True)
 
-    found = take_turns({m: timed(fresh(m)) for m in ("torch", "joformer")}, {("joformer", "torch"): 1.1}, effort)
-    yield Row.of("import joformer / import torch", ratio(found["joformer", "torch"]), 1.1)
+    # joformer imports its names lazily: all of them are to be counted.
+    yield compare("import joformer / import torch", fresh("from joformer import *"), fresh("import torch"), effort, 1.1)
 
 
-def void(_: object) -> None:
-    """A call for its time alone."""
-
-
-FIGURES: dict[str, Callable[[Effort, Report], Iterator[Row]]] = {
+FIGURES: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "drift": drift,
     "memory": memory,
-    "eager": lambda effort, say: training(effort, say, compiled=False),
-    "compiled": lambda effort, say: training(effort, say, compiled=True),
+    "eager": lambda effort: training(effort, compiled=False),
+    "compiled": lambda effort: training(effort, compiled=True),
     "rotation": rotation,
     "window": window,
     "decoding": decoding,

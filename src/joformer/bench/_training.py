@@ -20,13 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from joformer.bench._measure import Effort, Pair, Row, Sampler, fastest, ratio, take_turns, timed
+from joformer._log import logger
+from joformer.bench._measure import Effort, Pair, Row, Run, compare, fastest, ratio, take_turns, timed
 from joformer.integrations import transport_values
 from joformer.models import JoFormerLM, LMConfig
 
-Report = Callable[[str], None]
-
 CONFIG = LMConfig(vocab=8000, dim=256, layers=4, heads=4, frames="fixed", transport="both")
+GENERATED = 128
+"""Tokens that a text decoded has after its prompt."""
 
 
 def llama_of(config: LMConfig, width: int) -> Any:
@@ -68,44 +69,41 @@ def update(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
     return run
 
 
-def llama(effort: Effort, say: Report) -> Iterator[Row]:
-    """Tokens per second of training, 8 × 512 tokens a step, ours over theirs; both compute the loss themselves."""
-    say("training step beside Llama")
+def llama(effort: Effort) -> Iterator[Row]:
+    """Tokens per second of training, 8 × 512 tokens per step, ours over theirs; both compute the loss themselves."""
+    logger.info("training step beside Llama")
     ours, theirs = JoFormerLM(CONFIG), llama_of(CONFIG, 680)
     if theirs is None:
         return
     tokens = torch.randint(CONFIG.vocab, (8, 513), generator=torch.Generator().manual_seed(0))
     x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    steps = {
-        "ours": timed(update(ours, lambda: ours(x, targets=y))),
-        # It shifts them itself.
-        "theirs": timed(update(theirs, lambda: theirs(input_ids=x, labels=x, use_cache=False).loss)),
-    }
-    found = take_turns(steps, {("theirs", "ours"): 1.1}, effort)
+    our_step = update(ours, lambda: ours(x, targets=y))
+    # Llama shifts its labels itself.
+    their_step = update(theirs, lambda: theirs(input_ids=x, labels=x, use_cache=False).loss)
     name = "training step, tokens per second: JoFormerLM, both / Hugging Face Llama, SwiGLU of 680"
-    yield Row.of(name, ratio(found["theirs", "ours"]), 1.1, higher=True)
+    yield compare(name, their_step, our_step, effort, 1.1, higher=True)
 
 
-def generating(effort: Effort, say: Report) -> Iterator[Row]:
+def generating(effort: Effort) -> Iterator[Row]:
     """Tokens per second of greedy decoding with caches, 128 after a prompt of 32, ours over theirs."""
     ours, theirs = JoFormerLM(CONFIG).eval(), llama_of(CONFIG, 680)
     if theirs is None:
         return
     theirs.eval()
     for batch, bar in ((1, 1.2), (8, None)):
-        say(f"decoding beside Llama, batch {batch}")
+        logger.info(f"decoding beside Llama, batch {batch}")
         prompt = torch.randint(CONFIG.vocab, (batch, 32), generator=torch.Generator().manual_seed(0))
-        options = {"max_new_tokens": 128, "do_sample": False, "use_cache": True}
-        runs = {
-            "ours": timed(partial(ours.generate, prompt, 128, temperature=0)),
-            "theirs": timed(partial(theirs.generate, prompt, attention_mask=torch.ones_like(prompt), **options)),
-        }
-        found = take_turns(runs, {("theirs", "ours"): bar}, effort)
+        our_text = partial(ours.generate, prompt, GENERATED, temperature=0)
         name = f"decoding, batch {batch}, tokens per second: JoFormerLM, both / Hugging Face generate"
-        yield Row.of(name, ratio(found["theirs", "ours"]), bar, higher=True)
+        yield compare(name, _decoding(theirs, prompt, GENERATED), our_text, effort, bar, higher=True)
 
 
-def transporting(effort: Effort, say: Report) -> Iterator[Row]:
+def _decoding(llama: Any, prompt: Tensor, tokens: int) -> Run:
+    mask = torch.ones_like(prompt)
+    return partial(llama.generate, prompt, attention_mask=mask, max_new_tokens=tokens, do_sample=False, use_cache=True)
+
+
+def transporting(effort: Effort) -> Iterator[Row]:
     """Hugging Face's Llama with its values transported against itself without: a training step, a decoded token.
 
     A token is decoded at full strength, at strength 0.5 and, where the processor has them, with bfloat16 numbers.
@@ -113,50 +111,41 @@ def transporting(effort: Effort, say: Report) -> Iterator[Row]:
     plain = llama_of(CONFIG, 680)
     if plain is None:
         return
-    say("value transport in Llama, training step")
+    logger.info("value transport in Llama, training step")
     tokens = torch.randint(CONFIG.vocab, (4, 512), generator=torch.Generator().manual_seed(0))
 
-    def step(model: Any) -> Sampler:
-        return timed(update(model, lambda: model(input_ids=tokens, labels=tokens, use_cache=False).loss))
+    def step(model: Any) -> Callable[[], None]:
+        return update(model, lambda: model(input_ids=tokens, labels=tokens, use_cache=False).loss)
 
-    steps = {"plain": step(plain), "full": step(transport_values(copy.deepcopy(plain)))}
-    found = take_turns(steps, {("full", "plain"): 1.04}, effort)
     name = "Hugging Face Llama, training step: values transported / not"
-    yield Row.of(name, ratio(found["full", "plain"]), 1.04)
-
-    prompt = tokens[:1, :32]
-    options = {"max_new_tokens": 64, "do_sample": False, "use_cache": True, "attention_mask": torch.ones_like(prompt)}
-
-    def decode(model: Any) -> Sampler:
-        return timed(partial(model.generate, prompt, **options))
+    yield compare(name, step(transport_values(copy.deepcopy(plain))), step(plain), effort, 1.04)
 
     half_precision = bfloat16_works()
     if not half_precision:
-        say("no bfloat16 products here (illegal instruction), rows left out: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16")
-    for dim, bars in ((CONFIG.dim, (1.05, 1.1)), (3 * CONFIG.dim, (None, 1.05))):
+        logger.info(
+            "no bfloat16 products (illegal instruction), rows left out: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"
+        )
+    full, half = ("values transported", 1.0), ("values at strength 0.5", 0.5)
+    for dim, first, second in ((CONFIG.dim, 1.05, 1.1), (3 * CONFIG.dim, None, 1.05)):
         wide = replace(CONFIG, dim=dim, heads=CONFIG.heads * dim // CONFIG.dim)
         plain = llama_of(wide, 680 * dim // CONFIG.dim).eval()
-        for dtype in (torch.float32, torch.bfloat16) if half_precision else (torch.float32,):
+        for dtype, bars in ((torch.float32, {full: first, half: second}), (torch.bfloat16, {full: second})):
             kind = "bf16, " if dtype == torch.bfloat16 else ""
-            say(f"value transport in Llama, decoding, {kind}{dim} wide")
+            if kind and not half_precision:
+                continue
+            logger.info(f"value transport in Llama, decoding, {kind}{dim} wide")
             models = {"plain": plain.to(dtype)}
-            rows: dict[str, tuple[str, float | None]]
-            if dtype == torch.float32:
-                rows = {"full": ("values transported", bars[0]), "half": ("values at strength 0.5", bars[1])}
-            else:
-                rows = {"full": ("values transported", bars[1])}
-            for variant in rows:
-                strength = 1.0 if variant == "full" else 0.5
+            for variant, strength in bars:
                 models[variant] = transport_values(copy.deepcopy(plain), strength=strength)
-            pairs: dict[Pair, float | None] = {(variant, "plain"): bar for variant, (_, bar) in rows.items()}
-            found = take_turns({name: decode(model) for name, model in models.items()}, pairs, effort)
-            for variant, (told, bar) in rows.items():
-                name = f"Hugging Face Llama, decoded token, {kind}{dim} wide: {told} / not"
-                yield Row.of(name, ratio(found[variant, "plain"]), bar)
+            runs = {name: timed(_decoding(model, tokens[:1, :32], GENERATED // 2)) for name, model in models.items()}
+            pairs: dict[Pair, float | None] = {(variant, "plain"): bar for (variant, _), bar in bars.items()}
+            for (variant, _), logs in take_turns(runs, pairs, effort).items():
+                name = f"Hugging Face Llama, decoded token, {kind}{dim} wide: {variant} / not"
+                yield Row.of(name, ratio(logs), pairs[variant, "plain"])
 
 
 def bfloat16_works() -> bool:
-    """Whether a product of bfloat16 matrices ends: where AMX is announced and missing, it ends the process.
+    """Whether a product of bfloat16 matrices works: where AMX is announced and missing, it kills the process.
 
     >>> isinstance(bfloat16_works(), bool)
     True
@@ -165,11 +154,12 @@ def bfloat16_works() -> bool:
     return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0
 
 
-def starting(effort: Effort, say: Report) -> Iterator[Row]:
+def starting(effort: Effort) -> Iterator[Row]:
     """Seconds from the shell to the help of the command, in a fresh process."""
-    say("start")
+    logger.info("start")
 
     def fresh() -> None:
         subprocess.run([sys.executable, "-m", "joformer.cli", "--help"], check=True, capture_output=True)
 
-    yield Row("seconds to start joformer --help", fastest({"help": fresh}, 10, warmup=1)["help"], 1.0)
+    repeats = min(effort.rounds, 10)
+    yield Row("seconds to start joformer --help", fastest({"help": fresh}, repeats, warmup=1)["help"], 1.0)

@@ -8,16 +8,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from joformer._log import logger
 from joformer.algebra import Generators, absolute
-from joformer.bench._measure import Effort, Row, peak_bytes, ratio, take_turns, timed
+from joformer.bench._measure import Effort, Row, compare, peak_bytes, ratio, take_turns, timed
 from joformer.models import JourneySSM
 from joformer.monoidal import MonoidalEmbedding
 from joformer.spectral import dct, dft, dst, hadamard
 
-Report = Callable[[str], None]
 
-
-def spectral(effort: Effort, say: Report) -> Iterator[Row]:
+def spectral(effort: Effort) -> Iterator[Row]:
     """Transforms of 4,096 real points against `torch.fft.fft` of the same points; the slowest of each family counts."""
     families: dict[str, list[Callable[[Tensor], Tensor]]] = {
         "DFT": [dft],
@@ -26,7 +25,7 @@ def spectral(effort: Effort, say: Report) -> Iterator[Row]:
         "Hadamard, Walsh": [hadamard, partial(hadamard, order="sequency")],
     }
     for shape in ((4096,), (64, 4096)):
-        say(f"transforms of {shape}")
+        logger.info(f"transforms of {shape}")
         x = torch.randn(shape)
         members = {f"{family} {n}": partial(f, x) for family, fs in families.items() for n, f in enumerate(fs)}
         runs = {name: timed(run) for name, run in ({"fft": partial(torch.fft.fft, x)} | members).items()}
@@ -39,8 +38,8 @@ def spectral(effort: Effort, say: Report) -> Iterator[Row]:
 
 
 @torch.no_grad()
-def monoidal(effort: Effort, say: Report) -> Iterator[Row]:
-    """28 × 28 images at d = 784: the embedding against turning every pixel's vector by its operator and summing."""
+def monoidal(effort: Effort) -> Iterator[Row]:
+    """28 × 28 images at d = 784: the embedding against rotating every pixel's vector by its operator and summing."""
     side, dim, batch = 28, 784, 16
     x = torch.rand(batch, side, side)
     embeddings = {kind: MonoidalEmbedding(dim, (side, side), frequencies=kind) for kind in ("learned", "dft")}
@@ -51,7 +50,7 @@ def monoidal(effort: Effort, say: Report) -> Iterator[Row]:
     def pixel_by_pixel() -> Tensor:
         return generators.group.act(at, x.flatten(1).unsqueeze(-1) * content).sum(-2)
 
-    say("monoidal embedding")
+    logger.info("monoidal embedding")
     runs = {kind: timed(partial(embed, x)) for kind, embed in embeddings.items()} | {"pixels": timed(pixel_by_pixel)}
     found = take_turns(runs, {("pixels", kind): 20.0 for kind in embeddings}, effort)
     for (_, kind), logs in found.items():
@@ -61,13 +60,12 @@ def monoidal(effort: Effort, say: Report) -> Iterator[Row]:
     yield Row("its peak memory, 16 × the pixels", growth[1] / growth[0], 4.5)
 
 
-def recurrence(effort: Effort, say: Report) -> Iterator[Row]:
+def recurrence(effort: Effort) -> Iterator[Row]:
     """A training step of `JourneySSM` at 8,192 tokens against one at 1,024."""
-    say("recurrence")
+    logger.info("recurrence")
 
     def step(tokens: int) -> Callable[[], None]:
         layer, x = JourneySSM(256, heads=4), torch.randn(1, tokens, 256)
         return lambda: layer(x)[0].square().mean().backward()
 
-    found = take_turns({str(n): timed(step(n)) for n in (1024, 8192)}, {("8192", "1024"): 9.0}, effort)
-    yield Row.of("JourneySSM: step at 8,192 tokens / at 1,024", ratio(found["8192", "1024"]), 9.0)
+    yield compare("JourneySSM: step at 8,192 tokens / at 1,024", step(8192), step(1024), effort, 9.0)

@@ -1,4 +1,4 @@
-"""Figures of the bench on pages: what stands between two marks is written from the JSON of a run.
+"""Figures of the bench on pages: what is between two marks is written from the JSON of a run.
 
     joformer bench --json > results/bench.json
     python -m joformer.bench.page results/bench.json README.md
@@ -62,14 +62,12 @@ def figure(row: dict[str, Any], times: str = "") -> str:
 
 def _table(rows: Rows) -> str:
     lines = ["", "| | measured [95 % interval] |", "|---|---|"]
-    for told, names in TABLE:
-        lines.append(f"| {told} | {'; '.join(figure(rows[name]) for name in names)} |")
+    lines += [f"| {line} | {'; '.join(figure(rows[name]) for name in names)} |" for line, names in TABLE.items()]
     return "\n".join([*lines, ""])
 
 
 def _costs(rows: Rows) -> str:
-    memory = "peak memory of a training step: both / none, worst shape"
-    space, eager, compiled, peer = (figure(rows[name], " ×") for name in (memory, EAGER, COMPILED, PEER))
+    space, eager, compiled, peer = (figure(rows[name], " ×") for name in (MEMORY, EAGER, COMPILED, PEER))
     return (
         f"{space} the memory and {eager} the time (compiled: {compiled}) of\na training step without positions; "
         f"Hugging Face's RoPE on queries and keys alone costs {peer} the time"
@@ -96,69 +94,58 @@ def _embedding(rows: Rows) -> str:
     return f"faster than by rotating every\n  pixel: {learned} by learned frequencies, {fixed} by the DFT's"
 
 
+MEMORY = "peak memory of a training step: both / none, worst shape"
 EAGER = "step eager: both / none, geometric mean"
 COMPILED = "step compiled: both / none, geometric mean"
 PEER = "step eager: Hugging Face on q and k / none, geometric mean"
 _SHAPES = ("ViT-S", "small ViT", "LM")
-_DECODED = "Hugging Face Llama, decoded token, {} wide: {} / not"
+_HOW = ("eager", "compiled")
 
-TABLE: Sequence[tuple[str, Sequence[str]]] = (
-    ("training step, scores and values transported / no positions: eager; compiled", (EAGER, COMPILED)),
-    *(
-        (f"the same, {how}, by shape: {'; '.join(_SHAPES)}", [f"step {how}, {s}: both / none" for s in _SHAPES])
-        for how in ("eager", "compiled")
+TABLE: dict[str, Sequence[str]] = {
+    "training step, scores and values transported / no positions: eager; compiled": (EAGER, COMPILED),
+    **{
+        f"the same, {how}, by shape: {'; '.join(_SHAPES)}": [f"step {how}, {s}: both / none" for s in _SHAPES]
+        for how in _HOW
+    },
+    "the same / scores alone: eager; compiled": [f"step {how}: both / scores, geometric mean" for how in _HOW],
+    "RoPE on q and k / no positions, eager: Hugging Face's; x-transformers'; rotary-embedding-torch's": [
+        PEER.replace("Hugging Face", peer) for peer in ("Hugging Face", "x-transformers", "rotary-embedding-torch")
+    ],
+    "peak memory of a training step / no positions": (MEMORY,),
+    "scores after a shift of 1,048,576 positions, relative change: ours; Hugging Face's": (
+        "score drift after a shift of 1,048,576, fp32",
+        "score drift of Hugging Face",
     ),
-    (
-        "the same / scores alone: eager; compiled",
-        [f"step {how}: both / scores, geometric mean" for how in ("eager", "compiled")],
+    "one decoded token at 4,096 cached / no positions: 768; 256 wide": [
+        f"one decoded token at 4,096 cached, {dim} wide: both / none" for dim in (768, 256)
+    ],
+    "window 32, a step at 8,192 tokens / at 1,024": ("window 32: step at 8,192 tokens / at 1,024",),
+    "tokens per second: a training step of `JoFormerLM` / of Hugging Face's Llama, 4 layers × 256 × 512 tokens": (
+        "training step, tokens per second: JoFormerLM, both / Hugging Face Llama, SwiGLU of 680",
     ),
-    (
-        "RoPE on q and k / no positions, eager: Hugging Face's; x-transformers'; rotary-embedding-torch's",
-        [PEER, *(PEER.replace("Hugging Face", peer) for peer in ("x-transformers", "rotary-embedding-torch"))],
+    "the same, decoding / Hugging Face's `generate`: batch 1; 8": [
+        f"decoding, batch {n}, tokens per second: JoFormerLM, both / Hugging Face generate" for n in (1, 8)
+    ],
+    "value transport in Hugging Face's Llama / Llama as it is: training step": (
+        "Hugging Face Llama, training step: values transported / not",
     ),
-    ("peak memory of a training step / no positions", ("peak memory of a training step: both / none, worst shape",)),
-    (
-        "scores after a shift of 1,048,576 positions, relative change: ours; Hugging Face's",
-        ("score drift after a shift of 1,048,576, fp32", "score drift of Hugging Face"),
-    ),
-    (
-        "one decoded token at 4,096 cached / no positions: 768; 256 wide",
-        [f"one decoded token at 4,096 cached, {dim} wide: both / none" for dim in (768, 256)],
-    ),
-    ("window 32, a step at 8,192 tokens / at 1,024", ("window 32: step at 8,192 tokens / at 1,024",)),
-    (
-        "tokens per second: a training step of `JoFormerLM` / of Hugging Face's Llama, 4 layers × 256 × 512 tokens",
-        ("training step, tokens per second: JoFormerLM, both / Hugging Face Llama, SwiGLU of 680",),
-    ),
-    (
-        "the same, decoding / Hugging Face's `generate`: batch 1; 8",
-        [f"decoding, batch {n}, tokens per second: JoFormerLM, both / Hugging Face generate" for n in (1, 8)],
-    ),
-    (
-        "value transport in Hugging Face's Llama / Llama as it is: training step",
-        ("Hugging Face Llama, training step: values transported / not",),
-    ),
-    *(
-        (
-            f"the same, decoded token, {told}: 256; 768 wide",
-            [_DECODED.format(f"{kind}{dim}", what) for dim in (256, 768)],
-        )
-        for told, kind, what in (
+    **{
+        f"the same, decoded token, {line}: 256; 768 wide": [
+            f"Hugging Face Llama, decoded token, {kind}{dim} wide: {variant} / not" for dim in (256, 768)
+        ]
+        for line, kind, variant in (
             ("fp32", "", "values transported"),
             ("fp32, strength 0.5", "", "values at strength 0.5"),
             ("bf16", "bf16, ", "values transported"),
         )
+    },
+    "a step of `train` / the bare step": ("a step of train() / the bare step",),
+    "augmentation (Setup B) / the smallest model's step; kornia's RandAugment alone": (
+        "augmentation / training step, Setup B at D = 32, batch 128",
+        "kornia's RandAugment alone, each image its own operations / training step",
     ),
-    ("a step of `train` / the bare step", ("a step of train() / the bare step",)),
-    (
-        "augmentation (Setup B) / the smallest model's step; kornia's RandAugment alone",
-        (
-            "augmentation / training step, Setup B at D = 32, batch 128",
-            "kornia's RandAugment alone, each image its own operations / training step",
-        ),
-    ),
-)
-"""Lines of the table on the README: what is told, and the rows it is told of."""
+}
+"""Lines of the table on the README, each with the rows it shows."""
 
 BLOCKS: dict[str, Callable[[Rows], str]] = {
     "table": _table,
@@ -169,7 +156,7 @@ BLOCKS: dict[str, Callable[[Rows], str]] = {
 
 
 def filled(page: str, rows: Rows) -> str:
-    """The page with what stands between marks written anew.
+    """The page with what is between its marks written again from `rows`.
 
     >>> filled("as it is", {})
     'as it is'

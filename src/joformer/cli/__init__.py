@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 import traceback
@@ -16,14 +17,16 @@ except ImportError:  # the core does without the command line's dependencies
     sys.exit("joformer: the command needs tyro and rich: pip install 'joformer[train]'")
 
 import joformer
+from joformer._io import one_line
+from joformer._log import logger, tell, to_console
 from joformer.cli.bench import Bench
 from joformer.cli.compare import Compare
+from joformer.cli.console import say
 from joformer.cli.convert import Convert
 from joformer.cli.evaluate import Evaluate
 from joformer.cli.generate import Generate
 from joformer.cli.report import Report
 from joformer.cli.reproduce import Reproduce
-from joformer.cli.showing import say, tell
 from joformer.cli.verify import Verify
 
 
@@ -54,17 +57,19 @@ def main() -> None:
         say(f"joformer {joformer.__version__}")
         sys.exit(0)
     sys.excepthook = _show_error
-    try:
-        _leave(_parse(sys.argv[1:]).run())
-    except ValueError as mistake:
-        tell(f"joformer: {mistake}")
-        sys.exit(2)
-    except OSError as error:
-        tell(f"joformer: cannot write {error.filename or 'the output'}: {error.strerror or error}")
-        sys.stdout = None  # what is left in its buffer would fail again at exit
-        sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    # Of several processes, the first reports what is done for all.
+    with to_console(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING):
+        try:
+            _leave(_parse(sys.argv[1:]).run())
+        except ValueError as mistake:
+            logger.error(f"joformer: {mistake}")
+            sys.exit(2)
+        except OSError as error:
+            logger.error(f"joformer: cannot write {error.filename or 'the output'}: {one_line(error)}")
+            sys.stdout = None  # what is left in its buffer would fail again at exit
+            sys.exit(2)
+        except KeyboardInterrupt:
+            sys.exit(130)
 
 
 def _show_error(kind: type[BaseException], error: BaseException, trace: Any) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from joformer.cli.showing import progress_bar, tell
+from joformer._log import Progress
+from joformer.cli.console import say
 
 if TYPE_CHECKING:
     from joformer.bench import Row
@@ -35,23 +36,17 @@ class Bench:
     """Print a list of {name, value, low, high, rounds, verdict, bar, ok} instead of a table."""
 
     def run(self) -> int:
+        """Runs the command and returns its exit code."""
         from joformer import bench
 
         names = bench.chosen(self.only)
         rows: list[Row] = []
-        with progress_bar() as progress:
-            task = progress.add_task("measuring", total=len(names))
-
-            def say(what: str) -> None:
-                if progress.disable:
-                    tell(what)
-                progress.update(task, description=what)
-
+        with Progress("measuring", len(names), unit="figures") as progress:
             for name in names:
-                rows += bench.run([name], repeats=self.repeats, seconds=self.seconds, threads=self.threads, say=say)
-                progress.advance(task)
+                rows += bench.run([name], repeats=self.repeats, seconds=self.seconds, threads=self.threads)
+                progress.advance()
         if self.json:
-            print(json.dumps([row.as_json() for row in rows], indent=2, ensure_ascii=False))
+            say(json.dumps([row.as_json() for row in rows], indent=2, ensure_ascii=False), lines=True)
         else:
             _show(rows)
         return 0

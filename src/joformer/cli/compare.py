@@ -6,8 +6,9 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from joformer._log import logger
+from joformer.cli.console import say
 from joformer.cli.grid import Engine, chosen, published, run_plans, show
-from joformer.cli.showing import say, tell
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Compare:
     """Print the report as JSON instead of sentences."""
 
     def run(self) -> int:
+        """Runs the command and returns its exit code."""
         if self.seeds < 1 or self.steps < 1:
             raise ValueError(f"--seeds and --steps are 1 or more, got {self.seeds} and {self.steps}")
         from joformer.experiments import ImageSource, TextSource
@@ -71,7 +73,7 @@ class Compare:
             source = TextSource(data, vocab=self.vocab, context=self.context, batch=self.batch or 16)
         else:
             source = ImageSource(data, batch=self.batch or 64, label=self.label, size=self.size)
-        source.load(tell)
+        source.load()
         every = max(1, self.steps // 4)
         recipe = Recipe(
             steps=self.steps, lr=self.lr, end=0.1, warmup=self.steps // 12, weight_decay=0.01, evaluate_every=every,
@@ -89,7 +91,7 @@ class Compare:
             for line in answers(self.out):
                 say(line)
         if failed:
-            tell(f"{failed} cells failed; the same command tries them again")
+            logger.warning(f"{failed} cells failed; the same command tries them again")
         return 1 if failed else 0
 
     def _command(self) -> str:

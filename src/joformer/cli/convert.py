@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from joformer.cli.showing import progress_bar, say, tell
+from joformer._log import logger
+from joformer.cli.console import say
 
 
 @dataclass(frozen=True)
@@ -51,24 +52,16 @@ class Convert:
     """Print what was done as JSON."""
 
     def run(self) -> int:
+        """Runs the command and returns its exit code."""
         names = ("strength", "off", "anneal", "settle", "data", "context", "batch", "lr", "power", "seed", "save_every")
         from joformer.integrations._convert import convert
         from joformer.training import Stopped
 
-        with progress_bar() as bar:
-            shown: list[Any] = []
-
-            def progress(step: int, steps: int, strength: float) -> None:
-                if not shown:
-                    shown.append(bar.add_task("", total=steps, completed=step))
-                bar.update(shown[0], completed=step, description=f"annealing, strength {strength:.2f}")
-
-            options = {name: getattr(self, name) for name in names}
-            try:
-                record = convert(self.model_dir, self.out, **options, say=tell, progress=progress)
-            except Stopped as stopped:
-                tell(f"joformer: {stopped}")
-                return stopped.code
+        try:
+            record = convert(self.model_dir, self.out, **{name: getattr(self, name) for name in names})
+        except Stopped as stopped:
+            logger.warning(f"joformer: {stopped}")
+            return stopped.code
         if self.json:
             say(json.dumps(record))
             return 0

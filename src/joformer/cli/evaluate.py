@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from joformer.cli.showing import progress_bar, say, tell
+from joformer._log import Progress, logger
+from joformer.cli.console import say
 
 if TYPE_CHECKING:
     from joformer.training import Opened
@@ -36,6 +37,7 @@ class Evaluate:
     """Print a list of {length, loss, …} instead of lines."""
 
     def run(self) -> int:
+        """Runs the command and returns its exit code."""
         if self.windows < 1 or any(length < 1 for length in self.lengths):
             raise ValueError(f"--lengths and --windows are 1 or more, got {self.lengths} and {self.windows}")
         from joformer.models import JoFormerLM
@@ -43,7 +45,7 @@ class Evaluate:
 
         opened = open_run(self.checkpoint)
         if opened.step is not None:
-            tell(f"weights of step {opened.step}")
+            logger.info(f"weights of step {opened.step}")
         data = self.data or opened.notes.get("data")
         if data is None:
             raise ValueError(f"{self.checkpoint} does not say what it was trained on: give --data")
@@ -73,11 +75,11 @@ class Evaluate:
         trained, tokenizer, vocab = opened.run.get("task", {}), opened.tokenizer(), opened.notes.get("vocab")
         text = None
         if self.data is None and vocab is not None:
-            text = load_text(data, vocab=vocab, say=tell)  # as it was prepared for training, if it is still the same
+            text = load_text(data, vocab=vocab)  # as it was prepared for training, if it is still the same
             if text.fingerprint != trained.get("text"):
-                tell(f"{data} has changed since the model was trained on it")
+                logger.warning(f"{data} has changed since the model was trained on it")
         if text is None or text.tokenizer != tokenizer:
-            text = load_text(data, tokenizer=tokenizer, say=tell)
+            text = load_text(data, tokenizer=tokenizer)
         lengths = self.lengths or (trained.get("context", 512),)
         # Checked for all before the first is measured.
         task = LanguageTask(text, context=1, batch=max(lengths), held_out=self.windows)
@@ -86,10 +88,11 @@ class Evaluate:
         processes, rows = Processes(), []
         task.to(processes.device)
         opened.model.to(processes.device)
-        with progress_bar() as progress:
-            for length in progress.track(lengths, description="evaluating"):
+        with Progress("evaluating", len(lengths), unit="lengths") as progress:
+            for length in lengths:
                 found = task.evaluate(opened.model, processes, split=self.split, context=length)
                 rows.append({"length": length, "split": self.split, **found})
+                progress.advance()
         return rows
 
     def _images(self, opened: Opened, data: str) -> dict[str, Any]:
@@ -99,9 +102,9 @@ class Evaluate:
         notes, trained = opened.notes, opened.run.get("task", {})
         images: Images | Streamed
         if notes.get("stream"):
-            images = Streamed(data, size=notes.get("size") or 224, workers=2, label=notes.get("label"), say=tell)
+            images = Streamed(data, size=notes.get("size") or 224, workers=2, label=notes.get("label"))
         else:
-            images = load_labelled(data, label=notes.get("label"), size=notes.get("size"), say=tell)
+            images = load_labelled(data, label=notes.get("label"), size=notes.get("size"))
         classes = opened.model.config.classes
         if len(images.classes) != classes:
             raise ValueError(f"{data} has {len(images.classes)} classes, the model knows {classes}: give other --data")

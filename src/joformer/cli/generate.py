@@ -10,7 +10,8 @@ from typing import Annotated
 
 import tyro
 
-from joformer.cli.showing import say, tell, write
+from joformer._log import logger
+from joformer.cli.console import say, write
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Generate:
     """Print {prompt, text, tokens} at the end instead of streaming."""
 
     def run(self) -> int:
+        """Runs the command and returns its exit code."""
         if self.tokens < 0 or not 0 <= self.temperature < math.inf or (self.top_k is not None and self.top_k < 1):
             raise ValueError(
                 f"--tokens and --temperature are 0 or more and --top-k 1 or more, got {self.tokens}, "
@@ -54,7 +56,7 @@ class Generate:
             )
         tokenizer = opened.tokenizer()
         if opened.step is not None:
-            tell(f"weights of step {opened.step}")
+            logger.info(f"weights of step {opened.step}")
         device = torch.accelerator.current_accelerator() or torch.device("cpu")
         opened.model.to(device)
         begin = torch.tensor([tokenizer.encode(self.prompt or "\n")], device=device)

@@ -12,7 +12,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from joformer.cli.showing import beside, progress_bar, say, tell
+from joformer._log import Progress, logger
+from joformer.cli.console import say
 
 if TYPE_CHECKING:
     from joformer.experiments import Cell, Plan
@@ -41,9 +42,9 @@ def published(data: Path) -> str:
 
 def run_plans(plans: Sequence[Plan], out: Path, *, jobs: int | None, engine: Engine) -> int:
     """Run every cell that is not finished; how many could not be. Only one command at a time may, in a folder."""
+    from joformer._io import Lock
     from joformer.experiments.cluster import run_on_ray
     from joformer.experiments.engine import run_local, usable_devices
-    from joformer.training.runs import Lock
 
     jobs = usable_devices() if jobs is None else jobs
     if jobs < 1:
@@ -62,31 +63,30 @@ def _run_cells(plans: Sequence[Plan], out: Path, jobs: int, engine: Callable[...
     for plan in plans:
         plan.begin(out)
     if done:
-        tell(f"{len(done)} of {len(cells)} cells in {out} are finished already")
+        logger.info(f"{len(done)} of {len(cells)} cells in {out} are finished already")
     # A seed of every model before the next: whoever stops early has pairs.
     left = sorted((cell for cell in cells if cell.name not in done), key=lambda cell: cell.seed)
     failed, asked = 0, list[int]()
     clock = _Clock(left, out, jobs)
     events = engine(left, out, jobs=jobs)
     try:
-        with _asked_to_stop(asked), progress_bar(left=False) as progress:
-            task = progress.add_task(f"{len(left)} cells", total=clock.total)
+        with _asked_to_stop(asked), Progress(f"{len(left)} cells", clock.total) as progress:
             for event in events:
                 if event is not None:
                     clock.ended(event.cell, event.result)
                     failed += event.result is None
-                    line = _line(event, clock)
-                    if progress.disable:
-                        tell(line)
-                    elif event.result is None:
-                        beside(progress, line)
-                here = f"{clock.count} of {len(left)} cells, {clock.left()} left"
-                progress.update(task, completed=clock.done(), description=here)
+                    if event.result is None:
+                        logger.warning(_line(event, clock))
+                    elif not progress.on_terminal:
+                        logger.info(_line(event, clock))
+                progress.update(clock.done(), f"{clock.count} of {len(left)} cells, {clock.left()} left")
     except KeyboardInterrupt:
         with suppress(Exception):
             events.close()
         ready = sum((out / cell.name / RESULT).is_file() for cell in cells)  # also those nobody was told of yet
-        tell(f"joformer: stopped with {ready} of {len(cells)} cells finished in {out}; the same command goes on")
+        logger.warning(
+            f"joformer: stopped with {ready} of {len(cells)} cells finished in {out}; the same command goes on"
+        )
         raise SystemExit(128 + (asked[0] if asked else signal.SIGINT)) from None
     if failed and failed == len(cells):
         raise ValueError(f"none of {failed} cells could be run, as said above: the same command tries again")

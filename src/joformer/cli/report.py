@@ -9,7 +9,8 @@ from typing import Annotated
 
 import tyro
 
-from joformer.cli.showing import say, tell
+from joformer._log import tell
+from joformer.cli.console import say
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Report:
     """Print the report as {joformer, tables: [{about, said, cells}]} instead of the paths written."""
 
     def run(self) -> int:
+        """Runs the command and returns its exit code."""
         from joformer._io import make_folder, write_whole
         from joformer.experiments import report, results
 

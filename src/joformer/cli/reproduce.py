@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 
 import tyro
 
+from joformer._log import logger
+from joformer.cli.console import say
 from joformer.cli.grid import Engine, chosen, published, run_plans, show
-from joformer.cli.showing import say, tell
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Reproduce:
     """Print the report as JSON instead of tables."""
 
     def run(self) -> int:
+        """Runs the command and returns its exit code."""
         from joformer.experiments import TABLES
 
         names = self.tables or tuple(TABLES)
@@ -77,11 +79,11 @@ class Reproduce:
             return 0
         if self.data is not None:
             for plan in plans:
-                tell(f"{plan.name}: {plan.source.data}")
+                logger.info(f"{plan.name}: {plan.source.data}")
         failed = run_plans(plans, self.out, jobs=self.jobs, engine=self.engine)
         show(self.out, as_json=self.json)
         if failed:
-            tell(f"{failed} cells failed; the same command tries them again")
+            logger.warning(f"{failed} cells failed; the same command tries them again")
         return 1 if failed else 0
 
     def _command(self, name: str) -> str:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from joformer._io import make_folder
+from joformer._log import logger
 from joformer.attention._functional import Transport
-from joformer.cli.showing import say, tell
+from joformer.cli.console import say
+from joformer.frames._base import Split
 from joformer.models import ClassifierConfig, LMConfig, ViTConfig
 from joformer.models._classifier import Reading
-from joformer.models._vit import eighths
+from joformer.models._vit import FramesName, eighths
 from joformer.training import (
     Images,
     ImageTask,
@@ -51,7 +53,7 @@ class Run:
         try:
             result = train(config, task, recipe, self.out, seed=self.seed, drift=self.drift, notes=notes)
         except Stopped as stopped:
-            tell(f"joformer: {stopped}")
+            logger.warning(f"joformer: {stopped}")
             return stopped.code
         if int(os.environ.get("RANK", "0")) == 0:
             shown = ", ".join(f"{name} {value:.4f}" for name, value in result.items() if name != "step")
@@ -77,8 +79,9 @@ class LM:
     recipe: Recipe = field(default_factory=Recipe)
 
     def run(self) -> int:
+        """Runs the command and returns its exit code."""
         make_folder(self.to.out)  # what cannot be written to is said before the data is prepared
-        text = load_text(self.data, vocab=self.model.vocab, say=tell)
+        text = load_text(self.data, vocab=self.model.vocab)
         task = LanguageTask(text, context=self.context, batch=self.batch)
         config = replace(self.model, vocab=text.tokenizer.vocab)
         notes = {"data": _where(self.data), "vocab": self.model.vocab}
@@ -113,10 +116,16 @@ class ViT:
     labels)."""
     draw: Literal["epochs", "randint"] = "epochs"
     """Every image once an epoch, or any at any time (Setup B)."""
-    model: str = "joformer_axial"
-    """By the paper's name: rope2d, joformer_old, monoidal_axial, joformer_axial, …"""
+    model: str | None = None
+    """By the paper's name (rope2d, joformer_old, joformer_axial, …), short for the next four, which override it."""
+    frames: FramesName | None = None
+    """How patches rotate: fixed, learned (the default), dense, projected, cumulative; additive or none do not."""
+    split: Split | None = None
+    """How axes share planes: axial (the default), combined, or diagonal, the paper's literal combined split."""
     transport: Transport | None = None
-    """What moves along the journey, where it is not what the model's name says."""
+    """What is transported: scores (RoPE), values, both (JoFormer, the default) or none."""
+    per_layer: bool | None = None
+    """Whether every layer has frames of its own; by default where they are dense or read the content."""
     patch: tuple[int, ...] | None = None
     """Sides of a patch; one number is for all of them; by default about an eighth of each side of the image."""
     dim: int = 64
@@ -140,30 +149,27 @@ class ViT:
     recipe: Recipe = field(default_factory=lambda: Recipe(lr=1e-3, end=0.0, betas=(0.9, 0.999)))
 
     def run(self) -> int:
+        """Runs the command and returns its exit code."""
         make_folder(self.to.out)
         images: Images | Streamed
         if self.stream:
             size = self.size or 224
             crop: Literal["centre", "resized"] = "centre" if self.augment == "none" else "resized"
-            images = Streamed(self.data, size=size, train_crop=crop, workers=self.workers, label=self.label, say=tell)
+            images = Streamed(self.data, size=size, train_crop=crop, workers=self.workers, label=self.label)
             count, channels = len(images), 3
             shape: tuple[int, ...] = (size, size)
         else:
-            images = load_labelled(self.data, label=self.label, size=self.size, say=tell)
+            images = load_labelled(self.data, label=self.label, size=self.size)
             count, (channels, *sides) = len(images.train), images.train.images.shape[1:]
             shape = tuple(sides)
-        config = ViTConfig(
-            model=self.model,
-            transport=self.transport,
-            shape=shape,
-            patch=_patch(self.patch, shape),
-            channels=channels,
-            classes=len(images.classes),
-            **{
-                name: getattr(self, name)
-                for name in ("dim", "layers", "heads", "hidden", "base", "pool", "registers", "dropout", "drop_path")
-            },
-        )
+        given: dict[str, Any] = {field.name: getattr(self, field.name, None) for field in fields(ViTConfig)}
+        given |= {
+            "shape": shape,
+            "patch": _patch(self.patch, shape),
+            "channels": channels,
+            "classes": len(images.classes),
+        }
+        config = ViTConfig(**{name: value for name, value in given.items() if value is not None}, model=self.model)
         augment, mix = augmentation(self.augment, images)
         task = ImageTask(images, batch=self.batch, augment=augment, mix=mix, draw=self.draw)
         notes = {"data": _where(self.data), "label": self.label, "size": self.size, "stream": self.stream}
@@ -202,8 +208,9 @@ class Monoidal:
     )
 
     def run(self) -> int:
+        """Runs the command and returns its exit code."""
         make_folder(self.to.out)
-        images = load_labelled(self.data, label=self.label, size=self.size, say=tell)
+        images = load_labelled(self.data, label=self.label, size=self.size)
         config = ClassifierConfig(
             dim=self.dim,
             shape=tuple(images.train.images.shape[2:]),

@@ -6,12 +6,9 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from joformer.cli.showing import progress_bar, say, tell
-
-if TYPE_CHECKING:
-    from joformer.verify import Result
+from joformer._log import Progress, logger
+from joformer.cli.console import say
 
 
 @dataclass(frozen=True)
@@ -36,6 +33,7 @@ class Verify:
     """Also draw the pictures, SVG and PNG, into this folder."""
 
     def run(self) -> int:
+        """Runs the command and returns its exit code."""
         from joformer import verify
         from joformer._io import make_folder, write_whole
         from joformer.verify import _page as page
@@ -50,19 +48,16 @@ class Verify:
             figures.require_matplotlib()
             make_folder(self.figures)
         section, width = "", max(shutil.get_terminal_size((120, 24)).columns, 60)
-
-        def show(result: Result) -> None:
-            nonlocal section
-            if not self.json:
-                if result.claim.section != section:
-                    section = result.claim.section
-                    say(f"\n{page.TITLES[section].upper()}", lines=True)
-                say("\n".join(page.lines(result, width)), lines=True)
-            progress.advance(task)
-
-        with progress_bar(shown=self.json) as progress:  # text comes claim by claim and needs no bar
-            task = progress.add_task("checking", total=len(verify.choose(self.only)))
-            results = verify.run(self.only, seed=self.seed, trials=self.trials, say=show)
+        results, total = [], len(verify.choose(self.only))
+        with Progress("checking", total, unit="claims", shown=self.json) as progress:  # text comes claim by claim
+            for result in verify.check(self.only, seed=self.seed, trials=self.trials):
+                results.append(result)
+                if not self.json:
+                    if result.claim.section != section:
+                        section = result.claim.section
+                        say(f"\n{page.TITLES[section].upper()}", lines=True)
+                    say("\n".join(page.lines(result, width)), lines=True)
+                progress.advance()
         if self.json:
             say(json.dumps([result.as_json() for result in results], indent=2), lines=True)
         else:
@@ -70,8 +65,8 @@ class Verify:
         if self.markdown:
             command = f"joformer verify --markdown --seed {self.seed} --trials {self.trials}"
             write_whole(Path("docs/claims.md"), page.markdown(results, command).encode())
-            tell("wrote docs/claims.md")
+            logger.info("wrote docs/claims.md")
         if self.figures is not None:
             for path in figures.draw(self.figures, seed=self.seed):
-                tell(f"wrote {path}")
+                logger.info(f"wrote {path}")
         return 0 if all(result.ok for result in results) else 1

@@ -15,6 +15,7 @@ import os
 import platform
 import re
 import statistics
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
@@ -26,15 +27,18 @@ from typing import Any
 import torch
 
 import joformer
-from joformer._io import make_folder, open_log, read_sealed, sealed, write_whole
-from joformer.experiments.results import RESULT
-from joformer.experiments.sources import Say, Source, TextSource
-from joformer.models._saving import MODELS, written
+from joformer._io import make_folder, open_log, sealed, write_whole
+from joformer._log import logger
+from joformer.experiments.results import RESULT, read
+from joformer.experiments.sources import Source, TextSource
+from joformer.models._saving import MODELS, written, written_before
 from joformer.training import LanguageTask, Processes, Recipe, open_run, train
 from joformer.training.recipe import UNDECIDING
 from joformer.training.runs import CONFIG, SPEED, circumstances
 from joformer.training.runs import METRICS as MEASURED
 from joformer.training.stages import changed
+
+REMEDY = "remove it, or choose another --out"
 
 
 @dataclass(frozen=True)
@@ -94,13 +98,23 @@ class Cell:
 
     def describe(self) -> dict[str, Any]:
         """All that decides the result, as JSON."""
+        return next(self.descriptions())
+
+    def descriptions(self) -> Iterator[dict[str, Any]]:
+        """`describe()`, then how version 0.1 described the same cell."""
+        others = [None] if self.against is None else [written(self.against), *written_before(self.against)]
+        for model in (written(self.config), *written_before(self.config)):
+            for against in others:
+                yield self._described(model, against)
+
+    def _described(self, model: dict[str, Any], against: dict[str, Any] | None) -> dict[str, Any]:
         recipe, where = _deciding(self.recipe), self.source.identity()
         return json.loads(
             json.dumps(
                 {
                     "seed": self.seed,
-                    **written(self.config),
-                    "against": None if self.against is None else written(self.against),
+                    **model,
+                    "against": against,
                     "source": {**asdict(self.source), "kind": type(self.source).__name__, "data": where},
                     "recipe": recipe,
                     "lengths": self.lengths,
@@ -127,13 +141,13 @@ def finished(cell: Cell, out: Path) -> dict[str, Any] | None:
     place = out / cell.name / RESULT
     if not place.is_file():
         return None
-    result = read_json(place)
-    if result.get("described") != cell.describe():
+    result = read(place, REMEDY)
+    if not any(result.get("described") == described for described in cell.descriptions()):
         raise ValueError(f"{place.parent} holds a cell of other settings: choose another --out, or remove it")
     return result
 
 
-def run(cell: Cell, out: Path, say: Say = print) -> dict[str, Any]:
+def run(cell: Cell, out: Path) -> dict[str, Any]:
     """The result of the cell: run, continued or, where it is finished, read."""
     done = finished(cell, out)
     if done is not None:
@@ -148,7 +162,7 @@ def run(cell: Cell, out: Path, say: Say = print) -> dict[str, Any]:
         found: dict[str, Any] = {"measured": {cell.size: measure(cell)}, "seconds": None, "step_ms": None, "curve": []}
         where = circumstances(torch.device("cpu"), 1, False)
     else:
-        found, where = _trained(cell, folder, say)
+        found, where = _trained(cell, folder)
     result = {
         "cell": cell.name,
         "table": cell.table,
@@ -172,10 +186,10 @@ def run(cell: Cell, out: Path, say: Say = print) -> dict[str, Any]:
     return result
 
 
-def _trained(cell: Cell, folder: Path, say: Say) -> tuple[dict[str, Any], dict[str, Any]]:
+def _trained(cell: Cell, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     task = cell.source.task()
     notes = {"data": cell.source.data, "cell": cell.name}
-    last = train(cell.config, task, cell.recipe, folder, seed=cell.seed, notes=notes, say=say)
+    last = train(cell.config, task, cell.recipe, folder, seed=cell.seed, notes=notes)
     measured = {cell.size: {name: value for name, value in last.items() if name != "step"}}
     if cell.lengths:
         assert isinstance(task, LanguageTask)
@@ -184,7 +198,7 @@ def _trained(cell: Cell, folder: Path, say: Say) -> tuple[dict[str, Any], dict[s
         model.to(processes.device).eval()
         measured = {}
         for length in cell.lengths:
-            say(f"{cell.name}: measuring at {length} tokens")
+            logger.info(f"{cell.name}: measuring at {length} tokens")
             measured[str(length)] = task.evaluate(model, processes, context=length)
     pace = _pace(folder / SPEED)
     spent = [line["seconds_per_step"] for line in pace]
@@ -239,15 +253,3 @@ def _slug(text: str) -> str:
 
 def _now() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def read_json(place: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(place.read_text())
-        if not isinstance(content, dict):
-            raise ValueError(f"a {type(content).__name__} instead of an object")
-        if "sha256" in content:
-            content = read_sealed(place)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{place} cannot be read ({error}): remove it, or choose another --out") from None
-    return content

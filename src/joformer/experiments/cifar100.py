@@ -25,7 +25,8 @@ from joformer.models import VARIANTS, ViTConfig
 from joformer.training import Recipe
 
 SETUP_A = ("axial_dense", "axial_dense_v", "liere64", "liere64_v")
-SETUP_B = tuple(name for name in VARIANTS if name not in (*SETUP_A, "projected", "cumulative", "none"))
+OTHERS = ("rope2dv2_literal", "joformer_fixed_literal", "projected", "cumulative", "none")
+SETUP_B = tuple(name for name in VARIANTS if name not in (*SETUP_A, *OTHERS))
 EPOCHS = {"laptop": 4, "digits": 10, "paper": 300}
 
 
@@ -124,7 +125,7 @@ def _setup_a(where: str, seeds: Sequence[int], steps: int | None) -> list[Plan]:
             pairs=(("axial_dense", "axial_dense_v"), ("liere64", "liere64_v")),
             paper=dict(zip(SETUP_A, ({"": value} for value in (dense, dense_v, liere, liere_v)), strict=True)),
             paper_setting="CIFAR-100, 400 epochs, one seed",
-            notes=("The feed-forward is 768 wide: only so are there 14.9 million parameters (CLAIMS.md row 52).",),
+            notes=("The feed-forward is 768 wide: only so are there 14.9 million parameters (docs/claims.md row 52).",),
             cells=tuple(cells),
         )
     ]

@@ -20,8 +20,9 @@ from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from joformer._io import one_line
 from joformer.experiments.cells import Cell, run
-from joformer.experiments.engine import GRACE, TICK, TRIES, Done, in_one_line
+from joformer.experiments.engine import GRACE, TICK, TRIES, Done
 from joformer.training import Stopped
 
 SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -79,7 +80,7 @@ def _connect(ray: Any, jobs: int) -> None:
     try:
         ray.init(address=given, log_to_driver=False, logging_level="error", **here)
     except (OSError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = one_line(error, first=True)
         raise ValueError(f"no Ray cluster at {given}: {reason}" if given else f"Ray does not start: {reason}") from None
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)  # Ray's own would leave without a word
@@ -96,7 +97,7 @@ def _events(ray: Any, waiting: dict[Any, Cell]) -> Iterator[Done | None]:
                 try:
                     result, error = ray.get(one)
                 except ray.exceptions.RayError as lost:
-                    result, error = None, f"Ray gave it up: {str(lost).splitlines()[0]}"
+                    result, error = None, f"Ray gave it up: {one_line(lost, first=True)}"
                 yield Done(cell, result, error)
     finally:
         for one in waiting:
@@ -110,8 +111,8 @@ def _cell(cell: Cell, out: str) -> tuple[dict[str, Any] | None, str]:
 
     torch.set_num_threads(1)
     try:
-        return run(cell, Path(out), say=lambda line: None), ""
+        return run(cell, Path(out)), ""
     except Stopped:
         raise
     except Exception as error:  # Ray would say where, in many lines, before it says what
-        return None, in_one_line(error)
+        return None, one_line(error, ValueError, first=True)

@@ -8,7 +8,6 @@ a step of each takes, measured on its own.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 from joformer.bench._measure import geometric_mean
 from joformer.experiments.cells import Cell
 from joformer.experiments.plans import Plan
-from joformer.experiments.results import RESULT, TABLE
+from joformer.experiments.results import RESULT, TABLE, read
 from joformer.experiments.sources import ImageSource, TextSource
 from joformer.experiments.variants import NAMES, variant
 from joformer.models import LMConfig, ViTConfig
@@ -113,14 +112,14 @@ def answers(out: Path) -> list[str]:
         return []
     results: dict[str, list[dict[str, Any]]] = {}
     for name in ("compare", "cost"):
-        results[name] = [json.loads(place.read_text()) for place in sorted((out / name).glob(f"**/{RESULT}"))]
+        results[name] = [read(place) for place in sorted((out / name).glob(f"**/{RESULT}"))]
     times: dict[str, list[float]] = {}
     for result in results["cost"]:
         times.setdefault(result["model"], []).append(result["measured"][""]["ratio"])
     for result in results["compare"]:
         if result["model"] in times:
             result["measured"][""]["time_ratio"] = geometric_mean(times[result["model"]])
-    about = json.loads((out / "compare" / TABLE).read_text())
+    about = read(out / "compare" / TABLE)
     return sentences(about, results["compare"], pairs=False)  # those are in the report
 
 

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from joformer._io import open_log
+from joformer._io import one_line, open_log
 from joformer.experiments.cells import Cell, run
 from joformer.training import Stopped
 
@@ -161,21 +161,11 @@ def _work(connection: Connection, out: str, place: int, parent: int) -> None:
         except (EOFError, OSError):
             return
         try:
-            connection.send(("result", run(cell, Path(out), say=_silent)))
+            connection.send(("result", run(cell, Path(out))))
         except Stopped:
             return
         except Exception as error:  # a cell that fails must not take the others with it
-            connection.send(("error", in_one_line(error)))
-
-
-def in_one_line(error: Exception) -> str:
-    """What went wrong, as a cell's failure is reported: our own refusals as they are, others with their kind.
-
-    >>> in_one_line(ValueError("no text in a.txt")), in_one_line(RuntimeError("no\\nway"))
-    ('no text in a.txt', 'RuntimeError: no')
-    """
-    said = str(error) if isinstance(error, ValueError) and str(error) else f"{type(error).__name__}: {error}"
-    return said.splitlines()[0]
+            connection.send(("error", one_line(error, ValueError, first=True)))
 
 
 def _follow(parent: int) -> None:
@@ -194,7 +184,3 @@ def _write_to(log: Path) -> None:
     with suppress(OSError), open_log(log) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-
-
-def _silent(line: str) -> None:
-    pass

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from joformer._io import one_line
+
 LARGEST = 1e100
 """What is measured beyond this is a run that broke, and its square would be no number."""
 
@@ -165,7 +167,7 @@ def as_table(about: Mapping[str, Any], results: Iterable[Mapping[str, Any]], pla
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         if isinstance(error, Damaged):
             raise
-        raise Damaged(f"{place} is damaged ({type(error).__name__}: {error}): write it again") from None
+        raise Damaged(f"{place} is damaged ({one_line(error, plain=())}): write it again") from None
 
 
 def describe(table: Table) -> dict[str, Any]:
@@ -214,4 +216,4 @@ def as_cell(result: Mapping[str, Any], place: str | Path = "result.json") -> Cel
         rest = {key: value for key, value in result.items() if key not in ("cell", "model", "seed", "measured")}
         return Cell(str(result["cell"]), str(result["model"]), int(result["seed"]), measured, rest)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise Damaged(f"{place} is damaged ({type(error).__name__}: {error}): write it again") from None
+        raise Damaged(f"{place} is damaged ({one_line(error, plain=())}): write it again") from None

@@ -4,8 +4,8 @@
     joformer reproduce length --data DATA                     DATA/enwik8 or DATA/wikitext-2, 600 steps: half an hour
     joformer reproduce length --scale paper                   163M parameters, 200,000 steps for every row: GPUs
 
-Expect: windowed layers do not see the length; what may grow is the loss of the layers without positions (CLAIMS.md row
-58), and after so few steps it does not. All rows have the same steps and learning rates; in the paper they have not.
+Expect: windowed layers do not see the length; what may grow is the loss of the layers without positions (docs/claims.md
+row 58), and after so few steps it does not. All rows have the same steps and learning rates, unlike in the paper.
 
 Paper: "Length Generalization".
 """

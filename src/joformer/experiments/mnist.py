@@ -4,7 +4,7 @@
     joformer reproduce mnist --data DATA --seeds 5            DATA/mnist, the paper's recipe: an hour on two cores
 
 Expect: learned frequencies far above the diagonal that the print calls the DFT at d = 2 and 8, and about equal to the
-true lowest frequencies from d = 8 on; at d = 2 the spread of the angles at the start decides (CLAIMS.md row 40).
+true lowest frequencies from d = 8 on; at d = 2 the spread of the angles at the start decides (docs/claims.md row 40).
 
 Paper: "MNIST Monoidal Embedding": Adam, lr 1e-3, 50 epochs, batch 128; one seed.
 """

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from joformer._io import make_folder, write_json
-from joformer.experiments.cells import Cell, read_json
-from joformer.experiments.results import TABLE
+from joformer.experiments.cells import REMEDY, Cell
+from joformer.experiments.results import TABLE, read
 from joformer.experiments.sources import Scale, Source
 
 METRICS = {
@@ -68,7 +68,7 @@ class Plan:
             "paper_metric": self.paper_metric or self.metric,
             "paper_setting": self.paper_setting,
             "notes": self.notes,
-            "settings": {f"{cell.model}, {cell.size}": _settings(cell) for cell in self.cells},
+            "settings": {f"{cell.model}, {cell.size}": _checksum(cell.describe()) for cell in self.cells},
             "cells": [cell.name for cell in self.cells],
         }
         return json.loads(json.dumps(said))
@@ -78,15 +78,17 @@ class Plan:
         place = out / self.name / TABLE
         about = self.about()
         if place.is_file():
-            before = read_json(place)
+            before = read(place, REMEDY)
             for key in ("scale", "data", "metric"):
                 if before.get(key, about[key]) != about[key]:
                     raise ValueError(
                         f"{place.parent} holds a table with {key} = {before.get(key)}, not {about[key]}: "
                         "choose another --out"
                     )
+            cells = {f"{cell.model}, {cell.size}": cell for cell in self.cells}
             for which, digest in before.get("settings", {}).items():
-                if about["settings"].setdefault(which, digest) != digest:
+                about["settings"].setdefault(which, digest)
+                if which in cells and digest not in map(_checksum, cells[which].descriptions()):
                     raise ValueError(
                         f"{place.parent} holds {which.strip(', ')} with other settings or data: choose another --out"
                     )
@@ -97,9 +99,9 @@ class Plan:
         write_json(place, about)
 
 
-def _settings(cell: Cell) -> str:
-    """A checksum of all that decides the cell's result but its seed."""
-    told = json.dumps({**cell.describe(), "seed": None}, sort_keys=True)
+def _checksum(described: dict[str, Any]) -> str:
+    """A checksum of all that decides a cell's result but its seed."""
+    told = json.dumps({**described, "seed": None}, sort_keys=True)
     return hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
 
 

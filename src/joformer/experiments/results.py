@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from statistics import median
 from typing import Any
 
-from joformer._io import MANIFEST, check_folder, read_json, read_sealed
+from joformer._io import MANIFEST, check_folder, one_line, read_json, read_sealed
 from joformer.experiments.gathered import Gathered, Table, as_cell, as_table, finite
 
 TABLE, RESULT, REPORT = "table.json", "result.json", "report.json"
@@ -67,14 +67,20 @@ def _in_order(path: Path) -> list[Path]:
     return sorted(found, key=lambda folder: ORDER.index(folder.name) if folder.name in ORDER else len(ORDER))
 
 
-def _read(place: Path) -> dict[str, Any]:
+def read(place: Path, remedy: str = "write it again") -> dict[str, Any]:
+    """The JSON object in this file, checked where it has a checksum; what is none is one line that names `remedy`.
+
+    >>> read(Path("nowhere.json"))
+    Traceback (most recent call last):
+    ValueError: cannot read nowhere.json: No such file or directory
+    """
     try:
         content = read_json(place)
+        return read_sealed(place) if "sha256" in content else content
     except OSError as error:
-        raise ValueError(f"cannot read {place}: {error.strerror}") from None
+        raise ValueError(f"cannot read {place}: {one_line(error)}") from None
     except ValueError as error:
-        raise ValueError(f"{place} is damaged ({error}): write it again") from None
-    return read_sealed(place) if "sha256" in content else content
+        raise ValueError(f"{place} is damaged ({error}): {remedy}") from None
 
 
 def _inside(content: dict[str, Any], key: str, place: Path) -> dict[str, Any]:
@@ -85,7 +91,7 @@ def _inside(content: dict[str, Any], key: str, place: Path) -> dict[str, Any]:
 
 
 def _from_folder(folder: Path) -> Table:
-    content = _read(folder / TABLE)
+    content = read(folder / TABLE)
     table = as_table(content, [], folder / TABLE)
     results = []
     for name in table.planned:
@@ -95,7 +101,7 @@ def _from_folder(folder: Path) -> Table:
         # A folder may have been renamed since.
         place = (folder.joinpath(*parts[1:]) if parts[0] == table.name else folder.parent / name) / RESULT
         if place.is_file():
-            result = _read(place)
+            result = read(place)
             as_cell(result, place)
             results.append(result)
     return as_table(content, results, folder / TABLE)
@@ -109,7 +115,7 @@ def _finished(path: Path, tables: list[Table]) -> list[Table]:
 
 
 def _reported(path: Path) -> list[Table]:
-    content = _read(path)
+    content = read(path)
     tables = content.get("tables")
     if not isinstance(tables, list) or not all(
         isinstance(t, dict) and isinstance(t.get("cells"), list) for t in tables
@@ -124,7 +130,7 @@ def _runs(folders: list[Path]) -> list[Table]:
     notes: dict[str, list[str]] = {}
     for folder in folders:
         damage = _damage(folder)
-        config, lines = _read(folder / "config.json"), _lines(folder / "metrics.jsonl")
+        config, lines = read(folder / "config.json"), _lines(folder / "metrics.jsonl")
         metric = next((name for name in UNITS if any(finite(line.get(name)) is not None for line in lines)), None)
         if metric is None:
             raise ValueError(f"nothing is finished in {folder}: nothing was measured on held-out data yet")
@@ -201,7 +207,7 @@ def _lines(place: Path) -> list[dict[str, Any]]:
     try:
         texts = place.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {place}: {error}") from None
+        raise ValueError(f"cannot read {place}: {one_line(error)}") from None
     lines = []
     for number, text in enumerate(texts[:-1], start=1):
         try:

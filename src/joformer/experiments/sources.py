@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,7 +13,6 @@ from joformer.training import Images, ImageTask, LanguageTask, Streamed, Task, a
 from joformer.training.augment.named import Augmentation
 
 Scale = Literal["laptop", "paper"]
-Say = Callable[[str], None]
 
 
 class _Known(ABC):
@@ -23,7 +21,7 @@ class _Known(ABC):
     data: str
 
     @abstractmethod
-    def load(self, say: Say | None = None) -> Any:
+    def load(self) -> Any:
         """The data itself, read once."""
 
     def identity(self) -> str:
@@ -45,10 +43,12 @@ class TextSource(_Known):
     batch: int = 32
     held_out: int = 200
 
-    def load(self, say: Say | None = None) -> Any:
-        return _text(self.data, self.vocab, say)
+    def load(self) -> Any:
+        """Loads the data, once per process."""
+        return _text(self.data, self.vocab)
 
     def task(self) -> Task:
+        """The task on this data."""
         return LanguageTask(self.load(), context=self.context, batch=self.batch, held_out=self.held_out)
 
 
@@ -70,10 +70,12 @@ class ImageSource(_Known):
     label: str | None = None
     size: int | None = None
 
-    def load(self, say: Say | None = None) -> Any:
-        return _images(self.data, self.stream, self.augment != "none", self.label, self.size, say)
+    def load(self) -> Any:
+        """Loads the data, once per process."""
+        return _images(self.data, self.stream, self.augment != "none", self.label, self.size)
 
     def task(self) -> Task:
+        """The task on this data."""
         images = self.load()
         augment, mix = augmentation(self.augment, images)
         return ImageTask(images, batch=self.batch, augment=augment, mix=mix, draw=self.draw, cells=self.cells)
@@ -88,17 +90,13 @@ Source = TextSource | ImageSource
 
 
 @lru_cache(maxsize=4)
-def _text(data: str, vocab: int, say: Say | None) -> Any:
-    return load_text(data, vocab=vocab, say=say)
+def _text(data: str, vocab: int) -> Any:
+    return load_text(data, vocab=vocab)
 
 
 @lru_cache(maxsize=4)
-def _images(
-    data: str, stream: int | None, crops: bool, label: str | None, size: int | None, say: Say | None
-) -> Images | Streamed:
+def _images(data: str, stream: int | None, crops: bool, label: str | None, size: int | None) -> Images | Streamed:
     if stream is None:
-        return load_labelled(data, label=label, size=size, say=say)
+        return load_labelled(data, label=label, size=size)
     workers = min(4, os.cpu_count() or 1)
-    return Streamed(
-        data, size=stream, train_crop="resized" if crops else "centre", workers=workers, label=label, say=say
-    )
+    return Streamed(data, size=stream, train_crop="resized" if crops else "centre", workers=workers, label=label)

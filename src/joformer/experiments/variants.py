@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from joformer.experiments.cells import parameters
-from joformer.models import LMConfig
+from joformer.models import VARIANTS, LMConfig
 
 FRAMES = ("fixed", "learned", "projected", "cumulative")
 SIDES = ("scores", "values", "both")
@@ -40,13 +40,11 @@ def variant(config: Any, name: str, *, match: bool = True) -> Any:
         raise ValueError(f"unknown variant {name!r}: choose from {'; '.join(NAMES)}")
     side, _, frames = name.partition(", ")
     language = isinstance(config, LMConfig)
-    changed = replace(config, **{"transport": "none"} if language else {"model": "none", "transport": None})
+    changed = replace(config, **{"transport": "none"} if language else vars(VARIANTS["none"]))
     if name == "none":
         return changed
-    if language:
-        made = replace(config, frames=frames, transport=side)
-    else:
-        made = replace(config, model=VISION[frames], transport=side)
+    made = replace(config, **{"frames": frames} if language else vars(VARIANTS[VISION[frames]]))
+    made = replace(made, transport=side)
     return matched(made, parameters(changed)) if match else made
 
 

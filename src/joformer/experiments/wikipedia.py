@@ -6,7 +6,7 @@
 
 Expect: values transported as well as scores a tenth of a bit ahead early in training, the printed projected angles far
 behind (docs/results.md). The paper's perplexities are implausible as what they are called
-(CLAIMS.md row 59): compare differences, not values.
+(docs/claims.md row 59): compare differences, not values.
 
 Paper: "JoFormer Wikipedia Language Modeling".
 """

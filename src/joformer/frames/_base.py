@@ -3,7 +3,7 @@
     θ_t = Σ_k ω_k n_tk      (linear in the coordinates n of the token)
 
 Angles are float64 reduced modulo 2π before anything is rounded to float32: a shift of a million positions then
-changes scores by no more than float32 rounding. Paper: "Architecture Variants"; docs/claims.md, convention 7.
+changes scores by no more than float32 rounding. Paper: "Architecture Variants"; docs/conventions.md, convention 7.
 """
 
 from __future__ import annotations
@@ -34,7 +34,16 @@ class Inputs(NamedTuple):
 
 
 class FramesModule(KeepsPrecision):
-    """Base of all frames modules: a subclass sets the attributes below and defines `make`, or `forward` itself.
+    """Base of all frames modules: a subclass sets the attributes and defines `make`, or `forward` itself.
+
+    Attributes:
+        content: Whether frames depend on the tokens' content.
+        stateful: Whether a sequence that is continued must be given the `state` in which it stopped.
+        shift_invariant: Whether the same displacement of all positions leaves every journey as it was.
+        head_dim: Width of a head.
+        heads: How many heads have frames of their own.
+        axes: How many coordinates a token has.
+        layers: How many sets of angles there are, chosen by `layer`; one set serves all layers.
 
     Example:
         >>> class Alternating(FramesModule):
@@ -47,17 +56,13 @@ class FramesModule(KeepsPrecision):
     """
 
     content: ClassVar[bool] = False
-    """Whether frames depend on the tokens' content."""
     stateful: ClassVar[bool] = False
-    """Whether a sequence that is continued must be given the `state` in which it stopped."""
     shift_invariant: ClassVar[bool] = True
-    """Whether the same displacement of all positions leaves every journey as it was."""
 
     head_dim: int
     heads: int
     axes: int
     layers: int = 1
-    """How many sets of angles there are, chosen by `layer`; one set serves all layers."""
 
     def forward(
         self,
@@ -97,15 +102,7 @@ class FlatModule(FramesModule):
     """Frames that are angles: the planes of a head that all of them have in common."""
 
     def __init__(
-        self,
-        head_dim: int,
-        *,
-        axes: int,
-        heads: int,
-        split: Split,
-        planes: int | None,
-        at: At,
-        layout: Layout,
+        self, head_dim: int, *, axes: int, heads: int, split: Split, planes: int | None, at: At, layout: Layout
     ) -> None:
         super().__init__()
         check_planes(layout, at)
@@ -151,19 +148,15 @@ def coordinates(positions: Tensor, axes: int, x: Tensor | None = None) -> Float[
             f"positions must be (tokens, {axes}) or (batch, tokens, {axes}), got {shape}; see joformer.positions, "
             "or add the axis dimension with position_ids.unsqueeze(-1)"
         )
-    if x is not None and (
-        x.dim() != 3
-        or x.shape[1] != positions.shape[-2]
-        or (positions.dim() == 3 and positions.shape[0] not in (1, x.shape[0]))
-    ):
+    rows = positions.shape[0] if positions.dim() == 3 else 1
+    if x is not None and (x.dim() != 3 or x.shape[1] != positions.shape[-2] or rows not in (1, x.shape[0])):
         raise ValueError(
             f"x must be (batch, {positions.shape[-2]} tokens, dim), one row per position, got {tuple(x.shape)} "
             f"for positions {tuple(positions.shape)}"
         )
     check_precision(positions, "positions are")
-    known = positions.to(exact_device(positions.device), torch.float64).nan_to_num(
-        nan=0.0, posinf=torch.inf, neginf=-torch.inf
-    )
+    known = positions.to(exact_device(positions.device), torch.float64)
+    known = known.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
     # A sum, finite only if all are, is the cheapest look at them: 3 µs.
     if not is_traced() and type(known) is Tensor and known.device.type == "cpu" and not isfinite(known.sum().item()):
         raise ValueError("positions are infinite: give finite coordinates, or NaN on every axis to a token without any")
@@ -184,8 +177,8 @@ def linear_angles(
 
 def wrap(angles: Tensor) -> Tensor:
     """The same angles in [−π, π]; the gradient passes through."""
-    turn = 6.283185307179586  # 2π, written out: the compiler takes a global float for an input that may change
-    return angles - turn * (angles / turn).round()
+    circle = 6.283185307179586  # 2π, written out: the compiler takes a global float for an input that may change
+    return angles - circle * (angles / circle).round()
 
 
 def place(angles: Tensor, x: Tensor | None) -> Tensor:

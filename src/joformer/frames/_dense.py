@@ -40,12 +40,7 @@ class DenseFrames(FramesModule):
     shift_invariant = False
 
     def __init__(
-        self,
-        head_dim: int,
-        *,
-        axes: int = 2,
-        heads: int = 1,
-        split: Literal["combined", "axial"] = "combined",
+        self, head_dim: int, *, axes: int = 2, heads: int = 1, split: Literal["combined", "axial"] = "combined"
     ) -> None:
         super().__init__()
         check_heads(heads)

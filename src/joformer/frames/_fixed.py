@@ -13,8 +13,8 @@ from joformer.frames._base import FlatModule, FramesModule, Inputs, Split, coord
 from joformer.frames._types import At, FlatFrames, Layout
 from joformer.frequencies import NTK, Linear, Scaling, YaRN, per_axis
 
+# Scalings that give the same frequencies at every call.
 _UNCHANGING = (Linear, NTK, YaRN, type(None))
-"""Scalings that give the same frequencies at every call."""
 
 
 class FixedFrames(FlatModule):

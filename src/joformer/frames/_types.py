@@ -22,10 +22,10 @@ from joformer._precision import Device, has_float64, is_traced, widest
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
+# Which entries of a head form a plane, see `joformer.rotation`.
 Layout = Literal["interleaved", "half"]
-"""Which entries of a head form a plane, see `joformer.rotation`."""
+# Which entries of a head wider than its planes are rotated: the first or the last.
 At = Literal["front", "end"]
-"""Which entries of a head wider than its planes are rotated: the first or the last."""
 
 
 def check_planes(layout: str, at: str = "front") -> None:
@@ -74,8 +74,7 @@ class FlatFrames:
     content: bool = False
     end: Float[Tensor, "batch _ends heads planes"] | None = None
     at: At = "front"
-    _prepared: Any = field(default=None, repr=False)
-    """What `joformer.rotation` prepares once per value."""
+    _prepared: Any = field(default=None, repr=False)  # what `joformer.rotation` prepares once per value
 
     @classmethod
     def of(

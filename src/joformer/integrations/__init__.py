@@ -1,18 +1,22 @@
 """Hugging Face and timm: value transport in their models, our models there.
 
-transport_values      turn it on in a loaded model, change its strength, undo it
-Anneal                walk the strength from 0 to 1 in training
+transport_values      turn it on in a loaded model, change its strength, remove it
+strength_of           the strength of a model's transport
+Anneal                change the strength from 0 to 1 in training
 load                  a folder that a transported model was saved to
+convert               a model's folder → a folder of the same model with transport, fine-tuned or not
 JoFormerForCausalLM, JoFormerForImageClassification, JoFormerModel
                       our models with transformers' interface, and their configurations
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from joformer.integrations._transport import strength_of, transport_values
-from joformer.integrations.hf._save import load
+from joformer.integrations._record import strength_of
+from joformer.integrations._transport import transport_values
+from joformer.integrations.hf._load import load
 
 if TYPE_CHECKING:
     from joformer.integrations._annealing import Anneal
@@ -40,17 +44,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What needs transformers is imported when it is asked for."""
+    # What needs transformers is imported when it is used.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "Anneal":
-        from joformer.integrations._annealing import Anneal
-
-        return Anneal
-    if name == "convert":
-        from joformer.integrations._convert import convert
-
-        return convert
-    from joformer.integrations.hf import models
-
-    return getattr(models, name)
+    home = {"Anneal": "_annealing", "convert": "_convert"}.get(name, "hf.models")
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -14,19 +14,20 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from joformer._io import make_folder, synchronise, write_json
+from joformer._io import Lock, make_folder, new_folder, sweep, write_json, writing
+from joformer._log import logger
 from joformer.integrations._folders import (
     CHECKPOINTS,
     NEEDS,
-    PARTIAL,
     RECORD,
+    WRITTEN,
     begun,
     described,
     hash_of,
@@ -35,14 +36,13 @@ from joformer.integrations._folders import (
     require_free,
     require_same,
     write,
-    writing,
 )
-from joformer.integrations._transport import strength_of, transport_values
+from joformer.integrations._record import strength_of
+from joformer.integrations._transport import transport_values
 from joformer.training import Text, checkpoints, load_text
-from joformer.training.runs import Lock
 
 if TYPE_CHECKING:
-    from joformer.integrations._finetuning import Course, Progress, Tokens
+    from joformer.integrations._finetuning import Course, Tokens
     from joformer.training.checkpoints import Checkpoint
 
 
@@ -61,8 +61,6 @@ def convert(
     power: int | float = 1.0,
     seed: int = 0,
     save_every: int | None = None,
-    say: Callable[[str], None] | None = None,
-    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Write the model in `model_dir` to `out` with its values transported, or with `off` without; what was done.
 
@@ -72,8 +70,7 @@ def convert(
 
     and then for `settle` steps (a quarter as many) at full strength, on `data`: as `joformer train lm` takes it. A call
     that was cut short is continued by the same call, from the newest checkpoint whose checksums are right. With `data`,
-    the loss on held-out text is measured before and after: keys `loss_before`, `loss_after`. `progress(step, steps,
-    strength)` is told of every step.
+    the loss on held-out text is measured before and after: keys `loss_before`, `loss_after`.
 
     Weights are read from safetensors alone, no code of the folder is run, nothing of it is fetched.
 
@@ -89,7 +86,6 @@ def convert(
     ...     strength_of(load(f"{folder}/transported"))
     0.5
     """
-    tell = say or (lambda line: None)
     source, place = Path(model_dir).expanduser(), Path(out).expanduser().absolute()
     counts = {"anneal": (anneal, 1), "settle": (settle, 0), "context": (context, 2), "batch": (batch, 1)}
     _check(strength, off, counts | {"seed": (seed, 0), "save_every": (save_every, 1)}, {"lr": lr, "power": power})
@@ -106,7 +102,7 @@ def convert(
         raise ValueError(f"{source} holds a {kind}: {option} is for causal language models, leave it out")
     require_free(place, source)
     make_folder(place if place.exists() else place.parent)
-    text = None if data is None else load_text(data, vocab=256, say=tell)
+    text = None if data is None else load_text(data, vocab=256)
 
     settings: dict[str, Any] = {"model": hash_of(source), "off": off, "strength": None if off else strength}
     settings |= {"data": None if text is None else text.fingerprint, "anneal": anneal, "context": context}
@@ -115,7 +111,7 @@ def convert(
         settings |= {"settle": settle, "batch": batch, "lr": lr, "power": power, "seed": seed}
     record = begun(place, settings)
     if record is not None and record["finished"]:
-        return leave_finished(place, record, tell)
+        return leave_finished(place, record)
 
     with _quiet():
         model = load_model(source)
@@ -124,11 +120,11 @@ def convert(
         _require_change(source, start, strength, off, anneal)
         if anneal is not None and getattr(model, "is_quantized", False):
             raise ValueError(f"{source} is quantised, which cannot be trained: convert the model it was made from")
-        transport_values(model, start)  # what cannot be done is said before the rest is begun
+        transport_values(model, start, extrapolate=True)  # what cannot be done is said before the rest is begun
         tokens = None
         if text is not None:
             steps = (anneal or 0) + (settle or 0)
-            tokens = _tokens(model, source, text, context, batch * steps, tell)
+            tokens = _tokens(model, source, text, context, batch * steps)
             if "loss_before" not in record:
                 record["loss_before"] = finetuning.held_out_loss(model, tokens, batch)
         if anneal is None or tokens is None:
@@ -140,13 +136,13 @@ def convert(
         with Lock(place / CHECKPOINTS):
             record = begun(place, settings) or record
             if record["finished"]:
-                return leave_finished(place, record, tell)
-            before = checkpoints.latest(place / CHECKPOINTS, tell)
+                return leave_finished(place, record)
+            before = checkpoints.latest(place / CHECKPOINTS)
             if before is not None:
                 require_same(before.state.get("settings", {}), settings, place)
-                tell(f"{place} goes on from step {before.step} of {course.steps}")
+                logger.info(f"{place} goes on from step {before.step} of {course.steps}")
             write_json(place / RECORD, record)
-            return _trained(model, source, place, record, tokens, course, before, progress)
+            return _trained(model, source, place, record, tokens, course, before)
 
 
 def _check(strength: Any, off: bool, counts: dict[str, tuple[Any, int]], positive: dict[str, Any]) -> None:
@@ -156,7 +152,8 @@ def _check(strength: Any, off: bool, counts: dict[str, tuple[Any, int]], positiv
     for name, value in positive.items():
         if not (isinstance(value, int | float) and 0 < value < math.inf):
             raise ValueError(f"{name} must be a positive number, got {value!r}")
-    if isinstance(strength, bool) or not isinstance(strength, int | float) or not math.isfinite(strength):
+    number = isinstance(strength, int | float) and not isinstance(strength, bool)
+    if not number or not 0 <= strength <= 1:
         raise ValueError(f"strength must be a finite number, from 0 (none) to 1 (full transport), got {strength!r}")
     given = {name: value for name, (value, _) in counts.items()}
     if given["seed"] >= 1 << 32:
@@ -174,15 +171,13 @@ def _require_change(source: Path, start: float, strength: float, off: bool, anne
         raise ValueError(f"{source} is at strength {start:g} already: give another strength, or train it on by anneal")
 
 
-def _tokens(
-    model: Any, source: Path, text: Text, context: int | None, wanted: int, tell: Callable[[str], None]
-) -> Tokens:
+def _tokens(model: Any, source: Path, text: Text, context: int | None, wanted: int) -> Tokens:
     from joformer.integrations import _finetuning as finetuning
 
     model.to(torch.accelerator.current_accelerator() or torch.device("cpu"))
     tokenizer = finetuning.tokenizer_of(source, model.config)
     if tokenizer is None:
-        tell(f"{source} has no tokenizer: its tokens are taken to be the bytes of the text")
+        logger.warning(f"{source} has no tokenizer: its tokens are taken to be the bytes of the text")
     return finetuning.Tokens.of(text, model, tokenizer, context, wanted)
 
 
@@ -196,28 +191,26 @@ def _at_once(
         from joformer.integrations._finetuning import held_out_loss
 
         record["loss_after"] = held_out_loss(model, tokens, batch)
-    partial = place.with_name(f".{place.name}{PARTIAL}")
-    write(model, source, partial)
-    record |= {"finished": True, "sha256": hash_of(partial)}
-    write_json(partial / RECORD, record)
-    with writing(place):
+    sweep(place.parent, place.name)
+    with new_folder(place) as folder:
+        write(model, source, folder)
+        record |= {"finished": True, "sha256": hash_of(folder)}
+        write_json(folder / RECORD, record)
         if place.is_dir():
             place.rmdir()
-        os.rename(partial, place)
-        synchronise(place.parent)
     return record
 
 
 def _trained(
     model: Any, source: Path, place: Path, record: dict[str, Any], tokens: Tokens, course: Course,
-    before: Checkpoint | None, progress: Progress | None,
+    before: Checkpoint | None,
 ) -> dict[str, Any]:  # fmt: skip
     from joformer.integrations import _finetuning as finetuning
 
     precisions = {name: parameter.dtype for name, parameter in model.named_parameters()}
     model.float()  # small steps are lost in half precision
     try:
-        finetuning.train_on(model, tokens, course, place / CHECKPOINTS, before, record["settings"], progress)
+        finetuning.train_on(model, tokens, course, place / CHECKPOINTS, before, record["settings"])
     except ImportError:
         raise ValueError(NEEDS) from None
     for name, parameter in model.named_parameters():
@@ -225,14 +218,16 @@ def _trained(
     record["loss_after"] = finetuning.held_out_loss(model, tokens, course.batch)
     if not math.isfinite(record["loss_after"]):
         raise ValueError(f"training came to a loss of {record['loss_after']}: take a lower lr, and another folder")
-    partial = place / PARTIAL
-    write(model, source, partial)
-    with writing(place):
-        for path in sorted(partial.iterdir(), key=lambda path: path.name == "config.json"):
+    sweep(place, WRITTEN)
+    shutil.rmtree(place / WRITTEN, ignore_errors=True)
+    with new_folder(place / WRITTEN) as folder:
+        write(model, source, folder)
+    with writing(f"cannot write {place}"):
+        for path in sorted((place / WRITTEN).iterdir(), key=lambda path: path.name == "config.json"):
             if path.is_dir():
                 shutil.rmtree(place / path.name, ignore_errors=True)
             os.replace(path, place / path.name)
-        partial.rmdir()
+        (place / WRITTEN).rmdir()
     record |= {"finished": True, "steps": course.steps, "sha256": hash_of(place)}
     write_json(place / RECORD, record)
     shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)

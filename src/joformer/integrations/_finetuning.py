@@ -10,7 +10,6 @@ weights, moments and the step are all that a checkpoint (training/checkpoints.py
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,21 +19,20 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from joformer._io import one_line
+from joformer._log import Progress
 from joformer._seeding import generator, reseed
 from joformer.integrations._annealing import Anneal
 from joformer.integrations._transport import transport_values
 from joformer.training import Processes, Recipe, Stopped, Text, checkpoints
-from joformer.training.conditions import only_one, signals
 from joformer.training.data import windows
 from joformer.training.data.tokenizer import threads
+from joformer.training.determinism import only_one, signals
 from joformer.training.state import State
 
 HELD_OUT = 200
 """Windows that the loss is measured on."""
 PIECE = 1 << 16
 TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "*.model", "*.tiktoken")
-
-Progress = Callable[[int, int, float], object]
 
 
 def tokenizer_of(folder: Path, config: Any) -> Any:
@@ -159,7 +157,6 @@ def train_on(
     folder: Path,
     before: checkpoints.Checkpoint | None = None,
     settings: dict[str, Any] | None = None,
-    progress: Progress | None = None,
 ) -> None:
     """Train the model, whose values are transported, along the course; checkpoints come into `folder`.
 
@@ -170,7 +167,6 @@ def train_on(
         folder: Where its checkpoints are; their names are the steps taken.
         before: One of them to resume from: the end is then bit-identical to that of an uninterrupted run.
         settings: What every checkpoint keeps of the conversion it belongs to.
-        progress: Called with the step, the number of steps and the strength, at the start and after every step.
 
     Raises:
         Stopped: If SIGINT or SIGTERM came; a checkpoint of the step it came in was saved.
@@ -184,10 +180,9 @@ def train_on(
     if step < course.steps:
         checkpoints.require_room(folder, state.size)
     starts = window_starts(tokens, course)
-    shown = progress or (lambda *_: None)
     model.train()
-    with only_one(), signals() as asked:
-        shown(step, course.steps, course.anneal(step))
+    with only_one(), signals() as asked, Progress("annealing", course.steps, done=step) as progress:
+        progress.update(step, strength=course.anneal(step))
         while step < course.steps:
             transport_values(model, course.anneal(step))
             ids = windows(tokens.train, starts[step], tokens.context).to(model.device)
@@ -196,7 +191,7 @@ def train_on(
             state.norm()
             state.update(course.rate(step))
             step += 1
-            shown(step, course.steps, course.anneal(step))
+            progress.update(step, strength=course.anneal(step))
             stop = asked()
             if step % course.save_every == 0 or step == course.steps or stop:
                 if not state.finite():

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from joformer._io import synchronise
-from joformer.integrations.hf._save import SETTING, architecture, load, read
+from joformer._io import read_json
+from joformer._log import logger
+from joformer.integrations.hf._load import architecture, load, read
+from joformer.integrations.hf._setting import SETTING
 from joformer.training.data.sources import content_hash
 
-RECORD, CHECKPOINTS, PARTIAL = "conversion.json", "checkpoints", ".partial"
+RECORD, CHECKPOINTS, WRITTEN = "conversion.json", "checkpoints", ".written"
 NEEDS = "converting a model needs transformers, accelerate and safetensors: pip install 'joformer[integrations]'"
 GENERATION = "generation_config.json"
 # Weights, code and what training leaves behind; all else in a model's folder belongs to its tokenizer or its users.
@@ -25,12 +24,12 @@ def described(source: Path) -> str:
     if not source.is_dir():
         raise ValueError(f"{source} does not exist: give the folder of a Hugging Face model")
     try:
-        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        config = read_json(source / "config.json")
         names = list(config.get("architectures") or [None])
     except OSError:
         more = ", but an adapter: merge it into its model first" if (source / "adapter_config.json").exists() else ""
         raise ValueError(f"{source} holds no model: it has no config.json{more}") from None
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError):
         raise ValueError(f"{source / 'config.json'} is damaged: fetch it again") from None
     if (source / "adapter_config.json").exists():
         raise ValueError(f"{source} holds an adapter beside the model: merge it into the model first")
@@ -47,7 +46,7 @@ def described(source: Path) -> str:
 
 
 def load_model(source: Path) -> Any:
-    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config = read_json(source / "config.json")
     model = load(source, dtype="auto") if SETTING in config else read(architecture(config), source, dtype="auto")[0]
     _save_any_generation(model)
     return model
@@ -84,7 +83,7 @@ def begun(place: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     if not (place / RECORD).is_file():
         return None
     try:
-        record = json.loads((place / RECORD).read_bytes())
+        record = read_json(place / RECORD)
         before = dict(record["settings"])
         record["finished"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -103,44 +102,25 @@ def require_same(before: dict[str, Any], settings: dict[str, Any], place: Path) 
             raise ValueError(f"{place} holds a conversion {what}: give the same to go on with it, or another folder")
 
 
-def leave_finished(place: Path, record: dict[str, Any], tell: Callable[[str], object]) -> dict[str, Any]:
-    """Say that all was done before, and is as it was written; checkpoints go, where the end was cut short."""
+def leave_finished(place: Path, record: dict[str, Any]) -> dict[str, Any]:
+    """The record of a conversion that was finished before; raises ValueError if the folder was altered since."""
     if record.get("sha256") != hash_of(place):
         raise ValueError(f"{place} was altered since it was written: remove it, and convert again")
-    tell(f"{place} is finished: nothing is done again")
-    shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)
+    logger.info(f"{place} is finished: nothing is done again")
+    shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)  # where the end was cut short
     return record
 
 
-def write(model: Any, source: Path, partial: Path) -> None:
-    """The model and what belongs to it, on the disk itself; where that fails nothing is left."""
-    shutil.rmtree(partial, ignore_errors=True)  # of a call that was killed here
-    try:
-        with writing(partial):
-            model.save_pretrained(partial)
-            if (source / GENERATION).is_file():
-                shutil.copyfile(source / GENERATION, partial / GENERATION)
-            for path in source.iterdir():
-                hidden = path.name.startswith(".") or path.name == RECORD or path.name.endswith(NOT_COPIED)
-                if path.is_file() and not hidden and not (partial / path.name).exists():
-                    shutil.copyfile(path, partial / path.name)
-            if (source / "additional_chat_templates").is_dir():
-                shutil.copytree(source / "additional_chat_templates", partial / "additional_chat_templates")
-            for path in partial.iterdir():
-                if path.suffix == ".safetensors":
-                    shutil.copymode(partial / "config.json", path)  # safetensors lets only the owner read
-                synchronise(path)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-@contextmanager
-def writing(place: Path) -> Iterator[None]:
-    from safetensors import SafetensorError
-
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"cannot write {place}: {reason}; make room or choose another place") from None
+def write(model: Any, source: Path, folder: Path) -> None:
+    """The model and what belongs to it, into this folder."""
+    model.save_pretrained(folder)
+    if (source / GENERATION).is_file():
+        shutil.copyfile(source / GENERATION, folder / GENERATION)
+    for path in source.iterdir():
+        hidden = path.name.startswith(".") or path.name == RECORD or path.name.endswith(NOT_COPIED)
+        if path.is_file() and not hidden and not (folder / path.name).exists():
+            shutil.copyfile(path, folder / path.name)
+    if (source / "additional_chat_templates").is_dir():
+        shutil.copytree(source / "additional_chat_templates", folder / "additional_chat_templates")
+    for path in folder.glob("*.safetensors"):
+        shutil.copymode(folder / "config.json", path)  # safetensors lets only the owner read

@@ -19,7 +19,7 @@ from joformer.frames import Frames, FramesModule
 
 
 def require_counts(config: object, *names: str) -> None:
-    """Refuse a configuration in which one of these is not 1 or more; None, where it stands for a default, is fine.
+    """Raises ValueError where one of these fields is not 1 or more; None, where it stands for a default, is fine.
 
     >>> from types import SimpleNamespace
     >>> require_counts(SimpleNamespace(heads=0), "heads")
@@ -32,16 +32,34 @@ def require_counts(config: object, *names: str) -> None:
             raise ValueError(f"{name} must be 1 or more, got {value}")
 
 
+def require_probabilities(**values: float) -> None:
+    """Raises ValueError where one is not in 0 ≤ p < 1.
+
+    >>> require_probabilities(dropout=1.0)
+    Traceback (most recent call last):
+    ValueError: dropout is a probability below 1, got 1.0
+    """
+    for name, value in values.items():
+        if not 0 <= value < 1:
+            raise ValueError(f"{name} is a probability below 1, got {value}")
+
+
 class Block(nn.Module):
-    """Journey attention and a GELU feed-forward of width `hidden`, each after a LayerNorm: (batch, tokens, dim).
+    """x ← x + Attention(LN(x), frames), then x ← x + W_down GELU(W_up LN(x)).
 
-    `dropout` is on what each adds; with probability `drop_path` a sample leaves the addition out altogether while
-    training (stochastic depth), and the others are scaled up for it.
+    Args:
+        attention: Journey attention of width dim.
+        hidden: Width of the feed-forward.
+        bias: Whether the feed-forward has biases.
+        dropout: Probability of dropout, 0 ≤ p < 1, on what each of the two adds.
+        drop_path: Probability, 0 ≤ p < 1, with which a sample skips an addition in training (stochastic depth); the
+            other samples are scaled up by 1 / (1 − p).
 
-    >>> from joformer import FixedFrames, positions
-    >>> block = Block(JourneyAttention(32, 4), hidden=64)
-    >>> block(torch.rand(2, 5, 32), FixedFrames(8)(positions.sequence(5))).shape
-    torch.Size([2, 5, 32])
+    Example:
+        >>> from joformer import FixedFrames, positions
+        >>> block = Block(JourneyAttention(32, 4), hidden=64)
+        >>> block(torch.rand(2, 5, 32), FixedFrames(8)(positions.sequence(5))).shape
+        torch.Size([2, 5, 32])
     """
 
     def __init__(
@@ -54,8 +72,7 @@ class Block(nn.Module):
         drop_path: float = 0.0,
     ) -> None:
         super().__init__()
-        if not 0 <= drop_path < 1:
-            raise ValueError(f"drop_path is a probability below 1, got {drop_path}")
+        require_probabilities(dropout=dropout, drop_path=drop_path)
         dim = attention.dim
         self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.attention = attention
@@ -70,6 +87,17 @@ class Block(nn.Module):
         cache: JourneyCache | None = None,
         inner: Inner | None = None,
     ) -> Float[Tensor, "batch tokens dim"]:
+        """What the block makes of its tokens.
+
+        Args:
+            x: Tokens, ``(batch, tokens, dim)``.
+            frames: Their frames.
+            cache: The keys and values of earlier tokens, extended in place.
+            inner: Computes the weighted sum of the values instead, see `JourneyAttention`.
+
+        Returns:
+            ``(batch, tokens, dim)``.
+        """
         x = x + self._kept(self.attention(self.norm1(x), frames, cache=cache, inner=inner))
         return x + self._kept(self.down(F.gelu(self.up(self.norm2(x)))))
 
@@ -86,11 +114,11 @@ class Block(nn.Module):
 class LayerFrames:
     """The frames of each layer in one forward pass: ``frames = layer_frames(layer, x)``.
 
-    What does not depend on content is made beforehand, once for all layers that share it; what does is made from the
-    tokens that come to the layer.
+    Frames that do not depend on content are made beforehand, once for all layers that share them; the others from the
+    tokens that the layer reads.
 
     Args:
-        modules: One frames module per layer; a module may stand for several layers.
+        modules: One frames module per layer; several layers may share one.
         positions: ``(tokens, axes)`` or ``(batch, tokens, axes)``.
         x: The tokens of the first layer, ``(batch, tokens, dim)``.
         grid: The shape that the last tokens form.

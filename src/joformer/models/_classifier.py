@@ -18,15 +18,24 @@ from joformer.models._blocks import require_counts
 from joformer.monoidal import MonoidalEmbedding
 
 Reading = Literal["learned", "dft", "diagonal", "pixels"]
-"""How a grid becomes a vector: by frequencies of `MonoidalEmbedding`, or as the cells themselves."""
 
 
 @dataclass(frozen=True)
 class ClassifierConfig:
     """What a `MonoidalClassifier` is made of; the defaults are the paper's on MNIST at d = 32.
 
-    >>> ClassifierConfig(dim=8).hidden
-    128
+    Attributes:
+        dim: Length of the vector that stands for a grid.
+        shape: Sides of the grid.
+        classes: How many classes there are.
+        hidden: Width of the hidden layer.
+        frequencies: How a grid becomes a vector: frequencies of `MonoidalEmbedding`, or its cells as they are
+            ("pixels", the paper's baseline).
+        spread: Half-width of the start of learned frequencies, see `MonoidalEmbedding`.
+
+    Example:
+        >>> ClassifierConfig(dim=8).hidden
+        128
     """
 
     dim: int = 32
@@ -43,11 +52,15 @@ class ClassifierConfig:
 
 
 class MonoidalClassifier(nn.Module):
-    """x (batch, *shape) of real cells → logits (batch, classes).
+    """logits = W₂ ReLU(W₁ E + b₁) + b₂ of the embedding E of a grid.
 
-    >>> import torch
-    >>> MonoidalClassifier(ClassifierConfig(dim=8))(torch.rand(3, 28, 28)).shape
-    torch.Size([3, 10])
+    Args:
+        config: What the model is made of.
+
+    Example:
+        >>> import torch
+        >>> MonoidalClassifier(ClassifierConfig(dim=8))(torch.rand(3, 28, 28)).shape
+        torch.Size([3, 10])
     """
 
     config_class = ClassifierConfig
@@ -59,9 +72,16 @@ class MonoidalClassifier(nn.Module):
         if config.frequencies != "pixels":
             kind, spread = config.frequencies, config.spread
             self.embed = MonoidalEmbedding(config.dim, config.shape, frequencies=kind, spread=spread)
-        self.mlp = nn.Sequential(
-            nn.Linear(config.dim, config.hidden), nn.ReLU(), nn.Linear(config.hidden, config.classes)
-        )
+        dim, hidden = config.dim, config.hidden
+        self.mlp = nn.Sequential(nn.Linear(dim, hidden), nn.ReLU(), nn.Linear(hidden, config.classes))
 
     def forward(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch classes"]:
+        """Logits of the classes.
+
+        Args:
+            x: Real cells, ``(batch, *shape)``.
+
+        Returns:
+            Logits ``(batch, classes)``.
+        """
         return self.mlp(self.embed(x))

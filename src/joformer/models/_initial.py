@@ -1,11 +1,11 @@
 """How models start: weights that depend on the seed and on their own names alone, and models grown from others.
 
-    initialise   every module draws from dice that start at hash(seed, its name)
-    adapt        another configuration, every weight that was there kept
+    initialise   every module draws from a generator seeded by hash(seed, its name)
+    adapt        another configuration, with every weight of the model kept
 
 Two variants that share a module then start with the same weights in it, bit for bit, whatever else they contain, and
-their difference after training is the variant's and not the draw's. A model grown by frames that begin at zero
-computes what it computed before: the third stage of the paper's recipe ("Length Generalization") starts there.
+their difference after training is due to the variant and not to the draw. A model extended by frames that start at
+zero computes what it computed before: the third stage of the paper's recipe ("Length Generalization") starts there.
 """
 
 from __future__ import annotations
@@ -23,18 +23,29 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def initialise(model: Model, seed: int) -> Model:
-    """Draw all weights anew, in place, each module by its own `reset_parameters` with dice of (seed, its name).
+    """Draws all weights, in place, each module by its `reset_parameters` with the seed hash(seed, its name).
 
-    A part before the whole that holds it, which so has the last word on how its parts start. Torch's own dice stay
-    where they are; on other devices than the CPU the weights are those of the CPU.
+    Submodules are drawn first: what a module draws of theirs overrides it. Torch's own generator stays as it is; on
+    other devices than the CPU the weights are those of the CPU.
 
-    >>> from joformer.models import JoFormerLM, LMConfig
-    >>> fixed, learned = (
-    ...     initialise(JoFormerLM(LMConfig(vocab=50, dim=32, heads=2, frames=frames)), seed=3)
-    ...     for frames in ("fixed", "learned")
-    ... )
-    >>> all(torch.equal(weight, learned.get_parameter(name)) for name, weight in fixed.named_parameters())
-    True
+    Args:
+        model: Any module whose parts that hold parameters have `reset_parameters`.
+        seed: What the weights depend on, beside the names of the modules.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ValueError: If a module has parameters and no `reset_parameters`, or the model is on the meta device.
+
+    Example:
+        >>> from joformer.models import JoFormerLM, LMConfig
+        >>> fixed, learned = (
+        ...     initialise(JoFormerLM(LMConfig(vocab=50, dim=32, heads=2, frames=frames)), seed=3)
+        ...     for frames in ("fixed", "learned")
+        ... )
+        >>> all(torch.equal(weight, learned.get_parameter(name)) for name, weight in fixed.named_parameters())
+        True
     """
     devices = {p.device.type for p in model.parameters()}
     if "meta" in devices:
@@ -42,28 +53,38 @@ def initialise(model: Model, seed: int) -> Model:
     drawn = model if devices <= {"cpu"} else copy.deepcopy(model).cpu()
     with torch.random.fork_rng(devices=[]):
         for name, module in reversed(list(drawn.named_modules())):
-            if any(True for _ in module.parameters(recurse=False)) and not hasattr(module, "reset_parameters"):
-                raise ValueError(
-                    f"{name} ({type(module).__name__}) has parameters but no reset_parameters to draw them"
-                )
-            if hasattr(module, "reset_parameters"):
-                # torch.manual_seed would start the generators of all devices.
+            reset: Any = getattr(module, "reset_parameters", None)
+            if reset is not None:
+                # torch.manual_seed would seed the generators of all devices.
                 torch.default_generator.manual_seed(hashed(f"initial weights/{seed}/{name}"))
-                module.reset_parameters()
+                reset()
+            elif any(True for _ in module.parameters(recurse=False)):
+                kind = type(module).__name__
+                raise ValueError(f"{name} ({kind}) has parameters but no reset_parameters to draw them")
     if drawn is not model:
         model.load_state_dict(drawn.state_dict())
     return model
 
 
 def adapt(model: Model, /, *, seed: int = 0, **changes: Any) -> Model:
-    """A new model with these fields of the configuration changed, and every weight of the old one in its place.
+    """A new model with some fields of the configuration changed, and every weight of the old one in its place.
 
-    What is new starts as `initialise(…, seed)` has it. Refused where a weight of the old model would be lost.
+    Args:
+        model: A model of joformer.
+        seed: New weights are those of `initialise` with this seed.
+        **changes: Fields of the model's configuration.
 
-    >>> from joformer.models import JoFormerLM, LMConfig
-    >>> model, tokens = JoFormerLM(LMConfig(vocab=50, dim=32, heads=2)), torch.randint(50, (1, 7))
-    >>> torch.allclose(adapt(model, frames="projected")(tokens), model(tokens), atol=1e-6)
-    True
+    Returns:
+        Another model, on the device and in the dtype of the old one.
+
+    Raises:
+        ValueError: If the configuration has no such field, or a weight of the old model would be lost.
+
+    Example:
+        >>> from joformer.models import JoFormerLM, LMConfig
+        >>> model, tokens = JoFormerLM(LMConfig(vocab=50, dim=32, heads=2)), torch.randint(50, (1, 7))
+        >>> torch.allclose(adapt(model, frames="projected")(tokens), model(tokens), atol=1e-6)
+        True
     """
     config: Any = getattr(model, "config", None)
     if config is None:
@@ -80,9 +101,9 @@ def adapt(model: Model, /, *, seed: int = 0, **changes: Any) -> Model:
     with torch.no_grad():
         for name, weight in here.items():
             goal = there.get(name)
-            # Two weights cannot both live on in one, as when untied ones are tied.
+            # Two weights cannot both be kept in one, as when untied ones are tied.
             if goal is None or goal.shape != weight.shape or taken.setdefault(id(goal), weight) is not weight:
-                said = ", ".join(f"{field}={value!r}" for field, value in changes.items())
-                raise ValueError(f"{said} would lose {name} {tuple(weight.shape)}: adapt only adds to a model")
+                change = ", ".join(f"{field}={value!r}" for field, value in changes.items())
+                raise ValueError(f"{change} would lose {name} {tuple(weight.shape)}: adapt only adds to a model")
             goal.copy_(weight)
     return new

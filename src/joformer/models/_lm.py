@@ -4,7 +4,7 @@
     W   attention within a window, with frames: 0 ≤ i − j < window
     N   full causal attention without frames ("NoPE"), P = I on values too
 
-Paper: "JoFormer Wikipedia Language Modeling", "Length Generalization"; CLAIMS.md rows 56 and 58.
+Paper: "JoFormer Wikipedia Language Modeling", "Length Generalization"; docs/claims.md rows 56 and 58.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from joformer.attention import JourneyAttention, JourneyCache
 from joformer.attention._cache import Unchanged
 from joformer.attention._functional import Transport
 from joformer.frames import CumulativeFrames, FixedFrames, LearnedFrames, NoFrames, ProjectedFrames
-from joformer.models._blocks import Block, LayerFrames, last, require_counts, run_blocks
+from joformer.models._blocks import Block, LayerFrames, last, require_counts, require_probabilities, run_blocks
 from joformer.models._losses import cross_entropy, linear_cross_entropy
 from joformer.rotation import is_plain
 
@@ -35,14 +35,18 @@ FramesName = Literal["fixed", "learned", "projected", "cumulative"]
 class LMConfig:
     """What a `JoFormerLM` is made of; `pattern`, and `frames` where several, are repeated, or cut, to `layers`.
 
-    >>> LMConfig(layers=8, pattern="WWN", window=32).letters
-    'WWNWWNWW'
-    >>> LMConfig(layers=3, frames=("fixed", "projected")).names
-    ('fixed', 'projected', 'fixed')
+    Raises:
+        ValueError: If the fields contradict each other.
+
+    Example:
+        >>> LMConfig(layers=8, pattern="WWN", window=32).letters
+        'WWNWWNWW'
+        >>> LMConfig(layers=3, frames=("fixed", "projected")).names
+        ('fixed', 'projected', 'fixed')
     """
 
     vocab: int = 8000
-    """How many tokens there are; training takes 256 to mean bytes."""
+    """Size of the vocabulary; in training 256 stands for bytes."""
     dim: int = 256
     """The width."""
     layers: int = 4
@@ -50,16 +54,15 @@ class LMConfig:
     hidden: int | None = None
     """Width of the feed-forward; four times dim by default."""
     frames: FramesName | tuple[FramesName, ...] = "fixed"
-    """How tokens turn: fixed as in RoPE, learned, or by what they hold (projected, cumulative); one for each layer if
-    several are given."""
+    """How tokens rotate: fixed as in RoPE, learned, or by their content (projected, cumulative); or one per layer."""
     projected_base: Literal["none", "fixed", "learned"] = "fixed"
     """What projected and cumulative angles are added to."""
     transport: Transport = "both"
-    """What is moved along the journey: scores (RoPE), values, both (JoFormer) or none."""
+    """What is transported: scores (RoPE), values, both (JoFormer) or none."""
     pattern: str = "F"
-    """A letter a layer: F full attention, W within the window, N full without positions."""
+    """One letter per layer: F full attention, W within the window, N full without positions."""
     window: int | None = None
-    """How many tokens a W layer sees, itself included."""
+    """How many tokens a token of a W layer attends to, itself included."""
     tied: bool = True
     """Whether the output shares the embedding's weights."""
     base: float = 10000.0
@@ -68,6 +71,7 @@ class LMConfig:
 
     def __post_init__(self) -> None:
         require_counts(self, "vocab", "dim", "layers", "heads", "hidden", "window")
+        require_probabilities(dropout=self.dropout)
         if not self.pattern or set(self.pattern) - set("FWN"):
             raise ValueError(f"pattern {self.pattern!r} must be made of the letters F (full), W (windowed), N (NoPE)")
         if "W" in self.pattern and self.window is None:
@@ -92,11 +96,15 @@ class LMConfig:
 
 
 class JoFormerLM(nn.Module):
-    """tokens (batch, tokens) of integers → logits (batch, tokens, vocab).
+    """Logits of the token that follows each token.
 
-    >>> model = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2))
-    >>> model(torch.randint(50, (3, 7))).shape
-    torch.Size([3, 7, 50])
+    Args:
+        config: What the model is made of.
+
+    Example:
+        >>> model = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2))
+        >>> model(torch.randint(50, (3, 7))).shape
+        torch.Size([3, 7, 50])
     """
 
     config_class = LMConfig
@@ -133,6 +141,7 @@ class JoFormerLM(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """Draws the embedding, which a tied head shares."""
         nn.init.normal_(self.embed.weight, std=0.02)
 
     def forward(
@@ -143,14 +152,26 @@ class JoFormerLM(nn.Module):
         caches: Sequence[JourneyCache] | None = None,
         targets: Int[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch tokens vocab"] | Float[Tensor, ""]:
-        """`where` are the positions, by default those after what `caches` (see `caches()`) hold, or 0, 1, …
+        """Logits, or with `targets` the mean loss.
 
-        With `targets`, the token that should follow each (−100: does not count), the result is the mean loss, and
-        the logits never exist as a whole, unless the head is more than its weights (hooks, adapters).
+        Args:
+            tokens: Integers, ``(batch, tokens)``.
+            where: Positions, ``(tokens, 1)`` or ``(batch, tokens, 1)``; by default those after what `caches` hold, or
+                0, 1, …
+            caches: One cache per layer, see `caches()`; extended in place.
+            targets: The token that should follow each, ``(batch, tokens)``; −100 does not count. The logits then never
+                exist as a whole, unless the head is more than its weights (hooks, adapters).
 
-        >>> model, tokens = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2)), torch.randint(50, (3, 8))
-        >>> model(tokens[:, :-1], targets=tokens[:, 1:]).shape
-        torch.Size([])
+        Returns:
+            Logits ``(batch, tokens, vocab)``, or the mean cross-entropy, a scalar.
+
+        Raises:
+            ValueError: If there are not as many caches as layers.
+
+        Example:
+            >>> model, tokens = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2)), torch.randint(50, (3, 8))
+            >>> model(tokens[:, :-1], targets=tokens[:, 1:]).shape
+            torch.Size([])
         """
         x = self._read(tokens, where, caches)
         if targets is not None and is_plain(self.head) and self.head.bias is None:
@@ -172,11 +193,15 @@ class JoFormerLM(nn.Module):
             return self.norm(last(run_blocks(self.blocks, frames, x, caches=caches)))
 
     def caches(self) -> list[JourneyCache]:
-        """One empty cache for each layer, sliding where the layer has a window.
+        """One empty cache per layer, sliding where the layer has a window.
 
-        >>> model = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2, pattern="WN", window=8))
-        >>> [cache.window for cache in model.caches()]
-        [8, None]
+        Returns:
+            Caches for one batch of sequences.
+
+        Example:
+            >>> model = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2, pattern="WN", window=8))
+            >>> [cache.window for cache in model.caches()]
+            [8, None]
         """
         window = self.config.window
         return [JourneyCache(window=window if letter == "W" else None) for letter in self.config.letters]
@@ -190,11 +215,25 @@ class JoFormerLM(nn.Module):
         top_k: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Int[Tensor, "batch _more"]:
-        """tokens (batch, tokens) and the `count` that `stream` has follow them.
+        """The tokens and `count` more, drawn one after the other as by `stream`.
 
-        >>> model = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2)).eval()
-        >>> model.generate(torch.randint(50, (3, 7)), 5, top_k=10).shape
-        torch.Size([3, 12])
+        Args:
+            tokens: How the sequences begin, ``(batch, tokens)``.
+            count: How many tokens to add.
+            temperature: Divides the logits; 0 takes the likeliest token.
+            top_k: Draw among the k likeliest tokens only.
+            generator: What to draw from; torch's own by default.
+
+        Returns:
+            ``(batch, tokens + count)``.
+
+        Raises:
+            ValueError: If there is no token to begin with, or an option is out of range.
+
+        Example:
+            >>> model = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2)).eval()
+            >>> model.generate(torch.randint(50, (3, 7)), 5, top_k=10).shape
+            torch.Size([3, 12])
         """
         more = self.stream(tokens, count, temperature=temperature, top_k=top_k, generator=generator)
         return torch.cat((tokens, *more), 1)
@@ -208,24 +247,33 @@ class JoFormerLM(nn.Module):
         top_k: int | None = None,
         generator: torch.Generator | None = None,
     ) -> Iterator[Int[Tensor, "batch 1"]]:
-        """`count` more tokens after tokens (batch, tokens), as they are drawn: (batch, 1) at a time.
+        """`count` more tokens, each as it is drawn from softmax(logits / temperature).
 
-        They come from softmax(logits / temperature); temperature 0 takes the likeliest; `top_k` draws among the k
-        likeliest only. The model decides nothing about training or evaluation: call `model.eval()` to switch dropout
-        off.
+        The mode of the model stays as it is: call `model.eval()` first to switch dropout off.
 
-        >>> model = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2)).eval()
-        >>> [new.shape for new in model.stream(torch.randint(50, (3, 7)), 2, temperature=0)]
-        [torch.Size([3, 1]), torch.Size([3, 1])]
+        Args:
+            tokens: How the sequences begin, ``(batch, tokens)``.
+            count: How many tokens to add.
+            temperature: Divides the logits; 0 takes the likeliest token.
+            top_k: Draw among the k likeliest tokens only.
+            generator: What to draw from; torch's own by default.
+
+        Yields:
+            The next token of each sequence, ``(batch, 1)``.
+
+        Raises:
+            ValueError: If there is no token to begin with, or an option is out of range.
+
+        Example:
+            >>> model = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2)).eval()
+            >>> [new.shape for new in model.stream(torch.randint(50, (3, 7)), 2, temperature=0)]
+            [torch.Size([3, 1]), torch.Size([3, 1])]
         """
         if tokens.dim() != 2 or not tokens.shape[1]:
-            raise ValueError(
-                f"tokens must be (batch, tokens) with one to begin with or more, got {tuple(tokens.shape)}"
-            )
+            raise ValueError(f"tokens must be (batch, tokens), at least one to begin with, got {tuple(tokens.shape)}")
         if count < 0 or not 0 <= temperature < math.inf or (top_k is not None and top_k < 1):
-            raise ValueError(
-                f"count and temperature must be 0 or more and top_k 1 or more, got {count}, {temperature} and {top_k}"
-            )
+            got = f"{count}, {temperature} and {top_k}"
+            raise ValueError(f"count and temperature must be 0 or more and top_k 1 or more, got {got}")
         caches, new = self.caches(), tokens
         for _ in range(count):
             with torch.inference_mode():
@@ -233,8 +281,7 @@ class JoFormerLM(nn.Module):
                 if top_k is not None and top_k < logits.shape[-1]:
                     logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
                 if temperature:
-                    chances = torch.softmax(logits / temperature, -1)
-                    drawn = torch.multinomial(chances, 1, generator=generator)
+                    drawn = torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator)
                 else:
                     drawn = logits.argmax(-1, keepdim=True)
             new = drawn.to(tokens.dtype, copy=True)  # out here it is a plain tensor, fit for training too

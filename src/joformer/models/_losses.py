@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear head without its logits: tokens pass in chunks, and each chunk leaves its gradients.
+"""Cross-entropy of a linear head without its logits: chunks of tokens, each of which leaves its gradients.
 
     z = W h          L = mean_n (log Σ_v e^{z_nv} − z_n,target)
     g = e^{z − m} / s − onehot(target),    s = Σ_v e^{z_v − m},    m = max_v z_v
@@ -29,16 +29,28 @@ ROWS = 512
 def linear_cross_entropy(
     hidden: Float[Tensor, "*tokens dim"], weight: Float[Tensor, "vocab dim"], targets: Integer[Tensor, "*tokens"]
 ) -> Float[Tensor, ""]:
-    """mean_n −log softmax(W h_n)[target_n] over the tokens whose target is not −100: one number, fp32 or wider.
+    """L = mean_n −log softmax(W h_n)[target_n] over the tokens whose target is not −100.
 
-    The same as `F.cross_entropy(hidden @ weight.T, targets)`, sooner and in a fraction of its memory. Under autocast
+    The same as `F.cross_entropy(hidden @ weight.T, targets)`, faster and in a fraction of its memory. Under autocast
     the products are in its dtype; exponentials and sums are never narrower than fp32. Differentiable once.
 
-    >>> hidden, weight = torch.eye(3).requires_grad_(), torch.eye(3)
-    >>> loss = linear_cross_entropy(hidden, weight, torch.tensor([0, 1, -100]))
-    >>> loss.backward()
-    >>> round(loss.item(), 4), hidden.grad.abs().sum(-1).count_nonzero().item()
-    (0.5514, 2)
+    Args:
+        hidden: What the head reads, ``(*tokens, dim)``.
+        weight: The head's weights, ``(vocab, dim)``.
+        targets: Integers, ``(*tokens)``; −100 does not count.
+
+    Returns:
+        A scalar, float32 or float64.
+
+    Raises:
+        ValueError: If shapes or dtypes do not fit each other, or a target is out of range.
+
+    Example:
+        >>> hidden, weight = torch.eye(3).requires_grad_(), torch.eye(3)
+        >>> loss = linear_cross_entropy(hidden, weight, torch.tensor([0, 1, -100]))
+        >>> loss.backward()
+        >>> round(loss.item(), 4), hidden.grad.abs().sum(-1).count_nonzero().item()
+        (0.5514, 2)
     """
     y = _checked(hidden, weight, targets)
     x = hidden.flatten(0, -2)
@@ -58,10 +70,11 @@ def cross_entropy(logits: Float[Tensor, "*tokens vocab"], targets: Integer[Tenso
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """hidden (n, dim), weight (vocab, dim), targets (n,) → the mean loss. The backward scales what is already there."""
+    """hidden (n, dim), weight (vocab, dim), targets (n,) → the mean loss; the backward scales gradients made before."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, gradients: bool) -> Tensor:
+        """The loss and, where needed, both gradients."""
         device, dtype = hidden.device, _dtype_of_products(hidden)
         wide = _wide(dtype)
         to_hidden, to_weight = (gradients and needed for needed in ctx.needs_input_grad[:2])
@@ -72,14 +85,14 @@ class LinearCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=wide, device=device)
         with without_autocast(device):
             x, w = hidden.to(dtype), weight.to(dtype)
-            # One room for all chunks: a fresh one each time would be mapped, and its pages cleared, again and again.
+            # One buffer for all chunks: a new one each time would be mapped, and its pages cleared, again and again.
             products = torch.empty(min(ROWS, len(x)), len(w), dtype=dtype, device=device)
-            room = products if dtype == wide else torch.empty_like(products, dtype=wide)
+            buffer = products if dtype == wide else torch.empty_like(products, dtype=wide)
             for start in range(0, len(x), ROWS):
                 part = slice(start, start + ROWS)
                 here, y = x[part], at[part]
                 product = torch.mm(here, w.T, out=products[: len(here)])
-                z = product if dtype == wide else room[: len(here)].copy_(product)
+                z = product if dtype == wide else buffer[: len(here)].copy_(product)
                 most, own = z.amax(-1, keepdim=True), z.gather(1, y)
                 e = z.sub_(most).exp_()
                 s = e.sum(-1, keepdim=True)
@@ -103,10 +116,11 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of the forward, times that of the loss."""
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph: what is saved is constant
             raise ValueError("linear_cross_entropy has no second derivative: use F.cross_entropy(hidden @ weight.T, …)")
         *sums, count = ctx.saved_tensors
-        # Only now narrowed: a gradient of 1 / N in fp16 is nothing, after the loss was scaled up it is something.
+        # Only now narrowed: a gradient of 1 / N underflows in fp16, unless the loss has been scaled up.
         scale = grad / count
         to = [None if d is None else (d * scale).to(dtype) for d, dtype in zip(sums, ctx.dtypes, strict=True)]
         return *to, None, None
@@ -124,24 +138,18 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _checked(hidden: Tensor, weight: Tensor, targets: Tensor) -> Int[Tensor, "_all"]:
     """The targets in one row, as the indices torch takes."""
+    shape, given = tuple(hidden.shape), tuple(targets.shape)
     if hidden.dim() < 2 or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:
-        raise ValueError(
-            f"hidden must be (…, dim) and weight (vocab, dim), got {tuple(hidden.shape)} and {tuple(weight.shape)}"
-        )
+        raise ValueError(f"hidden must be (…, dim) and weight (vocab, dim), got {shape} and {tuple(weight.shape)}")
     if hidden.dtype != weight.dtype and _dtype_of_products(hidden) == hidden.dtype:
         raise ValueError(f"hidden is {hidden.dtype} and weight {weight.dtype}: without autocast they must be the same")
-    if targets.shape != hidden.shape[:-1] or targets.is_floating_point() or targets.dtype == torch.bool:
-        raise ValueError(
-            f"targets must be whole numbers {tuple(hidden.shape[:-1])}, one for each token, "
-            f"got {targets.dtype} {tuple(targets.shape)}"
-        )
+    if given != shape[:-1] or targets.is_floating_point() or targets.dtype == torch.bool:
+        raise ValueError(f"targets must be whole numbers {shape[:-1]}, one per token, got {targets.dtype} {given}")
     flat = targets.flatten().to(torch.int64)
-    # Elsewhere reading them would wait for the device or break a graph; there `gather` refuses them, less politely.
+    # Elsewhere reading them would wait for the device or break a graph; there `gather` raises.
     if type(flat) is Tensor and flat.device.type == "cpu" and len(flat) and not is_traced():
         least, most = torch.where(flat == IGNORED, 0, flat).aminmax()
         if least < 0 or most >= len(weight):
-            raise ValueError(
-                f"targets go from {int(least)} to {int(most)}: they must be within 0 … {len(weight) - 1}, "
-                f"or {IGNORED} for a token that does not count"
-            )
+            within = f"within 0 … {len(weight) - 1}, or {IGNORED} for a token that does not count"
+            raise ValueError(f"targets go from {int(least)} to {int(most)}: they must be {within}")
     return flat

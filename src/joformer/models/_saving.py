@@ -9,37 +9,45 @@ config.json describes is compared with the header of the weights before any memo
 
 from __future__ import annotations
 
-import json
 import os
 import types
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from joformer._io import MANIFEST, check_folder, make_folder, write_whole
+from joformer._io import MANIFEST, check_folder, imported, make_folder, one_line, read_json, write_json, write_whole
 from joformer.models._classifier import MonoidalClassifier
 from joformer.models._lm import JoFormerLM
-from joformer.models._vit import JoFormerViT
+from joformer.models._vit import JoFormerViT, ViTConfig, earlier_forms
 
-MODELS: dict[str, type] = {model.__name__: model for model in (JoFormerLM, JoFormerViT, MonoidalClassifier)}
+MODELS: dict[str, Any] = {model.__name__: model for model in (JoFormerLM, JoFormerViT, MonoidalClassifier)}
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 Layout = dict[str, tuple[str, tuple[int, ...]]]
 """Of every tensor its dtype, as safetensors calls it, and its shape."""
 
 
 def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
-    """Write the model's configuration and weights into the folder, each file whole or not at all.
+    """Writes the model's configuration and weights into the folder, each file whole or not at all.
 
-    >>> from tempfile import TemporaryDirectory
-    >>> from joformer.models import ClassifierConfig
-    >>> with TemporaryDirectory() as folder:
-    ...     save(MonoidalClassifier(ClassifierConfig(dim=8)), folder)
-    ...     load(folder).config.dim
-    8
+    Args:
+        model: A `JoFormerLM`, `JoFormerViT` or `MonoidalClassifier` as its configuration builds it.
+        folder: Where to; created if it is missing.
+
+    Raises:
+        ValueError: If the model is another one, or the folder cannot be written to.
+        ImportError: If safetensors is not installed.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from joformer.models import ClassifierConfig
+        >>> with TemporaryDirectory() as folder:
+        ...     save(MonoidalClassifier(ClassifierConfig(dim=8)), folder)
+        ...     load(folder).config.dim
+        8
     """
     name = type(model).__name__
     if MODELS.get(name) is not type(model):
@@ -49,10 +57,42 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     if odd:
         raise ValueError(f"{name} is not what its configuration builds, load could not give it back: {odd} is {how}")
     make_folder(where)
-    (where / MANIFEST).unlink(missing_ok=True)  # of a run that was here: its checksums are of other files
+    (where / MANIFEST).unlink(missing_ok=True)  # of an earlier run: its checksums are of other files
     # Weights first: a folder with a configuration always has the weights that go with it.
     save_weights(state, where)
-    write_whole(where / CONFIG, (json.dumps(written(model.config), indent=2) + "\n").encode())
+    write_json(where / CONFIG, written(model.config))
+
+
+def load(folder: str | os.PathLike[str]) -> Any:
+    """The model that `save`, or a training run, left in the folder.
+
+    Args:
+        folder: Where config.json and model.safetensors are.
+
+    Returns:
+        The model, in evaluation mode, on the CPU.
+
+    Raises:
+        ValueError: If a file is missing, damaged, or does not fit the other.
+        ImportError: If safetensors is not installed.
+
+    Example:
+        >>> load("nowhere")
+        Traceback (most recent call last):
+        ValueError: nowhere has no config.json: give the folder that save() wrote
+    """
+    where = Path(folder)
+    config = read_config(where)
+    for seal in (MANIFEST, "state.json"):
+        check_folder(where, (CONFIG, WEIGHTS), seal)
+    model = build(config)
+    weights = imported("safetensors.torch", "train").load((where / WEIGHTS).read_bytes())
+    with torch.no_grad():
+        for key, value in own_state(model).items():
+            if not weights[key].isfinite().all():
+                raise ValueError(f"{where / WEIGHTS} is damaged: {key!r} holds NaN or infinity")
+            value.copy_(weights[key])
+    return model.eval()
 
 
 def written(config: Any) -> dict[str, Any]:
@@ -63,13 +103,23 @@ def written(config: Any) -> dict[str, Any]:
     'MonoidalClassifier'
     """
     for name, model in MODELS.items():
-        if model.config_class is type(config):  # type: ignore[attr-defined]
+        if model.config_class is type(config):
             return {"model": name, "config": asdict(config)}
     raise ValueError(f"{type(config).__name__} is no configuration of {', '.join(MODELS)}")
 
 
-def save_weights(weights: dict[str, torch.Tensor], folder: Path) -> None:
-    """Put the weights into folder/model.safetensors, whole or not at all.
+def written_before(config: Any) -> list[dict[str, Any]]:
+    """What version 0.1 may have written of this configuration, where that is something else.
+
+    >>> written_before(ViTConfig(frames="fixed", transport="scores"))[0]["config"]["model"]
+    'rope2d'
+    """
+    forms = earlier_forms(config) if isinstance(config, ViTConfig) else []
+    return [{**written(config), "config": form} for form in forms]
+
+
+def save_weights(weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Writes the weights into folder/model.safetensors, whole or not at all.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -77,36 +127,12 @@ def save_weights(weights: dict[str, torch.Tensor], folder: Path) -> None:
     ...     (Path(folder) / WEIGHTS).is_file()
     True
     """
-    from safetensors.torch import save as to_bytes
-
+    to_bytes = imported("safetensors.torch", "train").save
     write_whole(folder / WEIGHTS, to_bytes({key: value.contiguous() for key, value in weights.items()}))
 
 
-def load(folder: str | os.PathLike[str]) -> Any:
-    """The model saved in the folder, in evaluation mode, on the CPU; raises ValueError where files do not fit.
-
-    >>> load("nowhere")
-    Traceback (most recent call last):
-    ValueError: nowhere has no config.json: give the folder that save() wrote
-    """
-    from safetensors.torch import load as from_bytes
-
-    where = Path(folder)
-    config = read_config(where)
-    for seal in (MANIFEST, "state.json"):
-        check_folder(where, (CONFIG, WEIGHTS), seal)
-    model = MODELS[written(config)["model"]](config)
-    weights = from_bytes((where / WEIGHTS).read_bytes())
-    with torch.no_grad():
-        for key, value in own_state(model).items():
-            if not weights[key].isfinite().all():
-                raise ValueError(f"{where / WEIGHTS} is damaged: {key!r} holds NaN or infinity")
-            value.copy_(weights[key])
-    return model.eval()
-
-
 def read_config(where: Path) -> Any:
-    """The configuration in the folder, once the header of the weights was found to fit it.
+    """The configuration in the folder, once the header of the weights has been found to fit it.
 
     >>> from tempfile import TemporaryDirectory
     >>> from joformer.models import ClassifierConfig
@@ -119,23 +145,33 @@ def read_config(where: Path) -> Any:
         if not (where / name).is_file():
             raise ValueError(f"{where} has no {name}: give the folder that save() wrote")
     try:
-        said = json.loads((where / CONFIG).read_text(encoding="utf-8"))
-        model_class, given = MODELS[said["model"]], said["config"]
-    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, ValueError, RecursionError):
+        content = read_json(where / CONFIG)
+        config_class, given = MODELS[content["model"]].config_class, content["config"]
+    except (OSError, KeyError, TypeError, ValueError):
         raise ValueError(f"{where / CONFIG} is not a model's configuration: it needs a model and its config") from None
     has = header(where / WEIGHTS)
     # Every layer has weights; a count beyond them would be a loop without end, even on meta.
     layers = given.get("layers", 1) if isinstance(given, dict) else 1
     if isinstance(layers, int) and layers > len(has):
         raise ValueError(f"{where / WEIGHTS} does not fit {CONFIG}: {layers} layers and {len(has)} tensors")
-    config = _configuration(model_class.config_class, given, where / CONFIG)  # type: ignore[attr-defined]
     try:
+        config = _configuration(config_class, given)
         odd, how = difference(has, layout(own_state(blank(config))))
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise ValueError(f"{where / CONFIG}: {error}") from None
     if odd:
         raise ValueError(f"{where / WEIGHTS} does not fit {CONFIG}, first at {odd}: they belong to two models ({how})")
     return config
+
+
+def build(config: Any) -> nn.Module:
+    """The model of this configuration, with random weights.
+
+    >>> from joformer.models import ClassifierConfig
+    >>> type(build(ClassifierConfig(dim=8))).__name__
+    'MonoidalClassifier'
+    """
+    return MODELS[written(config)["model"]](config)
 
 
 def blank(config: Any) -> nn.Module:
@@ -147,9 +183,9 @@ def blank(config: Any) -> nn.Module:
     """
     try:
         with torch.device("meta"):
-            return MODELS[written(config)["model"]](config)
+            return build(config)
     except (RuntimeError, MemoryError, OverflowError, TypeError) as error:
-        raise ValueError(f"no such model can be built: {str(error).partition(chr(10))[0]}") from None
+        raise ValueError(f"no such model can be built: {one_line(error)}") from None
 
 
 def header(path: Path) -> Layout:
@@ -159,17 +195,16 @@ def header(path: Path) -> Layout:
     Traceback (most recent call last):
     ValueError: ...saving.py is damaged or no safetensors file: ...
     """
-    from safetensors import SafetensorError, safe_open
-
+    safetensors = imported("safetensors", "train")
     try:
-        with safe_open(path, "pt") as file:
+        with safetensors.safe_open(path, "pt") as file:
             slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 - it is no mapping
             return {key: (one.get_dtype(), tuple(one.get_shape())) for key, one in slices.items()}
-    except (SafetensorError, OSError) as error:
+    except (safetensors.SafetensorError, OSError) as error:
         raise ValueError(f"{path} is damaged or no safetensors file: {error}") from None
 
 
-def layout(state: Mapping[str, torch.Tensor]) -> Layout:
+def layout(state: Mapping[str, Tensor]) -> Layout:
     """What `header` would say of these tensors.
 
     >>> layout({"w": torch.ones(2, 3)})
@@ -190,44 +225,39 @@ def difference(has: Layout, wanted: Layout) -> tuple[str, str]:
     >>> difference({"w": ("F32", (2,))}, {"w": ("F32", (3,))})
     ("'w'", 'F32 of shape (2,) instead of F32 of shape (3,)')
     """
-    wrong = [key for key in has.keys() | wanted.keys() if has.get(key) != wanted.get(key)]
-    if not wrong:
+    key = min((key for key in has.keys() | wanted.keys() if has.get(key) != wanted.get(key)), default=None)
+    if key is None:
         return "", ""
-    found = (has.get(min(wrong)), wanted.get(min(wrong)))
-    was, now = (f"{one[0]} of shape {one[1]}" if one else "nothing" for one in found)
-    return f"{min(wrong)!r}", f"{was} instead of {now}"
+    was, now = (f"{one[0]} of shape {one[1]}" if one else "nothing" for one in (has.get(key), wanted.get(key)))
+    return repr(key), f"{was} instead of {now}"
 
 
-def own_state(model: nn.Module) -> dict[str, torch.Tensor]:
+def own_state(model: nn.Module) -> dict[str, Tensor]:
     """The state of the model, what two names share under the first of them.
 
     >>> list(own_state(nn.Linear(2, 2)))
     ['weight', 'bias']
     """
-    seen: set[int] = set()
-    state = {}
-    for key, value in model.state_dict(keep_vars=True).items():
-        if id(value) not in seen:
-            seen.add(id(value))
-            state[key] = value.detach()
-    return state
+    first: dict[int, str] = {}
+    state = model.state_dict(keep_vars=True)
+    return {key: value.detach() for key, value in state.items() if first.setdefault(id(value), key) == key}
 
 
-def _configuration(config_class: type, given: object, path: Path) -> object:
+def _configuration(config_class: Any, given: object) -> Any:
     """The dataclass of these plain values, each checked against its annotation: a file may say anything."""
-    hints = get_type_hints(config_class)
-    known = {field.name for field in fields(config_class)}
-    if not isinstance(given, dict) or given.keys() - known:
-        odd = sorted(given.keys() - known) if isinstance(given, dict) else given
-        raise ValueError(f"{path} holds {odd}, which {config_class.__name__} does not know: see its fields")
+    # An InitVar, which is no type to typing, holds its own.
+    hints = {name: getattr(hint, "type", hint) for name, hint in get_type_hints(config_class).items()}
+    if not isinstance(given, dict) or given.keys() - hints.keys():
+        odd = sorted(given.keys() - hints.keys()) if isinstance(given, dict) else given
+        raise ValueError(f"it holds {odd}, which {config_class.__name__} does not know: see its fields")
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    values = {
+        name: value for name, value in values.items() if value is not None or getattr(config_class, name) is not None
+    }
     for name, value in values.items():
         if not _fits(value, hints[name]):
-            raise ValueError(f"{path}: {name} is {value!r}, it must be {hints[name]}")
-    try:
-        return config_class(**values)
-    except (ValueError, OverflowError) as error:
-        raise ValueError(f"{path}: {error}") from None
+            raise ValueError(f"{name} is {value!r}, it must be {hints[name]}")
+    return config_class(**values)
 
 
 def _fits(value: object, hint: Any) -> bool:

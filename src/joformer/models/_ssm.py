@@ -7,8 +7,8 @@ With Φ_t = φ_1 + ⋯ + φ_t and the frames C_t = R(−Φ_t) this is the select
 
     h_t = C_t⁻¹ Σ_{s≤t} (λ_t ⋯ λ_{s+1}) C_s v_s,
 
-so: rotate the values by their frames, let them decay, rotate back. The angles are a prefix sum; the decay is real and
-is summed in chunks. Paper: "Value-Path Hierarchy and SSM Bridge" (CLAIMS.md rows 21, 22, 33).
+so: rotate the values by their frames, let them decay, rotate by the inverse. The angles are a prefix sum; the decay is
+real and is summed in chunks. Paper: "Value-Path Hierarchy and SSM Bridge" (docs/claims.md rows 21, 22, 33).
 """
 
 from __future__ import annotations
@@ -27,14 +27,11 @@ from joformer.frequencies import geometric
 from joformer.rotation import own_projection, rotate, rotate_packed_, unrotate_linear
 
 CHUNK = 32  # tokens summed by one matrix; measured fastest of 16 to 128, forward and backward
-SLOWEST, FASTEST = 2.0**-10, 2.0**-3  # rates of decay a token at the start: memories of a thousand tokens to eight
+SLOWEST, FASTEST = 2.0**-10, 2.0**-3  # initial rates of decay per token: memories of a thousand tokens to eight
 
 
 class Transition(KeepsPrecision):
     """The angles φ_t and the rates −log λ_t of each token, never in less than float32.
-
-    x (batch, tokens, dim) gives φ (batch or 1, tokens or 1, heads, planes) and the rates (batch or 1, tokens or 1,
-    heads), or None for those where nothing decays. Without content they are the same for all tokens.
 
     >>> angles, rates = Transition(8, heads=2, planes=3)(torch.rand(4, 5, 8))
     >>> angles.shape, rates.shape
@@ -53,37 +50,49 @@ class Transition(KeepsPrecision):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
+        """Geometric frequencies and rates; no dependence on content."""
         device = self.frequencies.device
         self.frequencies.copy_(geometric(self.planes, self.base, device=device).expand_as(self.frequencies))
         if self.rho is not None:
             spread = torch.linspace(0, 1, self.heads, device=device)
-            self.rho.copy_((SLOWEST * (FASTEST / SLOWEST) ** spread).expm1().log())  # softplus undone
+            self.rho.copy_((SLOWEST * (FASTEST / SLOWEST) ** spread).expm1().log())  # the inverse of softplus
         if self.projector is not None:
             self.projector.reset_parameters()
 
     def forward(self, x: Float[Tensor, "batch tokens dim"]) -> tuple[Tensor, Tensor | None]:
+        """Angles (batch or 1, tokens or 1, heads, planes), and rates without planes, or None where nothing decays."""
         angles, rates = self.frequencies[None, None], self.rho
         if self.projector is not None:
-            moved = self.projector(x).unflatten(-1, (self.heads, -1))
-            angles = angles + moved[..., : self.planes]
-            rates = None if rates is None else rates + moved[..., -1]
+            projected = self.projector(x).unflatten(-1, (self.heads, -1))
+            angles = angles + projected[..., : self.planes]
+            rates = None if rates is None else rates + projected[..., -1]
         return angles, None if rates is None else F.softplus(rates).view(*angles.shape[:2], self.heads)
 
 
 class JourneySSM(nn.Module):
-    """h_t = λ_t R(φ_t) h_{t−1} + v_t, y_t = W_o h_t: x (batch, tokens, dim) to y of the same shape, in O(tokens).
+    """h_t = λ_t R(φ_t) h_{t−1} + v_t, y_t = W_o h_t, in O(tokens).
 
-    Called as `y, state = ssm(x, state)`: the state (batch, heads, head_dim) is h after the last token, None is a
-    fresh start, and `step` goes on with one token at a time. `decay=False` has λ = 1; `content=False` fixed angles
-    and rates. The layer has no gate, norm or residual of its own: they belong to the block around it.
+    The layer has no gate, norm or residual of its own: they belong to the block around it.
 
-    >>> ssm = JourneySSM(16, heads=2)
-    >>> x = torch.rand(3, 10, 16)
-    >>> whole, _ = ssm(x)
-    >>> start, state = ssm(x[:, :9])
-    >>> last, state = ssm.step(x[:, 9], state)
-    >>> torch.allclose(last, whole[:, 9], atol=1e-5), state.shape
-    (True, torch.Size([3, 2, 8]))
+    Args:
+        dim: Width of the tokens.
+        heads: How many heads share it.
+        head_dim: Length of a head's state, an even number; dim / heads by default.
+        decay: Whether the state decays; otherwise λ = 1.
+        content: Whether angles and rates depend on the tokens.
+        base: Base of the initial frequencies.
+
+    Raises:
+        ValueError: If the heads do not fit the width, or `head_dim` is odd.
+
+    Example:
+        >>> ssm = JourneySSM(16, heads=2)
+        >>> x = torch.rand(3, 10, 16)
+        >>> whole, _ = ssm(x)
+        >>> start, state = ssm(x[:, :9])
+        >>> last, state = ssm.step(x[:, 9], state)
+        >>> torch.allclose(last, whole[:, 9], atol=1e-5), state.shape
+        (True, torch.Size([3, 2, 8]))
     """
 
     def __init__(
@@ -108,6 +117,7 @@ class JourneySSM(nn.Module):
         self.out = nn.Linear(heads * head_dim, dim, bias=False)
 
     def reset_parameters(self) -> None:
+        """Draws the projections, then resets the transition."""
         # The transition last, so that layers which differ in it alone draw the same projections.
         for part in (self.values, self.out, self.transition):
             part.reset_parameters()
@@ -115,6 +125,18 @@ class JourneySSM(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch tokens dim"], state: Float[Tensor, "batch heads head_dim"] | None = None
     ) -> tuple[Float[Tensor, "batch tokens dim"], Float[Tensor, "batch heads head_dim"]]:
+        """The layer's output for a whole sequence, or for the next part of one.
+
+        Args:
+            x: Tokens, ``(batch, tokens, dim)``.
+            state: h after the token before, ``(batch, heads, head_dim)``; None at the start of a sequence.
+
+        Returns:
+            y ``(batch, tokens, dim)``, and the state after the last token.
+
+        Raises:
+            ValueError: If `x` or `state` has another shape.
+        """
         require_tensor(x, "x", f"(batch, tokens, {self.dim})")
         if x.dim() != 3 or x.shape[-1] != self.dim or not x.shape[1]:
             raise ValueError(f"x must be (batch, tokens, {self.dim}) with a token or more, got {tuple(x.shape)}")
@@ -122,11 +144,11 @@ class JourneySSM(nn.Module):
         angles, rates = self.transition(x)
         # Sums of thousands of angles lose float32 digits; devices without float64 keep what they have.
         wide = widest(x.device, angles.dtype)
-        turned = -prefix_sums(angles.to(wide).expand(-1, x.shape[1], -1, -1))
-        frames = FlatFrames.of(wrap(turned).to(angles.dtype), content=self.transition.projector is not None)
+        total = -prefix_sums(angles.to(wide).expand(-1, x.shape[1], -1, -1))
+        frames = FlatFrames.of(wrap(total).to(angles.dtype), content=self.transition.projector is not None)
         (v,) = rotate_packed_(own_projection(self.values, x), [(self.heads, self.head_dim)], [frames])
         precise = torch.promote_types(v.dtype, torch.float32)
-        # The frames begin at the identity, where the state is told, so that it goes in as it is.
+        # The frames start from the identity, in which the state is expressed: it enters as it is.
         start = v.new_zeros(v.shape[0], *v.shape[2:], dtype=precise) if state is None else state.to(precise)
         with without_autocast(x.device):
             if rates is None:
@@ -139,13 +161,24 @@ class JourneySSM(nn.Module):
     def step(
         self, x: Float[Tensor, "batch dim"], state: Float[Tensor, "batch heads head_dim"] | None = None
     ) -> tuple[Float[Tensor, "batch dim"], Float[Tensor, "batch heads head_dim"]]:
-        """One token x (batch, dim) by the recurrence itself: its y (batch, dim), and the state to go on with.
+        """One token by the recurrence itself.
 
-        >>> ssm = JourneySSM(16, heads=2)
-        >>> y, state = ssm.step(torch.rand(3, 16))
-        >>> y, state = ssm.step(torch.rand(3, 16), state)
-        >>> y.shape
-        torch.Size([3, 16])
+        Args:
+            x: One token per sequence, ``(batch, dim)``.
+            state: h after the token before, ``(batch, heads, head_dim)``; None at the start of a sequence.
+
+        Returns:
+            y ``(batch, dim)``, and the state after this token.
+
+        Raises:
+            ValueError: If `x` or `state` has another shape.
+
+        Example:
+            >>> ssm = JourneySSM(16, heads=2)
+            >>> y, state = ssm.step(torch.rand(3, 16))
+            >>> y, state = ssm.step(torch.rand(3, 16), state)
+            >>> y.shape
+            torch.Size([3, 16])
         """
         require_tensor(x, "x", f"(batch, {self.dim})")
         if x.dim() != 2 or x.shape[-1] != self.dim:
@@ -160,10 +193,10 @@ class JourneySSM(nn.Module):
         return self.out(h.to(v.dtype).flatten(1)), h
 
     def _check_state(self, state: Tensor | None, batch: int) -> None:
+        wanted = (batch, self.heads, self.head_dim)
         if state is not None and not isinstance(state, Tensor):
             raise ValueError(f"state is a {type(state).__name__}: give the second of the two that the layer returned")
-        if state is not None and tuple(state.shape) != (batch, self.heads, self.head_dim):
-            wanted = (batch, self.heads, self.head_dim)
+        if state is not None and tuple(state.shape) != wanted:
             raise ValueError(f"state has shape {tuple(state.shape)}: it must be {wanted}, as the layer returned it")
 
 
@@ -174,8 +207,8 @@ def decayed_sums(
 ) -> Float[Tensor, "batch tokens heads head_dim"]:
     """g_t = λ_t g_{t−1} + u_t from g_0 = start, λ = exp(log_decay), log_decay (batch or 1, tokens, heads) ≤ 0.
 
-    Within a chunk one triangular matrix exp(L_t − L_s), L the prefix sums of log_decay, so that exp never sees more
-    than 0. The last sums of the chunks obey the same recurrence, a chunk a step: the function calls itself on them.
+    Within a chunk one triangular matrix exp(L_t − L_s), L the prefix sums of log_decay, so that no exponent is above
+    0. The last sums of the chunks obey the same recurrence, one step per chunk: the function calls itself on them.
 
     >>> halves = torch.full((1, 4, 1), 0.5).log()
     >>> decayed_sums(torch.ones(1, 4, 1, 1), halves, torch.zeros(1, 1, 1)).flatten().tolist()
@@ -212,8 +245,7 @@ def prefix_sums(u: Float[Tensor, "rows tokens *rest"]) -> Float[Tensor, "rows to
 
 def _in_chunks(t: Tensor) -> Tensor:
     """(rows, tokens, ...) as (rows, chunks, CHUNK, ...), zeros after the end."""
-    chunks = (t.shape[1] + CHUNK - 1) // CHUNK
-    beyond = chunks * CHUNK - t.shape[1]
+    beyond = -t.shape[1] % CHUNK
     if beyond:
         t = F.pad(t, (0, 0) * (t.dim() - 2) + (0, beyond))
-    return t.reshape(t.shape[0], chunks, CHUNK, *t.shape[2:])
+    return t.reshape(t.shape[0], t.shape[1] // CHUNK, CHUNK, *t.shape[2:])

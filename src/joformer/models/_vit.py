@@ -1,26 +1,27 @@
 """JoFormerViT: patches of an array with any number of axes, frames on its grid, a class token at the identity.
 
-                    scores only (QK)          scores and values (QKV)
-    axial fixed     rope2d                    joformer_old
-    axial learned   monoidal_axial            joformer_axial             (…_perlayer: one set of ω a layer)
-    combined fixed  rope2dv2                  joformer_fixed
-    combined lrnd.  monoidal                  joformer                   (combined_perlayer: one set of ω a layer)
-    axial dense     axial_dense               axial_dense_v              curved within an axis, flat between axes
-    LieRE           liere64                   liere64_v                  curved
-    additive        learned                                              a vector per position, no frames
-    by content      –                         projected, cumulative      axial fixed and what the patches hold
-    none            none                                                 a bag of patches
+    ViTConfig(frames=, split=, transport=, per_layer=)          the model; the paper's names are short for these four:
 
-`ViTConfig(transport=…)` has any of them move other sides than its own: values alone, say. The last two rows are not the
-paper's: there projected angles are for language only, and cumulative ones nowhere.
+    frames, split        transport="scores" (QK)    transport="both" (QKV)
+    fixed, axial         rope2d                     joformer_old
+    learned, axial       monoidal_axial             joformer_axial              (…_perlayer: one set of ω per layer)
+    fixed, combined      rope2dv2                   joformer_fixed
+    fixed, diagonal      rope2dv2_literal           joformer_fixed_literal      as printed: (1, −1) is invisible
+    learned, combined    monoidal                   joformer                    (…_perlayer: one set of ω per layer)
+    dense, axial         axial_dense                axial_dense_v               curved within an axis, flat between axes
+    dense, combined      liere64                    liere64_v                   LieRE: curved
+    projected, axial                                projected                   fixed angles + W₂ GELU(W₁ LN(x))
+    cumulative, axial                               cumulative                  the same, summed along the axes
+    additive             learned (transport none)                               one vector per position, no frames
+    none                 none (transport none)                                  a bag of patches
 
-CLAIMS.md, "Readings". Paper: "CIFAR-100 V Rotation and Scaling", "ImageNet ViT-S Scale Validation".
+Projected and cumulative are not the paper's: it has projected angles for language only, and no cumulative ones.
+docs/conventions.md, "Readings". Paper: "CIFAR-100 V Rotation and Scaling", "ImageNet ViT-S Scale Validation".
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: typing.get_type_hints of Python 3.10 cannot evaluate an InitVar in a string.
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, asdict, dataclass, fields, replace
 from math import prod
 from typing import Any, Literal, get_args
 
@@ -32,19 +33,31 @@ from joformer import positions
 from joformer.attention import JourneyAttention
 from joformer.attention._functional import Transport
 from joformer.frames import CumulativeFrames, DenseFrames, FixedFrames, LearnedFrames, NoFrames, ProjectedFrames
-from joformer.models._blocks import Block, LayerFrames, last, require_counts, run_blocks
+from joformer.frames._base import Split
+from joformer.models._blocks import Block, LayerFrames, last, require_counts, require_probabilities, run_blocks
+
+FramesName = Literal["fixed", "learned", "dense", "projected", "cumulative", "additive", "none"]
+STILL = ("additive", "none")
+"""Frames by which nothing can be transported."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One row of the table above: which frames, how the axes share planes, one set a layer, which sides travel.
+    """One entry of the table above: the four fields of a `ViTConfig` that a name is short for.
 
-    >>> VARIANTS["joformer_axial"]
-    Variant(frames='learned', split='axial', per_layer=False, transport='both')
+    Attributes:
+        frames: How patches rotate.
+        split: How the axes share the planes.
+        per_layer: Whether every layer has frames of its own.
+        transport: What is transported.
+
+    Example:
+        >>> VARIANTS["joformer_axial"]
+        Variant(frames='learned', split='axial', per_layer=False, transport='both')
     """
 
-    frames: str
-    split: str = "axial"
+    frames: FramesName
+    split: Split = "axial"
     per_layer: bool = False
     transport: Transport = "scores"
 
@@ -58,6 +71,8 @@ VARIANTS = {
     "joformer_axial_perlayer": Variant("learned", per_layer=True, transport="both"),
     "rope2dv2": Variant("fixed", "combined"),
     "joformer_fixed": Variant("fixed", "combined", transport="both"),
+    "rope2dv2_literal": Variant("fixed", "diagonal"),
+    "joformer_fixed_literal": Variant("fixed", "diagonal", transport="both"),
     "monoidal": Variant("learned", "combined"),
     "joformer": Variant("learned", "combined", transport="both"),
     "monoidal_perlayer": Variant("learned", "combined", per_layer=True),
@@ -73,20 +88,51 @@ VARIANTS = {
 }
 """The vision models by name, most of them the paper's."""
 
-CONTENT = {"projected": ProjectedFrames, "cumulative": CumulativeFrames}
+_UNSET: Any = None
 
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """What a `JoFormerViT` is made of; the defaults are ViT-S on ImageNet.
+    """What a `JoFormerViT` is made of; the defaults are ViT-S on ImageNet with learned axial frames (joformer_axial).
 
-    >>> ViTConfig(shape=(32, 32), patch=(4, 4), dim=128, layers=4, heads=4, classes=100).grid
-    (8, 8)
+    Attributes:
+        frames: How patches rotate: "fixed" as in RoPE, "learned" frequencies (the default), "dense" matrices, by their
+            content ("projected", "cumulative"); or a learned vector per position ("additive"), or "none".
+        split: How the axes share the planes: "axial" (the default), "combined", or "diagonal", the paper's literal
+            combined split.
+        transport: What is transported: "scores" (RoPE), "values", "both" (JoFormer, the default) or "none".
+        per_layer: Whether every layer has frames of its own; by default where they are dense or read the content.
+        shape: Sides of an image, an array with any number of axes.
+        patch: Sides of a patch, one per axis.
+        channels: Numbers per point of the array.
+        classes: How many classes there are.
+        dim: The width.
+        layers: How many layers there are.
+        heads: Attention heads per layer.
+        hidden: Width of the feed-forward; four times `dim` by default.
+        base: Base of the fixed frequencies.
+        pool: What the head reads: a class token ("cls"), or the mean of all patches.
+        registers: Tokens without a position, beside the class token.
+        dropout: Probability in 0 ≤ p < 1 on what each layer adds, and on the attention weights.
+        drop_path: Probability with which the last layer is skipped for a sample; earlier ones less often.
+
+    Args:
+        model: A name of `VARIANTS`, short for `frames`, `split`, `transport` and `per_layer`; each of these that is
+            given beside it overrides the name's. Not a field: `name` finds it again.
+
+    Raises:
+        ValueError: If the fields contradict each other.
+
+    Example:
+        >>> config = ViTConfig(frames="fixed", transport="scores", shape=(32, 32), patch=(4, 4))
+        >>> config.grid, config.name, config == ViTConfig(model="rope2d", shape=(32, 32), patch=(4, 4))
+        ((8, 8), 'rope2d', True)
     """
 
-    model: str = "joformer_axial"
-    transport: Transport | None = None
-    """What moves along the journey, where it is not what the model's name says."""
+    frames: FramesName = _UNSET
+    split: Split = _UNSET
+    transport: Transport = _UNSET
+    per_layer: bool = _UNSET
     shape: tuple[int, ...] = (224, 224)
     patch: tuple[int, ...] = (16, 16)
     channels: int = 3
@@ -100,34 +146,60 @@ class ViTConfig:
     registers: int = 0
     dropout: float = 0.0
     drop_path: float = 0.0
+    model: InitVar[str | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, model: str | None) -> None:
+        self._resolve(model)
         require_counts(self, "shape", "patch", "channels", "classes", "dim", "layers", "heads", "hidden")
-        if self.model not in VARIANTS:
-            raise ValueError(f"unknown model {self.model!r}: choose one of {', '.join(VARIANTS)}")
+        require_probabilities(dropout=self.dropout, drop_path=self.drop_path)
+        for name, known in (("frames", FramesName), ("split", Split), ("transport", Transport)):
+            if getattr(self, name) not in get_args(known):
+                raise ValueError(f"{name} is one of {', '.join(get_args(known))}, got {getattr(self, name)!r}")
+        if self.frames in STILL and self.transport != "none":
+            raise ValueError(f"frames={self.frames!r} have nothing to transport {self.transport} by: choose others")
+        if self.per_layer and self.frames in ("fixed", *STILL):
+            raise ValueError(f"frames={self.frames!r} are the same in every layer: leave out per_layer")
         if len(self.shape) != len(self.patch) or any(n % p for n, p in zip(self.shape, self.patch, strict=False)):
             raise ValueError(f"shape {self.shape} does not divide into patches {self.patch}: each axis must")
         if self.dim % self.heads:
             raise ValueError(f"dim={self.dim} does not divide into {self.heads} heads: choose another number")
-        if not 0 <= self.drop_path < 1:
-            raise ValueError(f"drop_path is a probability below 1, got {self.drop_path}")
         if self.pool not in ("cls", "mean") or self.registers < 0:
             raise ValueError(f"pool is 'cls' or 'mean' and registers 0 or more, got {self.pool!r}, {self.registers}")
-        if self.transport not in (None, *get_args(Transport)):
-            raise ValueError(f"transport is one of {', '.join(get_args(Transport))}, got {self.transport!r}")
-        if VARIANTS[self.model].transport == "none" and self.transport not in (None, "none"):
-            raise ValueError(f"{self.model} has no frames to move {self.transport} by: choose another model")
+
+    def _resolve(self, model: str | None) -> None:
+        """Fill in what was left out of the four fields that say the model."""
+        if model not in (None, *VARIANTS):
+            raise ValueError(f"unknown model {model!r}: choose one of {', '.join(VARIANTS)}")
+        given = {field.name: getattr(self, field.name) for field in fields(Variant)}
+        frames: FramesName = given["frames"] or "learned"
+        own = frames in ("dense", "projected", "cumulative")
+        usual = Variant(frames, per_layer=own, transport="none" if frames in STILL else "both")
+        usual = usual if model is None else VARIANTS[model]
+        # dataclasses.replace(config, model=…) comes with four fields too: which of the two is meant cannot be known.
+        if model is not None and None not in given.values() and given != asdict(usual):
+            raise ValueError(f"model={model!r} and four fields that differ from it: give those of VARIANTS[{model!r}]")
+        for name, value in asdict(usual).items():
+            if given[name] is None:
+                object.__setattr__(self, name, value)
 
     @classmethod
-    def spectrogram(cls, bands: int, frames: int, classes: int, **changes: Any) -> ViTConfig:
+    def spectrogram(cls, bands: int, frames: int, classes: int, **changes: Any) -> "ViTConfig":
         """A small encoder for spectrograms, frequency × time: one channel, patches of 16 bands × 4 frames, their mean.
 
-        Where 16 and 4 do not divide, the largest that does. Longer and shorter recordings are welcome too, as long as
-        their frames divide; `changes` are other fields of the configuration.
+        Args:
+            bands: Frequency bands; patches take the largest divisor up to 16.
+            frames: Frames in time; patches take the largest divisor up to 4. Longer and shorter recordings are welcome
+                too, as long as their frames divide.
+            classes: How many classes there are.
+            **changes: Other fields of the configuration.
 
-        >>> config = ViTConfig.spectrogram(64, 100, classes=10, model="rope2d")
-        >>> config.grid, config.dim, config.layers, config.pool
-        ((4, 25), 64, 4, 'mean')
+        Returns:
+            The configuration.
+
+        Example:
+            >>> config = ViTConfig.spectrogram(64, 100, classes=10, model="rope2d")
+            >>> config.grid, config.dim, config.layers, config.pool
+            ((4, 25), 64, 4, 'mean')
         """
         if bands < 1 or frames < 1:
             raise ValueError(f"a spectrogram has 1 band and 1 frame or more, got {bands} × {frames}")
@@ -142,9 +214,13 @@ class ViTConfig:
 
     @property
     def variant(self) -> Variant:
-        """The model's row of the table, with the transport that was asked for."""
-        own = VARIANTS[self.model]
-        return own if self.transport is None else replace(own, transport=self.transport)
+        """The four fields that say the model."""
+        return Variant(self.frames, self.split, self.per_layer, self.transport)
+
+    @property
+    def name(self) -> str | None:
+        """The name in `VARIANTS` of the four fields that say the model, None where they have none."""
+        return next((name for name, variant in VARIANTS.items() if variant == self.variant), None)
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -153,35 +229,38 @@ class ViTConfig:
 
 
 class JoFormerViT(nn.Module):
-    """x (batch, channels, *shape) → logits (batch, classes), read from the class token or the mean of all patches.
+    """Logits of the classes of an array, read from the class token or from the mean of all patches.
 
-    Other shapes than the configured one are welcome as long as they divide into patches: frames follow the grid.
-    Only the additive position embedding (`learned`) is bound to its own.
+    Other shapes than the configured one are welcome as long as they divide into patches: frames follow the grid. Only
+    the additive position embedding is bound to its own.
 
-    >>> config = ViTConfig(shape=(8, 8), patch=(4, 4), channels=1, classes=10, dim=32, layers=2, heads=2)
-    >>> model = JoFormerViT(config)
-    >>> model(torch.rand(3, 1, 8, 8)).shape, model(torch.rand(3, 1, 12, 20)).shape
-    (torch.Size([3, 10]), torch.Size([3, 10]))
+    Args:
+        config: What the model is made of.
+
+    Example:
+        >>> config = ViTConfig(shape=(8, 8), patch=(4, 4), channels=1, classes=10, dim=32, layers=2, heads=2)
+        >>> model = JoFormerViT(config)
+        >>> model(torch.rand(3, 1, 8, 8)).shape, model(torch.rand(3, 1, 12, 20)).shape
+        (torch.Size([3, 10]), torch.Size([3, 10]))
     """
 
     config_class = ViTConfig
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.config, variant = config, config.variant
-        dim, head_dim = config.dim, config.dim // config.heads
+        self.config, dim = config, config.dim
         self.embed = nn.Linear(config.channels * prod(config.patch), dim)
         self.prefix = nn.Parameter(torch.zeros(config.prefix, dim)) if config.prefix else None
-        additive = variant.frames == "additive"
+        additive = config.frames == "additive"
         self.places = nn.Parameter(torch.zeros(config.prefix + prod(config.grid), dim)) if additive else None
-        self.frames = _frames(config, variant, head_dim)
+        self.frames = _frames(config)
         self.blocks = nn.ModuleList(
             Block(
-                JourneyAttention(dim, config.heads, transport=variant.transport, dropout=config.dropout, bias=True),
+                JourneyAttention(dim, config.heads, transport=config.transport, dropout=config.dropout, bias=True),
                 hidden=4 * dim if config.hidden is None else config.hidden,
                 bias=True,
                 dropout=config.dropout,
-                # Deeper layers are left out more often, from none of the first to all of `drop_path` of the last.
+                # Deeper layers are skipped more often: never the first, with probability `drop_path` the last.
                 drop_path=config.drop_path * layer / max(config.layers - 1, 1),
             )
             for layer in range(config.layers)
@@ -191,28 +270,45 @@ class JoFormerViT(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        if self.prefix is not None:
-            nn.init.normal_(self.prefix, std=0.02)
-        if self.places is not None:
-            nn.init.normal_(self.places, std=0.02)
+        """Draws the model's own parameters: class token, registers and additive positions."""
+        for own in (self.prefix, self.places):
+            if own is not None:
+                nn.init.normal_(own, std=0.02)
 
     def forward(self, x: Float[Tensor, "batch channels ..."]) -> Float[Tensor, "batch classes"]:
+        """Logits of the classes.
+
+        Args:
+            x: Arrays, ``(batch, channels, *shape)``; every axis a multiple of the patch's.
+
+        Returns:
+            Logits ``(batch, classes)``.
+
+        Raises:
+            ValueError: If `x` does not divide into patches.
+        """
         tokens, frames = self.start(x)
         tokens = last(run_blocks(self.blocks, frames, tokens))
         # The norm comes before the mean: every patch counts alike.
         return self.head(self.pooled(self.norm(tokens)))
 
     def start(self, x: Float[Tensor, "batch channels ..."]) -> tuple[Float[Tensor, "batch tokens dim"], LayerFrames]:
-        """What the first block reads, and what gives a layer the frames of the tokens that come to it.
+        """What the first block reads, and the frames of each layer.
 
-        >>> model = JoFormerViT(ViTConfig(shape=(8, 8), patch=(4, 4), channels=1, dim=32, layers=2, heads=2))
-        >>> tokens, frames = model.start(torch.rand(3, 1, 8, 8))
-        >>> tokens.shape, frames(0, tokens).tokens
-        (torch.Size([3, 5, 32]), 5)
+        Args:
+            x: Arrays, ``(batch, channels, *shape)``.
+
+        Returns:
+            The tokens, prefix first, ``(batch, tokens, dim)``, and the frames for `run_blocks`.
+
+        Example:
+            >>> model = JoFormerViT(ViTConfig(shape=(8, 8), patch=(4, 4), channels=1, dim=32, layers=2, heads=2))
+            >>> tokens, frames = model.start(torch.rand(3, 1, 8, 8))
+            >>> tokens.shape, frames(0, tokens).tokens
+            (torch.Size([3, 5, 32]), 5)
         """
-        config, patches = self.config, self._patches(x)
+        config, tokens = self.config, self.embed(self._patches(x))
         grid = tuple(n // p for n, p in zip(x.shape[2:], config.patch, strict=True))
-        tokens = self.embed(patches)
         if self.prefix is not None:
             tokens = torch.cat((self.prefix.expand(x.shape[0], -1, -1).to(tokens.dtype), tokens), 1)
         if self.places is not None:
@@ -226,47 +322,67 @@ class JoFormerViT(nn.Module):
     def pooled(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch dim"]:
         """What the head reads: the class token, or the mean of all patches.
 
-        >>> model = JoFormerViT(ViTConfig(shape=(8, 8), patch=(4, 4), dim=32, heads=2, pool="mean"))
-        >>> model.pooled(torch.rand(3, 4, 32)).shape
-        torch.Size([3, 32])
+        Args:
+            tokens: What leaves the last norm, ``(batch, tokens, dim)``.
+
+        Returns:
+            One vector per array, ``(batch, dim)``.
+
+        Example:
+            >>> model = JoFormerViT(ViTConfig(shape=(8, 8), patch=(4, 4), dim=32, heads=2, pool="mean"))
+            >>> model.pooled(torch.rand(3, 4, 32)).shape
+            torch.Size([3, 32])
         """
         return tokens[:, 0] if self.config.pool == "cls" else tokens[:, self.config.prefix :].mean(1)
 
     def _patches(self, x: Tensor) -> Tensor:
-        config, axes = self.config, len(self.config.patch)
-        given = tuple(x.shape[2:])
+        patch, channels, axes = self.config.patch, self.config.channels, len(self.config.patch)
         if (
             x.dim() != 2 + axes
-            or x.shape[1] != config.channels
-            or any(n < p or n % p for n, p in zip(given, config.patch, strict=True))
+            or x.shape[1] != channels
+            or any(n < p or n % p for n, p in zip(x.shape[2:], patch, strict=True))
         ):
-            sizes = " × ".join(f"a multiple of {p}" for p in config.patch)
-            raise ValueError(f"x must be (batch, {config.channels}, {sizes}), got {tuple(x.shape)}")
-        for axis in range(axes):
-            x = x.unfold(2 + axis, config.patch[axis], config.patch[axis])
+            sizes = " × ".join(f"a multiple of {p}" for p in patch)
+            raise ValueError(f"x must be (batch, {channels}, {sizes}), got {tuple(x.shape)}")
+        for axis, side in enumerate(patch, start=2):
+            x = x.unfold(axis, side, side)
         return x.movedim(1, 1 + axes).flatten(1, axes).flatten(2)
 
 
-def _frames(config: ViTConfig, variant: Variant, head_dim: int) -> nn.Module:
-    axes = len(config.shape)
-    layers = config.layers if variant.per_layer else 1
-    split: dict = {"axes": axes, "split": variant.split}
-    if variant.frames == "additive" or variant.transport == "none":
-        return NoFrames(axes)
-    if variant.frames in CONTENT:
-        kind = CONTENT[variant.frames]
-        return nn.ModuleList(
-            kind(config.dim, head_dim, heads=config.heads, base=config.base, **split) for _ in range(layers)
-        )
-    if variant.frames == "fixed":
-        return FixedFrames(head_dim, base=config.base, **split)
-    if variant.frames == "learned":
-        return LearnedFrames(head_dim, heads=config.heads, layers=layers, base=config.base, **split)
-    return nn.ModuleList(DenseFrames(head_dim, heads=config.heads, **split) for _ in range(layers))
+def _frames(config: ViTConfig) -> nn.Module:
+    head_dim, base = config.dim // config.heads, config.base
+    own: dict[str, Any] = {"axes": len(config.shape), "split": config.split}
+    if config.transport == "none":
+        return NoFrames(own["axes"])
+    if config.frames == "fixed":
+        return FixedFrames(head_dim, base=base, **own)
+    own["heads"] = config.heads
+    if config.frames == "learned":
+        return LearnedFrames(head_dim, layers=config.layers if config.per_layer else 1, base=base, **own)
+
+    def one() -> nn.Module:
+        if config.frames == "dense":
+            return DenseFrames(head_dim, **own)
+        kind = ProjectedFrames if config.frames == "projected" else CumulativeFrames
+        return kind(config.dim, head_dim, base=base, **own)
+
+    return nn.ModuleList(one() for _ in range(config.layers)) if config.per_layer else one()
+
+
+def earlier_forms(config: ViTConfig) -> list[dict[str, Any]]:
+    """The fields as version 0.1 wrote them: a name, with its own transport or with one given beside it.
+
+    >>> [(form["model"], form["transport"]) for form in earlier_forms(ViTConfig(frames="fixed", transport="scores"))]
+    [('rope2d', None), ('joformer_old', 'scores')]
+    """
+    rest = {name: value for name, value in asdict(config).items() if name not in asdict(config.variant)}
+    both = None if config.frames in STILL else replace(config, transport="both").name
+    said = ((config.name, None), (both, config.transport))
+    return [{**rest, "model": name, "transport": transport} for name, transport in said if name]
 
 
 def eighths(shape: Sequence[int]) -> tuple[int, ...]:
-    """Sides of a patch for images of this shape: of each side's divisors the one nearest to an eighth of it.
+    """Sides of a patch for arrays of this shape: of each side's divisors the one nearest to an eighth of it.
 
     >>> eighths((224, 224)), eighths((28, 28)), eighths((8, 8))
     ((28, 28), (4, 4), (1, 1))

@@ -2,10 +2,10 @@
 
     score(s) = ⟨X, R_1^{s_1} ⋯ R_D^{s_D} Y⟩ = Σ_k Re( X̄_k Y_k e^{i s·θ_k} ),        s* = argmax_s score(s)
 
-Direction: X ≈ R^s Y, the first cell of Y sits at cell s of X. Where every angle is a multiple of 2π/n the scores of
-all shifts are one FFT; otherwise one sum an axis. Between whole steps the score is smooth, and Newton's method goes on
-from the best of them. Paper: "Multi-Axis Alignment". The answer is unique only modulo the period of R; with the full
-DFT the score is n × the circular cross-correlation (CLAIMS.md row 48).
+Direction: X ≈ R^s Y, the first cell of Y is at cell s of X. Where every angle is a multiple of 2π/n the scores of all
+shifts are one FFT; otherwise one sum per axis. Between whole steps the score is smooth, and Newton's method refines the
+best of them. Paper: "Multi-Axis Alignment". The answer is unique only modulo the period of R; with the full DFT the
+score is n × the circular cross-correlation (docs/claims.md row 48).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from torch import Tensor
 from joformer._precision import exact_device, without_autocast
 from joformer.algebra import Element, Generators, Torus
 from joformer.algebra._checks import in_float64, require_finite, tolerance, whole_numbers
-from joformer.monoidal._composition import as_complex, phases
+from joformer.monoidal._composition import phases
 from joformer.monoidal._periods import period, torus_angles
+from joformer.spectral._fast import as_complex
 
 NEWTON_STEPS = 24
 STARTS = 16
@@ -31,15 +32,19 @@ HALVINGS = 6
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """The best shift of Y inside X, X ≈ R^s Y; print it to read what may be said of the answer.
+    """The best shift s of Y inside X, X ≈ R^s Y; `print` says how far the answer is unique.
 
-    shift          the best whole shift along each of `axes`, (..., axes); the shortest one among equals
-    refined        the best shift to a fraction of a step, (..., axes), climbed to from the sixteen best whole ones,
-                   which for content with angles up to ±π need not be within a step of `shift`; carries no gradient
-    score          the score of `shift`, and `refined_score` that of `refined`, (...)
-    surface        the scores of all shifts, (..., *sizes), and `shifts` the shifts along each axis of it
-    period         along each axis the shift after which every score comes again, None where there is none
-    ties           how many shifts of the surface are as good as the best, up to rounding, (...)
+    Attributes:
+        axes: The axes that were aligned.
+        shift: The best whole shift along each of `axes`, ``(..., axes)``; the shortest one among equals.
+        refined: The best shift to a fraction of a step, ``(..., axes)``, refined from the sixteen best whole ones; for
+            content with angles up to ±π it need not be within a step of `shift`. Carries no gradient.
+        score: The score of `shift`, ``(...)``.
+        refined_score: The score of `refined`, ``(...)``.
+        surface: The scores of all shifts, ``(..., *sizes)``.
+        shifts: The shifts along each axis of `surface`.
+        period: Along each axis the shift after which all scores repeat, None where there is none.
+        ties: How many shifts of the surface are as good as the best, up to rounding, ``(...)``.
     """
 
     axes: tuple[int, ...]
@@ -66,14 +71,13 @@ class Alignment:
         lines = []
         for axis, n in zip(self.axes, self.period, strict=True):
             if n == 1:
-                lines.append(f"axis {axis}: no plane turns, a shift along it is invisible")
+                lines.append(f"axis {axis}: no plane rotates, a shift along it is invisible")
             else:
                 lines.append(f"axis {axis}: " + ("no period" if n is None else f"unique only modulo {n}"))
         tied = int((~self.unique).sum())
         if tied:
-            lines.append(
-                f"{tied} of {self.ties.numel()} have several equally good shifts, up to {int(self.ties.max())}"
-            )
+            most = int(self.ties.max())
+            lines.append(f"{tied} of {self.ties.numel()} have several equally good shifts, up to {most}")
         return "\n".join(lines)
 
 
@@ -85,21 +89,33 @@ def align(
     axes: int | Sequence[int] | None = None,
     limit: int | Sequence[int | None] | None = None,
 ) -> Alignment:
-    """The best shift s of y inside x, ⟨x, R^s y⟩ over all shifts along `axes` (default: all), then between steps.
+    """The best shift s* = argmax_s ⟨x, R^s y⟩ of y inside x, over all whole shifts and then between them.
 
-    Embeddings (..., dim), batches broadcast, with their generators; elements bring their own, and their origins play
-    no part. `limit` tries −limit … limit, one for all axes or one each. Without it an axis with a period n tries
-    0 … n − 1, and one without tries every shift at which two elements overlap. Fractions of a step turn by the angles
-    in (−π, π]: a band-limited signal in between.
+    Fractions of a step rotate by the angles in (−π, π]: a band-limited signal in between.
 
-    >>> from joformer.monoidal import MonoidalEmbedding
-    >>> embed = MonoidalEmbedding(40, (20,), frequencies="dft")
-    >>> signal = torch.randn(20, generator=torch.Generator().manual_seed(0))
-    >>> found = align(embed(signal), embed(signal[7:12]), embed.generators)          # a fragment that starts at 7
-    >>> found.shift, found.unique
-    (tensor([7]), tensor(True))
-    >>> print(found)
-    axis 0: unique only modulo 20
+    Args:
+        x: The larger structure: its embedding ``(..., dim)``, or an element, whose origin plays no part.
+        y: The smaller one, likewise; batches broadcast.
+        generators: Those of the embeddings, or their angles ``(axes, planes)``; elements bring their own.
+        axes: The axes to shift along; all by default.
+        limit: Shifts are −limit … limit, one for all axes or one per axis. Without it an axis with a period n tries
+            0 … n − 1, and one without tries every shift at which two elements overlap.
+
+    Returns:
+        The best shift, its score, and those of all other shifts.
+
+    Raises:
+        ValueError: If x, y and the generators do not fit each other, or an axis has no period and no `limit`.
+
+    Example:
+        >>> from joformer.monoidal import MonoidalEmbedding
+        >>> embed = MonoidalEmbedding(40, (20,), frequencies="dft")
+        >>> signal = torch.randn(20, generator=torch.Generator().manual_seed(0))
+        >>> found = align(embed(signal), embed(signal[7:12]), embed.generators)      # a fragment that starts at 7
+        >>> found.shift, found.unique
+        (tensor([7]), tensor(True))
+        >>> print(found)
+        axis 0: unique only modulo 20
     """
     theta = _common_angles(x, y, generators)
     kept = tuple(range(len(theta))) if axes is None else tuple(axes) if isinstance(axes, Sequence) else (axes,)
@@ -136,7 +152,8 @@ def align(
     score = flat.gather(-1, at.unsqueeze(-1)).squeeze(-1)
     # Between two steps a score may rise above that of the best whole shift: the next best are refined as well.
     starts = torch.cat([at.unsqueeze(-1), flat.detach().topk(min(STARTS, flat.shape[-1])).indices], -1)
-    places = torch.stack([s.to(at.device)[i] for s, i in zip(shifts, _unravel(starts, shifts), strict=True)], -1)
+    unravelled = torch.unravel_index(starts, surface.shape[surface.ndim - len(kept) :])
+    places = torch.stack([s.to(at.device)[i] for s, i in zip(shifts, unravelled, strict=True)], -1)
     refined, heights = _refine(product.detach().unsqueeze(-2), angles.detach(), places)
     first_is_best = heights[..., 0] >= heights.amax(-1) - near.detach().squeeze(-1)
     chosen = torch.where(first_is_best, 0, heights.argmax(-1)).unsqueeze(-1)
@@ -147,13 +164,12 @@ def align(
 
 
 def _common_angles(x: object, y: object, generators: object) -> Float[Tensor, "axes planes"]:
-    for e in (x, y):
-        if isinstance(e, Element):
-            generators = e.generators if generators is None else generators
-            if isinstance(generators, Generators) and not e.generators.same_as(generators):
-                raise ValueError("different generator sets: embed both with the same Generators")
-    if generators is None:
+    elements = [e for e in (x, y) if isinstance(e, Element)]
+    if generators is None and not elements:
         raise ValueError("no generators: give those of the embedding as the third argument, or two elements")
+    generators = elements[0].generators if generators is None else generators
+    if isinstance(generators, Generators) and not all(e.generators.same_as(generators) for e in elements):
+        raise ValueError("different generator sets: embed both with the same Generators")
     angles = torus_angles(generators)
     for name, e in (("x", x), ("y", y)):
         if not isinstance(e, Element):
@@ -185,26 +201,11 @@ def _surface_by_fft(product: Tensor, angles: Tensor, sizes: tuple[int, ...]) -> 
 
 
 def _surface(product: Tensor, angles: Tensor, shifts: tuple[Tensor, ...]) -> Float[Tensor, "..."]:
-    like, last = product.real, len(shifts) - 1
-    for k, (theta, s) in enumerate(zip(angles, shifts, strict=True)):
-        turned = phases(_along(theta, s), like)  # (shifts, planes)
-        if k == last:
-            return product.real @ turned.real.mT - product.imag @ turned.imag.mT
-        product = product[..., None, :] * turned
-    raise AssertionError("an alignment has at least one axis")
-
-
-def _along(theta: Tensor, s: Tensor) -> Float[Tensor, "_shifts _planes"]:
-    wide = in_float64(theta)
-    return s.to(wide)[:, None] * wide
-
-
-def _unravel(at: Tensor, shifts: tuple[Tensor, ...]) -> list[Tensor]:
-    places: list[Tensor] = []
-    for s in reversed(shifts):
-        places.insert(0, at % len(s))
-        at = at // len(s)
-    return places
+    wide = in_float64(angles)
+    *outer, last = (phases(s.to(wide)[:, None] * theta, product.real) for theta, s in zip(wide, shifts, strict=True))
+    for rotations in outer:  # (shifts, planes)
+        product = product[..., None, :] * rotations
+    return product.real @ last.real.mT - product.imag @ last.imag.mT
 
 
 @torch.no_grad()
@@ -216,28 +217,24 @@ def _refine(
     c, begin = product.to(device, torch.complex128), start.to(device, torch.float64)
     turns = angles.to(device, torch.float64) / (2 * math.pi)
     theta = (turns - turns.round()) * 2 * math.pi
-
-    def height(s: Tensor) -> tuple[Tensor, Tensor]:
-        turned = c * phases(s @ theta, s)
-        return turned.real.sum(-1), turned
-
-    s, (best, turned) = begin, height(begin)
+    s, rotated = begin, c * phases(begin @ theta, begin)
+    best = rotated.real.sum(-1)
     for _ in range(NEWTON_STEPS):
-        gradient = -(turned.imag @ theta.mT)
-        curvature = torch.einsum("...k,ak,bk->...ab", turned.real, theta, theta)
+        gradient = -(rotated.imag @ theta.mT)
+        curvature = torch.einsum("...k,ak,bk->...ab", rotated.real, theta, theta)
         # Uphill whatever the signs: a step along each principal axis by the size of its curvature.
         size, principal = torch.linalg.eigh(curvature)
-        floor = 1e-12 * turned.abs().sum(-1)[..., None] + torch.finfo(s.dtype).tiny
+        floor = 1e-12 * rotated.abs().sum(-1)[..., None] + torch.finfo(s.dtype).tiny
         along = (principal.mT @ gradient[..., None]).squeeze(-1) / size.abs().clamp(min=floor)
         step = (principal @ along[..., None]).squeeze(-1)
         step = step / (2 * step.abs().amax(-1, keepdim=True)).clamp(min=1)
         waiting = torch.ones_like(best, dtype=torch.bool)
         for _ in range(HALVINGS):
             tried = begin + (s + step - begin).clamp(-1, 1)
-            reached, moved = height(tried)
-            better = waiting & (reached > best)
-            s, turned = torch.where(better[..., None], tried, s), torch.where(better[..., None], moved, turned)
-            best, step, waiting = torch.where(better, reached, best), step / 2, waiting & ~better
+            there = c * phases(tried @ theta, tried)
+            better = waiting & (there.real.sum(-1) > best)
+            s, rotated = torch.where(better[..., None], tried, s), torch.where(better[..., None], there, rotated)
+            best, step, waiting = rotated.real.sum(-1), step / 2, waiting & ~better
             if not waiting.any():
                 break
         if waiting.all():

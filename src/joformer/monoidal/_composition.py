@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from joformer.algebra._checks import in_float64
+from joformer.spectral._fast import as_complex, as_real
 
 
 def compose_real(x: Float[Tensor, "..."], angles: Float[Tensor, "axes planes"]) -> Float[Tensor, "... _dim"]:
@@ -29,7 +30,7 @@ def compose_real(x: Float[Tensor, "..."], angles: Float[Tensor, "axes planes"]) 
     axes, planes = angles.shape
     batch = x.shape[: x.ndim - axes]
     size = math.prod(batch)
-    rows = 1  # up to about √(n/size): then the table of R's powers and what is left of the cells are as large
+    rows = 1  # up to about √(n/size): then the table of the powers of R is as large as the remaining cells
     while axes == 1 and 4 * rows * rows * max(size, 1) <= x.shape[-1]:
         rows *= 2
     if rows > 1:
@@ -43,7 +44,7 @@ def compose_real(x: Float[Tensor, "..."], angles: Float[Tensor, "axes planes"]) 
     others = [k for k in range(axes) if k != longest]
     cells = x.reshape(size, *grid).permute(1 + longest, *(1 + k for k in others), 0)
 
-    # Planes come first from here on: the remaining sums are then one small matrix product a plane, in which a
+    # Planes come first from here on: the remaining sums are then one small matrix product per plane, in which a
     # complex product is the 2 × 2 block [[cos, −sin], [sin, cos]], and every view below is free.
     left = math.prod(grid) // max(grid[longest], 1) * size
     basis = torch.stack(_cos_sin(angles[longest], grid[longest], x), 1).flatten(0, 1)
@@ -67,24 +68,6 @@ def compose_vectors(v: Float[Tensor, "... _dim"], angles: Float[Tensor, "axes pl
     for theta in angles.flip(0):
         z = (z * torch.complex(*_cos_sin(theta, z.shape[-2], v)).mT).sum(-2)
     return as_real(z)
-
-
-def as_complex(v: Float[Tensor, "*batch _dim"]) -> Complex[Tensor, "*batch _planes"]:
-    """Interleaved planes (..., 2·planes) as complex numbers (..., planes).
-
-    >>> as_complex(torch.tensor([1.0, 2.0, 3.0, 4.0]))
-    tensor([1.+2.j, 3.+4.j])
-    """
-    return torch.view_as_complex(v.unflatten(-1, (v.shape[-1] // 2, 2)).contiguous())
-
-
-def as_real(z: Complex[Tensor, "*batch _planes"]) -> Float[Tensor, "*batch _dim"]:
-    """The inverse of `as_complex`.
-
-    >>> as_real(torch.tensor([1.0 + 2.0j]))
-    tensor([1., 2.])
-    """
-    return torch.view_as_real(z).flatten(-2)
 
 
 def phases(angles: Float[Tensor, "*batch"], like: Tensor) -> Complex[Tensor, "*batch"]:

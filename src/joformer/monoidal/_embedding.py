@@ -1,4 +1,4 @@
-"""One vector for a whole grid: every cell turned by the generators of its place, and summed.
+"""One vector for a whole grid: every cell rotated by the generators of its position, and summed.
 
     E = Σ_n A_n v_n,   A_n = R_1^{n_1} ⋯ R_D^{n_D},          in plane k:   E_k = Σ_n v_nk e^{i n·θ_k}
 
@@ -6,8 +6,8 @@
     dft         θ_k = 2π k_a / n_a, the lowest points k of the product grid of frequencies
     diagonal    θ_k = 2π k / d on every axis, k = 1 … d/2: the print
 
-Paper: "MNIST Monoidal Embedding", "Audio and Spectrograms", "Video". The print calls its fixed frequencies the 2D
-DFT. They are the diagonal of one, off the grid of 28 pixels besides; `dft` is the true one (CLAIMS.md rows 39, 40).
+Paper: "MNIST Monoidal Embedding", "Audio and Spectrograms", "Video". The print calls its fixed frequencies the 2D DFT.
+They are the diagonal of one, off the grid of 28 pixels besides; `dft` is the true one (docs/claims.md rows 39, 40).
 """
 
 from __future__ import annotations
@@ -23,30 +23,38 @@ from torch import Tensor, nn
 from joformer._precision import KeepsPrecision, default_dtype, exact_device, without_autocast
 from joformer.algebra import Element, Generators
 from joformer.algebra._checks import in_float64, require_tensor, whole_numbers
-from joformer.monoidal._composition import as_complex, as_real, compose_real, compose_vectors
+from joformer.monoidal._composition import compose_real, compose_vectors
+from joformer.spectral._fast import as_complex, as_real
 
 Frequencies = Literal["learned", "dft", "diagonal"]
 Cells = Literal["real", "vector"]
 
 
 class MonoidalEmbedding(KeepsPrecision):
-    """Σ_n A_n v_n over a grid `shape` of any number of axes, as one vector of `dim` = 2·planes numbers.
+    """E = Σ_n A_n v_n over a grid with any number of axes, as one vector.
 
-    Cells are said, never guessed: `real` takes x (..., *shape), the content of a cell being x_n·e, and `vector` takes
-    x (..., *shape, dim). Real content e is (1, 0, 1, 0, …), a vector (dim,) of your own, or "learned" from there on.
+    With "dft" and real cells the sum is an FFT and costs next to nothing; otherwise no more is held at once than one
+    vector for each cell off the longest axis.
 
-    `spread` is the half-width of the uniform start of learned angles, in radians a step; it decides what few planes
-    learn, so sweep it. By default it is the box that as many frequencies of the DFT fill, π·min(1, dim/cells)^{1/D}.
+    Args:
+        dim: Length of the vector, 2·planes.
+        shape: Length of the axis, or one length per axis.
+        frequencies: The angles: "learned", "dft" (the lowest of the product grid) or "diagonal" (the paper's).
+        cells: What a cell is: "real", one number x_n with the content x_n·e, or "vector", `dim` numbers.
+        content: e of real cells: "constant" for (1, 0, 1, 0, …), "learned" starting there, or a vector ``(dim,)``.
+        spread: Half-width of the uniform start of learned angles, in radians per step; it decides what few planes
+            learn, so sweep it. By default the box that as many frequencies of the DFT fill, π·min(1, dim/cells)^{1/D}.
 
-    With `dft` and real cells the sum is an FFT and costs next to nothing; otherwise it is `compose_real`: no more is
-    held at once than one vector for each cell off the longest axis.
+    Raises:
+        ValueError: If the arguments do not fit each other.
 
-    >>> embed = MonoidalEmbedding(64, (28, 28))
-    >>> embed(torch.rand(16, 28, 28)).shape, embed.frequencies.shape
-    (torch.Size([16, 64]), torch.Size([2, 32]))
-    >>> video = MonoidalEmbedding(8, (4, 6, 5), frequencies="dft", cells="vector")
-    >>> video(torch.rand(2, 4, 6, 5, 8)).shape
-    torch.Size([2, 8])
+    Example:
+        >>> embed = MonoidalEmbedding(64, (28, 28))
+        >>> embed(torch.rand(16, 28, 28)).shape, embed.frequencies.shape
+        (torch.Size([16, 64]), torch.Size([2, 32]))
+        >>> video = MonoidalEmbedding(8, (4, 6, 5), frequencies="dft", cells="vector")
+        >>> video(torch.rand(2, 4, 6, 5, 8)).shape
+        torch.Size([2, 8])
     """
 
     frequencies: Tensor
@@ -74,16 +82,15 @@ class MonoidalEmbedding(KeepsPrecision):
         if frequencies not in get_args(Frequencies):
             raise ValueError(f"unknown frequencies {frequencies!r}: use one of {', '.join(get_args(Frequencies))}")
         if cells not in get_args(Cells):
-            raise ValueError(
-                f"unknown cells {cells!r}: use 'real' for x (..., *shape), 'vector' for (..., *shape, dim)"
-            )
+            raise ValueError(f"unknown cells {cells!r}: use 'real' for (..., *shape), 'vector' for (..., *shape, dim)")
+        if frequencies == "dft" and dim // 2 > (count := math.prod(self.shape)):
+            raise ValueError(f"dim {dim} needs more frequencies than {self.shape} has: it must be {2 * count} or less")
         if spread is not None and (frequencies != "learned" or not 0 <= spread < math.inf):
             raise ValueError(f"spread {spread} with frequencies {frequencies!r}: 0 or more, for learned ones only")
         self.spread = math.pi * min(1.0, dim / math.prod(self.shape)) ** (1 / self.axes) if spread is None else spread
         if frequencies == "learned":
             self.frequencies = nn.Parameter(torch.empty(self.axes, dim // 2, dtype=default_dtype()))
         else:
-            self._check_fits()
             # Whole numbers, so that the exact angles survive a change of the module's dtype.
             self.register_buffer("modes", torch.empty(self.axes, dim // 2, dtype=torch.long), persistent=False)
         if frequencies == "dft":
@@ -99,7 +106,7 @@ class MonoidalEmbedding(KeepsPrecision):
 
     @property
     def angles(self) -> Float[Tensor, "axes planes"]:
-        """θ (axes, planes), radians a step: the parameter itself where learned, float64 where fixed."""
+        """θ (axes, planes), radians per step: the parameter itself where learned, float64 where fixed."""
         if self.kind == "learned":
             return self.frequencies
         modes = self.modes.to(exact_device(self.modes.device))
@@ -110,7 +117,7 @@ class MonoidalEmbedding(KeepsPrecision):
     def generators(self) -> Generators:
         """The axis-step generators R_1 … R_D on the torus, for everything else in the algebra and this package.
 
-        A copy in float64: they stay what they are when training moves the frequencies on.
+        A copy in float64: further training does not change it.
 
         >>> MonoidalEmbedding(2, 4, frequencies="diagonal").generators.power(0, 1)
         tensor([3.1416], dtype=torch.float64)
@@ -119,12 +126,16 @@ class MonoidalEmbedding(KeepsPrecision):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the learned angles anew, from `generator` or torch's own; set the fixed ones; start a learned content.
+        """Draws the learned angles, sets the fixed ones, and starts a learned content.
 
-        >>> embed = MonoidalEmbedding(4, 3, spread=0.1)
-        >>> embed.reset_parameters(torch.Generator().manual_seed(0))
-        >>> bool(embed.frequencies.abs().max() <= 0.1)
-        True
+        Args:
+            generator: What to draw from; torch's own by default.
+
+        Example:
+            >>> embed = MonoidalEmbedding(4, 3, spread=0.1)
+            >>> embed.reset_parameters(torch.Generator().manual_seed(0))
+            >>> bool(embed.frequencies.abs().max() <= 0.1)
+            True
         """
         if self.kind == "learned":
             self.frequencies.uniform_(-self.spread, self.spread, generator=generator)
@@ -137,14 +148,24 @@ class MonoidalEmbedding(KeepsPrecision):
             self.content.copy_(torch.tensor([1.0, 0.0]).repeat(self.dim // 2))
 
     def forward(self, x: Tensor) -> Float[Tensor, "... _dim"]:
-        """x (..., *grid), or (..., *grid, dim) where cells are vectors, to (..., dim) in x's dtype.
+        """The embedding E of a grid.
 
         The grid may differ from `shape`: angles are per step. Those of the DFT stay the ones of `shape`, so that a
         smaller grid counts as padded with zeros, and a larger one wraps: cells a whole length apart are summed.
 
-        >>> embed = MonoidalEmbedding(2, (3, 3), frequencies="diagonal")           # half turns
-        >>> embed(torch.eye(3)).round(decimals=4) + 0
-        tensor([3., 0.])
+        Args:
+            x: Real cells ``(..., *grid)``, or vectors ``(..., *grid, dim)``.
+
+        Returns:
+            Vectors ``(..., dim)`` in the dtype of `x`.
+
+        Raises:
+            ValueError: If `x` has too few axes, an empty one, or no floating point numbers.
+
+        Example:
+            >>> embed = MonoidalEmbedding(2, (3, 3), frequencies="diagonal")           # half turns
+            >>> embed(torch.eye(3)).round(decimals=4) + 0
+            tensor([3., 0.])
         """
         grid = self._grid(x)
         with without_autocast(x.device):
@@ -152,31 +173,38 @@ class MonoidalEmbedding(KeepsPrecision):
             if self.cells == "vector":
                 return compose_vectors(wide, self.angles).to(x.dtype)
             fits = all(n <= length for n, length in zip(grid, self.shape, strict=True))
-            if self.kind == "dft" and fits and x.numel():
-                embedded = self._by_fft(wide)
-            else:
-                embedded = compose_real(wide, self.angles)
+            by_fft = self.kind == "dft" and fits and x.numel()
+            embedded = self._by_fft(wide) if by_fft else compose_real(wide, self.angles)
             if self.content is not None:
                 embedded = as_real(as_complex(embedded) * as_complex(self.content.to(wide)))
             return embedded.to(x.dtype)
 
     def tile(self, x: Tensor, origin: int | Sequence[int] | None = None) -> Element:
-        """The embedding of x as an element of the algebra: content (..., dim), where x starts, how far it reaches.
+        """The embedding of a part of a grid as an element of the algebra.
 
         The content is relative to the tile's own origin, so that `concatenate` and `split` apply as they are: the
         embedding of the whole is the concatenation of its tiles.
 
-        >>> from joformer.monoidal import concatenate
-        >>> embed, x = MonoidalEmbedding(8, (4, 6)), torch.rand(4, 6)
-        >>> left, right = embed.tile(x[:, :2]), embed.tile(x[:, 2:], origin=(0, 2))
-        >>> torch.allclose(concatenate([left, right], axis=1).content, embed(x), atol=1e-5)
-        True
+        Args:
+            x: The cells of the tile, as for the call.
+            origin: Where the tile starts, one number per axis; zeros by default.
+
+        Returns:
+            An element with the content ``(..., dim)``, the origin and the extent of the tile.
+
+        Example:
+            >>> from joformer.monoidal import concatenate
+            >>> embed, x = MonoidalEmbedding(8, (4, 6)), torch.rand(4, 6)
+            >>> left, right = embed.tile(x[:, :2]), embed.tile(x[:, 2:], origin=(0, 2))
+            >>> torch.allclose(concatenate([left, right], axis=1).content, embed(x), atol=1e-5)
+            True
         """
         content = self(x)
         start = (0,) * self.axes if origin is None else (origin,) if isinstance(origin, int) else tuple(origin)
         return Element(content, start, self._grid(x), self.generators)
 
     def extra_repr(self) -> str:
+        """The arguments, for `repr`."""
         start = f", spread={self.spread:.3g}" if self.kind == "learned" else ""
         return f"{self.dim}, {self.shape}, frequencies={self.kind!r}, cells={self.cells!r}{start}"
 
@@ -215,8 +243,8 @@ class MonoidalEmbedding(KeepsPrecision):
             if self.cells == "vector":
                 raise ValueError("a content vector is for real cells: vector cells are their own content")
             if content.shape != (self.dim,) or not content.is_floating_point():
-                given = f"{content.dtype} {tuple(content.shape)}"
-                raise ValueError(f"content is {given}: it must be real numbers, ({self.dim},)")
+                shape = tuple(content.shape)
+                raise ValueError(f"content is {content.dtype} {shape}: it must be real numbers, ({self.dim},)")
             self.register_buffer("content", content.detach().clone())
         elif content == "learned" and self.cells == "real":
             self.content = nn.Parameter(torch.empty(self.dim, dtype=default_dtype()))
@@ -226,13 +254,6 @@ class MonoidalEmbedding(KeepsPrecision):
             raise ValueError(
                 f"content {content!r} with {self.cells} cells: real cells take 'constant', 'learned' or a vector "
                 f"({self.dim},), vector cells are their own content"
-            )
-
-    def _check_fits(self) -> None:
-        if self.kind == "dft" and self.dim // 2 > math.prod(self.shape):
-            most = 2 * math.prod(self.shape)
-            raise ValueError(
-                f"dim {self.dim} asks for more frequencies than {self.shape} has: it must be {most} or less"
             )
 
 

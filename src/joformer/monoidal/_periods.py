@@ -13,7 +13,7 @@ from torch import Tensor
 
 from joformer.algebra import Generators, Torus
 
-LONGEST = 1 << 16  # no period above this many steps is looked for
+LONGEST = 1 << 16  # no longer period is searched for
 ODDS = 0.01  # above these odds a fit is an accident of rounding
 
 
@@ -44,7 +44,7 @@ def accident(
 
 
 def torus_angles(generators: object) -> Float[Tensor, "axes planes"]:
-    """The angles (axes, planes) of generators on the torus, or angles given as such; anything else is refused.
+    """The angles (axes, planes) of generators on the torus, or angles given as such; ValueError for anything else.
 
     >>> torus_angles(torch.ones(1, 2))
     tensor([[1., 1.]])
@@ -62,8 +62,8 @@ def torus_angles(generators: object) -> Float[Tensor, "axes planes"]:
 def period(theta: Float[Tensor, "planes"]) -> int | None:
     """The smallest n ≥ 1 with n·θ_k a whole number of turns for every plane; None when there is none up to 65,536.
 
-    A period is believed when the odds of an accident, by the slowest plane, are below one in a hundred, which holds
-    for periods up to 20,000 where a plane turns once in it; angles in fp64 know no limit.
+    A period counts when the odds of an accident, by the slowest plane, are below one in a hundred, which holds for
+    periods up to 20,000 where a plane rotates once in it; angles in fp64 have no limit.
 
     >>> period(2 * torch.pi * torch.arange(28) / 28), period(torch.zeros(3)), period(torch.tensor([1.0]))
     (28, 1, None)

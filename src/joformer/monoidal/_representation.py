@@ -4,9 +4,9 @@
     s^{a+b}_k = s^a_k + R^a s^b_{k+a}       longer windows from shorter: the law of concatenation
 
 Circular, v is invariant to every circular shift. A window is doubled rather than summed, O(N log m) for each axis.
-`blind_spots` says what v cannot tell apart. Paper: "Shift-Invariance and Order-Awareness". The print asks for an angle
-that is no rational multiple of π; an order above the window suffices, and with real content reversal is invisible
-whatever the angles (CLAIMS.md row 35).
+`blind_spots` lists what v cannot distinguish. Paper: "Shift-Invariance and Order-Awareness". The print requires an
+angle that is no rational multiple of π; an order above the window suffices, and with real content reversal is invisible
+whatever the angles (docs/claims.md row 35).
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from torch import Tensor
 
 from joformer.algebra import Generators, Torus
 from joformer.algebra._checks import whole_numbers
-from joformer.monoidal._composition import as_complex, phases
+from joformer.monoidal._composition import phases
 from joformer.monoidal._periods import accident, torus_angles, whole_turns
+from joformer.spectral._fast import as_complex
 
 SHOWN = 6  # how many of a kind are printed
 
@@ -35,19 +36,30 @@ def m_representation(
     window: int | Sequence[int],
     circular: bool = True,
 ) -> Float[Tensor, "... _planes"]:
-    """Σ_k ‖s_k‖ in each plane over all windows of x (..., n_1, …, n_D, dim): (..., planes).
+    """Σ_k ( ‖s_k1‖, …, ‖s_kK‖ ) over all windows s_k = Σ_{i<m} A_i x_{k+i}, one norm per plane.
 
-    The generators are on the torus, or simply its angles (axes, planes).
-    `window` is one length for all axes or one each. Circular windows wrap around, one at every cell; otherwise only
-    those that fit are taken. The gradient is finite everywhere, 0 where a window sums to 0.
+    The gradient is finite everywhere, 0 where a window sums to 0.
 
-    >>> generators = Generators.torus(torch.tensor([[0.7, 1.9]]))
-    >>> x = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
-    >>> v = m_representation(x, generators, window=3)
-    >>> v.shape, torch.allclose(m_representation(x.roll(4, 0), generators, window=3), v)       # shifted: the same
-    (torch.Size([2]), True)
-    >>> torch.allclose(m_representation(x[[1, 0, *range(2, 10)]], generators, window=3), v)     # reordered: not
-    False
+    Args:
+        x: Cells, ``(..., n_1, …, n_D, dim)``.
+        generators: Generators on the torus, or its angles ``(axes, planes)``.
+        window: The length m, one for all axes or one per axis.
+        circular: Whether windows wrap around, one at every cell; otherwise only those that fit count.
+
+    Returns:
+        The representation, ``(..., planes)``.
+
+    Raises:
+        ValueError: If `x`, `generators` and `window` do not fit each other.
+
+    Example:
+        >>> generators = Generators.torus(torch.tensor([[0.7, 1.9]]))
+        >>> x = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
+        >>> v = m_representation(x, generators, window=3)
+        >>> v.shape, torch.allclose(m_representation(x.roll(4, 0), generators, window=3), v)     # shifted: the same
+        (torch.Size([2]), True)
+        >>> torch.allclose(m_representation(x[[1, 0, *range(2, 10)]], generators, window=3), v)  # reordered: not
+        False
     """
     angles = torus_angles(generators)
     axes = len(angles)
@@ -87,24 +99,25 @@ def _windows(
 
 
 def _join(first: Tensor, second: Tensor, theta: Tensor, steps: int, fitting: int, like: Tensor) -> Tensor:
-    turned = phases(theta * steps, like)
-    return torch.addcmul(first[..., :fitting, :], second[..., steps : steps + fitting, :], turned)
+    return torch.addcmul(first[..., :fitting, :], second[..., steps : steps + fitting, :], phases(theta * steps, like))
 
 
 @dataclass(frozen=True)
 class BlindSpots:
-    """What an m-representation cannot tell apart, for given angles and window; print it to read it.
+    """What an m-representation cannot distinguish, for given angles and window; `print` lists it.
 
-    Of one window, for content in general position, these leave every plane's norm unchanged, and so does what they
-    generate; on several axes there can be others, never where `order_aware` is True:
+    Of one window, for content in general position, swaps, rotations and reversals leave the norm of every plane
+    unchanged, and so does what they generate; on several axes there can be others, never where `order_aware` is True.
 
-    swaps       exchanging the cells at n and n + δ, for each displacement δ here (its multiples too)
-    rotations   rotating the window by one cell along an axis here
-    reversals   reversing the axes of a set here, all at once; this holds for the whole representation as well
-
-    `orders` (axes, planes) is the order q of each plane's angle along each axis, q·θ a whole number of turns, None
-    where it is above the window: such a plane sees all of the order along that axis. `sum_only` are the planes that
-    no axis turns: they see the sum of a window and nothing else.
+    Attributes:
+        window: The length of the window along each axis.
+        real: Whether content is real, or collinear in each plane.
+        orders: The order q of each plane's angle along each axis, ``(axes, planes)``: q·θ is a whole number of turns.
+            None where it is above the window: such a plane sees all of the order along that axis.
+        sum_only: Planes that no axis rotates: they see the sum of a window and nothing else.
+        swaps: Displacements δ, with their multiples: exchanging the cells at n and n + δ is invisible.
+        rotations: Axes along which rotating the window by one cell is invisible.
+        reversals: Sets of axes that can be reversed all at once, of the whole representation as well.
     """
 
     window: tuple[int, ...]
@@ -117,7 +130,7 @@ class BlindSpots:
 
     @property
     def order_aware(self) -> bool:
-        """Whether orders are told apart, but for the reversals listed: True is a promise, False says none is made.
+        """Whether orders are distinguished, but for the reversals listed: True is guaranteed, False is not.
 
         No swap and no rotation; of real content also, along each axis, some plane whose order is above the window.
         Without it, planes of different orders can each be reversed on their own, unseen.
@@ -143,21 +156,32 @@ class BlindSpots:
 def blind_spots(
     generators: Generators | Float[Tensor, "axes planes"], window: int | Sequence[int], *, real: bool = True
 ) -> BlindSpots:
-    """What `m_representation` cannot tell apart with these generators, or angles (axes, planes), and this window.
+    """What `m_representation` cannot distinguish with these generators and this window.
 
-    `real` is for content that is real, or collinear in each plane (x_n·e): reversal is then invisible. An angle
-    counts as rational when it is within the rounding of its dtype, and that is no accident: give angles in float64
-    for windows of hundreds of cells.
+    An angle counts as rational when it is within the rounding of its dtype, and that is no accident: give angles in
+    float64 for windows of hundreds of cells.
 
-    >>> print(blind_spots(torch.tensor([[torch.pi / 2, 0.0]]), window=5))
-    window (5,), real or collinear content: not order-aware
-    swapping cells 4 apart is invisible
-    reversing axis 0 is invisible
-    axis 0, order 1: cells 1 apart look alike to planes 1
-    axis 0, order 4: cells 4 apart look alike to planes 0
-    planes 1 see only the sum
-    >>> blind_spots(torch.tensor([[1.0]]), window=5, real=False).order_aware
-    True
+    Args:
+        generators: Generators on the torus, or its angles ``(axes, planes)``.
+        window: The length of a window, one for all axes or one per axis.
+        real: Whether content is real, or collinear in each plane (x_n·e): reversal is then invisible.
+
+    Returns:
+        The list, to be printed.
+
+    Raises:
+        ValueError: If a window is empty, or the generators are on no torus.
+
+    Example:
+        >>> print(blind_spots(torch.tensor([[torch.pi / 2, 0.0]]), window=5))
+        window (5,), real or collinear content: not order-aware
+        swapping cells 4 apart is invisible
+        reversing axis 0 is invisible
+        axis 0, order 1: cells 1 apart look alike to planes 1
+        axis 0, order 4: cells 4 apart look alike to planes 0
+        planes 1 see only the sum
+        >>> blind_spots(torch.tensor([[1.0]]), window=5, real=False).order_aware
+        True
     """
     angles = torus_angles(generators).detach()
     axes, planes = angles.shape
@@ -178,7 +202,7 @@ def blind_spots(
     swaps = _primitive(spans[_all_whole(spans, angles)].tolist())
     rotations = tuple(k for k in turning if _all_whole(lengths[k] * steps[k], angles))
 
-    # Turned backwards along some axes a plane must stay what it was, or, of real content, become its conjugate.
+    # Reversed along some axes, a plane must stay as it is or, of real content, become its conjugate.
     half = [whole_turns(2 * steps[k], angles) for k in range(axes)]
     reversals = []
     for size in range(1, len(turning) + 1):
@@ -192,7 +216,7 @@ def blind_spots(
 
 
 def _all_whole(spans: Tensor, angles: Tensor) -> Tensor:
-    """Whether R^δ = I in all planes, and not by an accident of rounding: the surest plane that turns decides."""
+    """Whether R^δ = I in all planes, and not by an accident of rounding: the surest plane that rotates decides."""
     sure = ~accident(spans, angles)
     still = (angles == 0).all(0).to(sure.device)
     return whole_turns(spans, angles).all(-1) & (sure & ~still).any(-1) | still.all()

@@ -24,8 +24,8 @@ from torch.nn import functional as F
 from joformer._precision import arithmetic_dtype
 from joformer.frames import Layout
 
+# What rotates a tensor: the unit of the rotation, the unit of its inverse, the plane layout.
 UnitPair = tuple[Tensor, Tensor, Layout]
-"""What rotates a tensor: the unit of the rotation, the unit of its inverse, the plane layout."""
 
 _WANTED = os.environ.get("JOFORMER_KERNELS", "")
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
@@ -260,16 +260,19 @@ class Rotate(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Plan:
-    """How a packed projection is rotated: made once per frames value, used by every layer."""
+    """How a packed projection is rotated: made once per frames value, used by every layer.
+
+    Attributes:
+        widths: (heads, head_dim) of each part.
+        runs: Stretches that one call rotates: start, stop, head_dim, unit, layout.
+        rotated: Which parts are rotated.
+        units: What rotates each part, where a backward may follow.
+    """
 
     widths: tuple[tuple[int, int], ...]
-    """(heads, head_dim) of each part."""
     runs: tuple[tuple[int, int, int, Tensor, Layout], ...]
-    """Stretches that one call rotates: start, stop, head_dim, unit, layout."""
     rotated: tuple[bool, ...]
-    """Which parts are rotated."""
     units: tuple[UnitPair | None, ...]
-    """What rotates each part, where a backward may follow."""
 
 
 def rotate_packed_into_parts(packed: Tensor, plan: Plan) -> Sequence[Tensor]:

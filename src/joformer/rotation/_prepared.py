@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,22 +20,23 @@ from joformer.frames import FlatFrames
 from joformer.frames._types import check_fits, check_shapes, cos_sin
 from joformer.rotation._eager import Plan, UnitPair, for_kernel, inverse_unit
 
+# (heads, head_dim) of each part of a packed projection.
 Widths = tuple[tuple[int, int], ...]
-"""(heads, head_dim) of each part of a packed projection."""
 
 
 @dataclass
 class Prepared:
-    """Units and plans made so far, each under what decides it."""
+    """Units and plans made so far, each under what decides it.
+
+    Attributes:
+        units: By (dtype of the arithmetic, heads, inverse).
+        fitting: Units by the tensor that was checked to fit: decoding needs the same one layer after layer.
+        plans: By the packed tensor, its parts, which of them are rotated, and whether a backward may follow.
+    """
 
     units: dict[tuple[torch.dtype, int, bool], Tensor] = field(default_factory=dict)
-    """By (dtype of the arithmetic, heads, inverse)."""
     fitting: dict[tuple[torch.Size, torch.dtype, torch.device, bool], Tensor] = field(default_factory=dict)
-    """Units by the tensor that was checked to fit: decoding needs the same one layer after layer."""
-    plans: dict[tuple[torch.Size, torch.dtype, torch.device, Widths, tuple[bool, ...], bool], Plan] = field(
-        default_factory=dict
-    )
-    """By the packed tensor, its parts, which of them are rotated, and whether a backward may follow."""
+    plans: dict[tuple[Any, ...], Plan] = field(default_factory=dict)
 
 
 def _prepared(frames: FlatFrames) -> Prepared:

@@ -9,7 +9,7 @@ The sign is stated here once. Which element of a head belongs to which plane:
     plane          0  0  1  1  2  2                0  1  2  0  1  2      (GPT-NeoX, Hugging Face)
 
 A head wider than its planes is rotated at its front or, with frames built with ``at="end"``, at its end. Paper:
-"Journey Operator and Score/Value Attention"; docs/claims.md, conventions 1–3 and 7. The backward of a rotation
+"Journey Operator and Score/Value Attention"; docs/conventions.md, conventions 1–3 and 7. The backward of a rotation
 is the inverse rotation, and the gradient of an angle is read off the rotated output
 (∂y/∂θ = J y with J = R(π/2)), so that a rotation saves nothing that attention does not save anyway.
 """
@@ -41,16 +41,12 @@ from joformer.rotation._prepared import packed_plan, unit_for, unit_pair
 
 _FORWARD, _PLAIN = nn.Linear.forward, (nn.Parameter, Tensor)
 
+# The order of dimensions: (batch, tokens, heads, head_dim) or (batch, heads, tokens, head_dim).
 Format = Literal["bthd", "bhtd"]
-"""The order of dimensions: (batch, tokens, heads, head_dim) or (batch, heads, tokens, head_dim)."""
 
 
 def rotate(
-    x: Float[Tensor, "batch tokens heads head_dim"],
-    frames: Frames,
-    inverse: bool = False,
-    *,
-    format: Format = "bthd",
+    x: Float[Tensor, "batch tokens heads head_dim"], frames: Frames, inverse: bool = False, *, format: Format = "bthd"
 ) -> Float[Tensor, "batch tokens heads head_dim"]:
     """Rotates each token by its frame: ``y_t = A_t x_t`` (``A_t⁻¹ x_t`` if `inverse`).
 
@@ -106,9 +102,7 @@ def check_format(format: str) -> bool:
 
 
 def rotate_packed_(
-    packed: Float[Tensor, "batch tokens width"],
-    widths: Sequence[tuple[int, int]],
-    frames: Sequence[Frames | None],
+    packed: Float[Tensor, "batch tokens width"], widths: Sequence[tuple[int, int]], frames: Sequence[Frames | None]
 ) -> tuple[Tensor, ...]:
     """Cuts a projection into its heads and rotates each part **in place**: ``y_t = A_t x_t`` for q, k and v at once.
 
@@ -208,7 +202,10 @@ def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:
         or linear._forward_pre_hooks
         or linear._backward_hooks
         or linear._backward_pre_hooks
-        or _everywhere._has_any_global_hook()
+        or _everywhere._global_forward_hooks
+        or _everywhere._global_forward_pre_hooks
+        or _everywhere._global_backward_hooks
+        or _everywhere._global_backward_pre_hooks
     )
     return not hooks and linear._compiled_call_impl is None and type(linear.weight) in _PLAIN
 
@@ -232,13 +229,7 @@ def own_projection(linear: nn.Module, x: Tensor) -> Tensor:
 
 
 def convert_layout(
-    x: Float[Tensor, "*shape"],
-    *,
-    head_dim: int,
-    to: Layout,
-    dim: int = -1,
-    planes: int | None = None,
-    at: At = "front",
+    x: Float[Tensor, "*shape"], *, head_dim: int, to: Layout, dim: int = -1, planes: int | None = None, at: At = "front"
 ) -> Float[Tensor, "*shape"]:
     """Reorders the entries of each head from one plane layout to the other; exact, and its own inverse pair.
 

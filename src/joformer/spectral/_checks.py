@@ -1,29 +1,21 @@
-"""What all transforms ask of their input; each refusal is one line: what is wrong, what is right."""
+"""What all transforms require of their input, and the loop over the axes of the real ones."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from joformer._precision import arithmetic_dtype, without_autocast
+
 NORMS = (None, "backward", "ortho", "forward")
 
 
-def inverse_norm(norm: object) -> str:
-    """The norm under which the opposite transform is the inverse: "backward" and "forward" change places.
-
-    >>> inverse_norm(None), inverse_norm("forward"), inverse_norm("ortho")
-    ('forward', 'backward', 'ortho')
-    """
-    require_norm(norm)
-    return {"ortho": "ortho", "forward": "backward"}.get(str(norm), "forward")
-
-
 def require_norm(norm: object) -> None:
-    """Refuse a norm that numpy and scipy do not know.
+    """Raises ValueError for a norm that numpy and scipy do not know.
 
     >>> require_norm("unit")
     Traceback (most recent call last):
@@ -33,10 +25,10 @@ def require_norm(norm: object) -> None:
         raise ValueError(f"norm {norm!r} is unknown: use None (the same as 'backward'), 'ortho' or 'forward'")
 
 
-def transform_axes(x: object, dim: Any) -> tuple[int, ...]:
+def transform_axes(x: object, dim: Any, norm: object) -> tuple[int, ...]:
     """The axes to transform, counted from the end, of x (...): `dim` is one integer or several different ones.
 
-    >>> transform_axes(torch.zeros(2, 3, 4), (0, -1))
+    >>> transform_axes(torch.zeros(2, 3, 4), (0, -1), "ortho")
     (-3, -1)
     """
     if not isinstance(x, Tensor):
@@ -55,20 +47,39 @@ def transform_axes(x: object, dim: Any) -> tuple[int, ...]:
         raise ValueError(f"dim {dim} must name at least one axis and none twice: the shape is {tuple(x.shape)}")
     if not min(x.shape[axis] for axis in axes):
         raise ValueError(f"input of shape {tuple(x.shape)} is empty along dim {dim}: there must be a point or more")
+    require_norm(norm)
     return axes
 
 
+def along_axes(
+    x: Tensor, axes: Sequence[int], name: str, require: Callable[[int], object], transform: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """A real transform of the last axis, applied along each of the axes; lengths are first checked by `require`.
+
+    >>> along_axes(torch.ones(2, 3), (-2,), "sum", bool, lambda y: y.cumsum(-1))
+    tensor([[1., 1., 1.],
+            [2., 2., 2.]])
+    """
+    y = real_input(x, name)
+    for axis in axes:
+        require(x.shape[axis])
+    if not x.numel():
+        return given_dtype(y, x).clone()
+    with without_autocast(x.device):
+        for axis in axes:
+            y = transform(y) if axis == -1 else transform(y.movedim(axis, -1)).movedim(-1, axis)
+    return given_dtype(y, x)
+
+
 def real_input(x: Tensor, name: str) -> Tensor:
-    """x (...) in the dtype to compute in, refused where complex: integers become the default dtype.
+    """The input x (...) in the dtype to compute in; ValueError where it is complex. Integers become the default dtype.
 
     >>> real_input(torch.arange(2), "dct").dtype, real_input(torch.ones(2).bfloat16(), "dct").dtype
     (torch.float32, torch.float32)
     """
-    if x.dtype in (torch.float32, torch.float64):
-        return x
     if x.is_complex():
         raise ValueError(f"input is {x.dtype}: the {name} needs real numbers, transform x.real and x.imag apart")
-    return x.to(compute_dtype(x.dtype if x.is_floating_point() else torch.get_default_dtype()))
+    return x.to(arithmetic_dtype(x.dtype if x.is_floating_point() else torch.get_default_dtype()))
 
 
 def given_dtype(y: Tensor, x: Tensor) -> Tensor:
@@ -77,20 +88,11 @@ def given_dtype(y: Tensor, x: Tensor) -> Tensor:
     >>> given_dtype(torch.ones(2), torch.ones(2).half()).dtype, given_dtype(torch.ones(2), torch.arange(2)).dtype
     (torch.float16, torch.float32)
     """
-    return y if y.dtype == x.dtype or not x.is_floating_point() else y.to(x.dtype)
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The real dtype that a transform computes in: float64 where it came as that, otherwise float32.
-
-    >>> compute_dtype(torch.bfloat16), compute_dtype(torch.complex128)
-    (torch.float32, torch.float64)
-    """
-    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+    return y.to(x.dtype) if x.is_floating_point() else y
 
 
 def power_of_two(n: int) -> int:
-    """m where n = 2^m, refused otherwise.
+    """The m of n = 2^m; ValueError where there is none.
 
     >>> power_of_two(8)
     3

@@ -1,4 +1,4 @@
-"""DCT and DST II, III and IV by one FFT: reorder, transform, turn, reorder.
+"""DCT and DST II, III and IV by one FFT: reorder, transform, rotate, reorder.
 
     II    v = (x_0, x_2, …, x_3, x_1),  V = rfft(v),       y_k − i y_{N−k} = s_k e^{−iπk/2N} V_k
     III   the transpose of II, by irfft
@@ -18,7 +18,7 @@ import math
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Complex, Float
 from torch import Tensor
 
 from joformer.spectral._tables import remember
@@ -46,11 +46,11 @@ class _Linear(torch.autograd.Function):
         return _kernel(x, type, sine, end, rest)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.kernel = inputs[1:]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         type, *others = ctx.kernel
         return by_fft(grads[0], TRANSPOSED[type], *others), None, None, None, None
 
@@ -63,35 +63,45 @@ def _kernel(x: Tensor, type: int, sine: bool, end: float, rest: float) -> Tensor
     n = x.shape[-1]
     if type == 2:
         into, turn, out = remember(_second, x, n, sine, end, rest)
-        v = reorder(x, into)
-        if sine:
-            v[..., (n + 1) // 2 :].neg_()
-        return reorder(_parts(torch.fft.rfft(v).mul_(turn)), out)
+        v = _negate_odd(reorder(x, into), sine)
+        return reorder(as_real(torch.fft.rfft(v).mul_(turn)), out)
     if type == 3:
         into, turn, out = remember(_third, x, n, sine, end, rest)
-        c = _whole(reorder(x, into))
-        v = torch.fft.irfft(c.mul_(turn), n, norm="forward")
-        if sine:
-            v[..., (n + 1) // 2 :].neg_()
-        return reorder(v, out)
+        v = torch.fft.irfft(as_complex(reorder(x, into)).mul_(turn), n, norm="forward")
+        return reorder(_negate_odd(v, sine), out)
     if n % 2:
         into, sign, real, imag, cos, sin = remember(_odd_fourth, x, n, sine, rest)
-        c = _parts(torch.fft.rfft(reorder(x, into).mul_(sign)))
+        c = as_real(torch.fft.rfft(reorder(x, into).mul_(sign)))
         return reorder(c, real).mul_(cos).add_(reorder(c, imag).mul_(sin))
     into, before, after, out = remember(_even_fourth, x, n, sine, rest)
-    z = _whole(reorder(x, into))
-    return reorder(_parts(torch.fft.fft(z.mul_(before)).mul_(after)), out)
+    z = as_complex(reorder(x, into))
+    return reorder(as_real(torch.fft.fft(z.mul_(before)).mul_(after)), out)
+
+
+def _negate_odd(v: Tensor, sine: bool) -> Tensor:
+    """A DST's change of every second sign, of points with the even ones first; in place."""
+    if sine:
+        v[..., (v.shape[-1] + 1) // 2 :].neg_()
+    return v
 
 
 # By reshape: the batching of gradients knows no rule for flatten and unflatten.
-def _parts(z: Tensor) -> Tensor:
-    """z (..., n) complex as real and imaginary parts in turn, (..., 2n)."""
+def as_real(z: Complex[Tensor, "*batch _planes"]) -> Float[Tensor, "*batch _dim"]:
+    """Complex numbers (..., planes) as interleaved planes (..., 2·planes).
+
+    >>> as_real(torch.tensor([1.0 + 2.0j]))
+    tensor([1., 2.])
+    """
     return torch.view_as_real(z).reshape(*z.shape[:-1], 2 * z.shape[-1])
 
 
-def _whole(x: Tensor) -> Tensor:
-    """Real and imaginary parts in turn (..., 2n) as complex numbers (..., n)."""
-    return torch.view_as_complex(x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2))
+def as_complex(x: Float[Tensor, "*batch _dim"]) -> Complex[Tensor, "*batch _planes"]:
+    """Interleaved planes (..., 2·planes) as complex numbers (..., planes): the inverse of `as_real`.
+
+    >>> as_complex(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    tensor([1.+2.j, 3.+4.j])
+    """
+    return torch.view_as_complex(x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2).contiguous())
 
 
 def reorder(x: Tensor, index: Tensor) -> Float[Tensor, "..."]:
@@ -171,6 +181,6 @@ def _evens_then_odds(n: int) -> Tensor:
 
 
 def _turn(height: Tensor, half_turns: Tensor, dtype: torch.dtype) -> Tensor:
-    """height · e^{iπ · half_turns}, formed in float64."""
+    """The numbers height · e^{iπ · half_turns}, formed in float64."""
     angles = math.pi * half_turns
     return torch.complex((height * angles.cos()).to(dtype), (height * angles.sin()).to(dtype))

@@ -14,14 +14,26 @@ import torch
 from jaxtyping import Complex
 from torch import Tensor
 
-from joformer.spectral._checks import compute_dtype, require_norm, transform_axes
+from joformer.spectral._checks import transform_axes
 
 
 def dft(x: Tensor, dim: int | Sequence[int] = -1, *, norm: str | None = None) -> Complex[Tensor, "..."]:
-    """numpy.fft.fftn of x along `dim`, real or complex.
+    """X_k = Σ_n e^{−2πikn/N} x_n along `dim`: ``numpy.fft.fftn``.
 
-    >>> dft(torch.tensor([1.0, 0.0, 0.0, 1.0]))
-    tensor([2.+0.j, 1.+1.j, 0.+0.j, 1.-1.j])
+    Args:
+        x: Numbers, ``(...)``, real or complex.
+        dim: The axis to transform, or several.
+        norm: Where the factors go: None or "backward" (the inverse has them all), "ortho" or "forward".
+
+    Returns:
+        Complex numbers of the shape of `x`, complex64 or complex128.
+
+    Raises:
+        ValueError: If `dim` is no axis of `x`, or empty, or `norm` is unknown.
+
+    Example:
+        >>> dft(torch.tensor([1.0, 0.0, 0.0, 1.0]))
+        tensor([2.+0.j, 1.+1.j, 0.+0.j, 1.-1.j])
     """
     axes, numbers = _checked(x, dim, norm)
     if not x.numel():
@@ -32,10 +44,22 @@ def dft(x: Tensor, dim: int | Sequence[int] = -1, *, norm: str | None = None) ->
 
 
 def idft(x: Tensor, dim: int | Sequence[int] = -1, *, norm: str | None = None) -> Complex[Tensor, "..."]:
-    """numpy.fft.ifftn of x along `dim`: the inverse of `dft` under the same norm.
+    """x_n = (1/N) Σ_k e^{2πikn/N} X_k along `dim`: ``numpy.fft.ifftn``, the inverse of `dft` under the same norm.
 
-    >>> idft(dft(torch.tensor([1.0, 0.0, 0.0, 1.0]))).real
-    tensor([1., 0., 0., 1.])
+    Args:
+        x: Numbers, ``(...)``, real or complex.
+        dim: The axis to transform, or several.
+        norm: Where the factors go: None or "backward" (the inverse has them all), "ortho" or "forward".
+
+    Returns:
+        Complex numbers of the shape of `x`, complex64 or complex128.
+
+    Raises:
+        ValueError: If `dim` is no axis of `x`, or empty, or `norm` is unknown.
+
+    Example:
+        >>> idft(dft(torch.tensor([1.0, 0.0, 0.0, 1.0]))).real
+        tensor([1., 0., 0., 1.])
     """
     axes, numbers = _checked(x, dim, norm)
     if not x.numel():
@@ -47,13 +71,12 @@ def idft(x: Tensor, dim: int | Sequence[int] = -1, *, norm: str | None = None) -
 
 
 def _empty(x: Tensor) -> Tensor:
-    """An empty batch, which the FFT itself may not take, as another tensor of the dtype it would give."""
+    """The transform of an empty batch, which the FFT itself may not take."""
     real = x.dtype if x.is_floating_point() or x.is_complex() else torch.get_default_dtype()
     return torch.empty(x.shape, dtype=torch.promote_types(real, torch.complex64), device=x.device)
 
 
 def _checked(x: Tensor, dim: int | Sequence[int], norm: str | None) -> tuple[tuple[int, ...], Tensor]:
-    axes = transform_axes(x, dim)
-    require_norm(norm)
+    axes = transform_axes(x, dim, norm)
     low = x.is_floating_point() and x.dtype.itemsize < 4
-    return axes, x.to(compute_dtype(x.dtype)) if low else x
+    return axes, x.float() if low else x

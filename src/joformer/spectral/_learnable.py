@@ -26,16 +26,24 @@ from joformer.spectral._walsh import sequency_rows
 
 
 class LearnableTransform(KeepsPrecision):
-    """A transform of the last axes of x (..., *shape) → (..., *outputs) that starts as `kind` and trains its angles.
+    """y = x B_1 on axis 1, then B_2 on axis 2, …: a transform that starts as `kind` and trains its angles.
 
-    kind is "dft", "idft", "dct1" … "dst4", "hadamard" or "walsh" (the former in order of sequency); shape is one
-    length or one for each axis. `outputs` keeps the first K frequencies of each axis, those of the smallest k. There
-    is one parameter for each axis, `offsets[a]` (K_a,), and for Hadamard (log₂ n_a, 2): its axes are binary. An
-    angle whose basis is at an extremum, the constant one of a DCT, has no gradient there and stays.
+    There is one parameter per axis, `offsets[a]` (K_a,), and for Hadamard (log₂ n_a, 2): its axes are binary. An angle
+    whose basis is at an extremum, the constant one of a DCT, has no gradient there and stays.
 
-    >>> transform = LearnableTransform("dct2", (8, 6), outputs=(4, 3))
-    >>> transform(torch.ones(2, 8, 6)).shape, [tuple(p.shape) for p in transform.parameters()]
-    (torch.Size([2, 4, 3]), [(4,), (3,)])
+    Args:
+        kind: "dft", "idft", "dct1" … "dst4", "hadamard" or "walsh" (the former in order of sequency).
+        shape: The length of the last axis, or one length per axis of the last ones.
+        norm: None, "backward", "ortho" or "forward".
+        outputs: How many frequencies of each axis to keep, those of the smallest k; all by default.
+
+    Raises:
+        ValueError: If the arguments do not fit each other.
+
+    Example:
+        >>> transform = LearnableTransform("dct2", (8, 6), outputs=(4, 3))
+        >>> transform(torch.ones(2, 8, 6)).shape, [tuple(p.shape) for p in transform.parameters()]
+        (torch.Size([2, 4, 3]), [(4,), (3,)])
     """
 
     def __init__(
@@ -60,7 +68,7 @@ class LearnableTransform(KeepsPrecision):
         self.outputs = keep
         sizes = [(power_of_two(n), 2) if self.binary else (k,) for n, k in zip(self.shape, keep, strict=True)]
         self.offsets = nn.ParameterList(nn.Parameter(torch.empty(*size, dtype=torch.float32)) for size in sizes)
-        self._regular(torch.device("cpu"))  # refuses lengths and outputs that no spectrum has
+        self._regular(torch.device("cpu"))  # raises for lengths and outputs that no spectrum has
         self.reset_parameters()
 
     @property
@@ -70,26 +78,41 @@ class LearnableTransform(KeepsPrecision):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Back to the regular spectrum: all offsets 0."""
+        """Sets all offsets to 0: the regular spectrum."""
         for offset in self.offsets:
             offset.zero_()
 
     def angles(self) -> list[Tensor]:
-        """θ of each axis, float64: (K,), for Hadamard (log₂ n, 2).
+        """The angles θ of each axis.
 
-        >>> (LearnableTransform("dct4", 2).angles()[0] / torch.pi).tolist()
-        [0.25, 0.75]
+        Returns:
+            One float64 tensor per axis: (K,), for Hadamard (log₂ n, 2).
+
+        Example:
+            >>> (LearnableTransform("dct4", 2).angles()[0] / torch.pi).tolist()
+            [0.25, 0.75]
         """
         return [angles for _, angles in self._trained()]
 
     def _trained(self) -> list[tuple[Spectrum, Tensor]]:
-        """The regular spectrum of each axis and the angles that stand in place of its own."""
+        """The regular spectrum of each axis, and the angles to use instead of its own."""
         # float64 does not exist on mps: there the angles are formed on the CPU, and only the basis goes back.
         device = torch.device(exact_device(self.offsets[0].device) or "cpu")
         pairs = zip(self._regular(device), self.offsets, strict=True)
         return [(one, one.angles + delta.to(device).double()) for one, delta in pairs]
 
     def forward(self, x: Tensor) -> Inexact[Tensor, "..."]:
+        """The transform of the last axes.
+
+        Args:
+            x: Numbers, ``(..., *shape)``; complex ones for "dft" and "idft" only.
+
+        Returns:
+            ``(..., *outputs)``, complex for "dft" and "idft", else in the dtype of `x`.
+
+        Raises:
+            ValueError: If `x` has another shape.
+        """
         axes = len(self.shape)
         if not isinstance(x, Tensor) or tuple(x.shape[-axes:]) != self.shape:
             given = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -97,16 +120,16 @@ class LearnableTransform(KeepsPrecision):
         y = x if x.is_complex() and self.kind in ("dft", "idft") else real_input(x, self.kind)
         with without_autocast(x.device):
             for a, (one, angles) in enumerate(self._trained()):
-                axis, n = a - axes, self.shape[a]
-                y = y.movedim(axis, -1)
+                y, n = y.movedim(a - axes, -1), self.shape[a]
                 if self.binary:
                     y = self._binary_axis(y, one, angles, n)
                 else:
                     y = _product(y, replace(one, angles=angles).basis(n))
-                y = y.movedim(-1, axis)
+                y = y.movedim(-1, a - axes)
         return y if y.is_complex() else given_dtype(y, x)
 
     def extra_repr(self) -> str:
+        """The arguments, for `repr`."""
         return f"{self.kind!r}, {self.shape}, norm={self.norm!r}, outputs={self.outputs}"
 
     def _regular(self, device: torch.device) -> list[Spectrum]:
@@ -132,8 +155,6 @@ def _lengths(given: object, name: str) -> tuple[int, ...]:
 
 
 def _product(x: Tensor, basis: Tensor) -> Tensor:
-    if not basis.is_complex():
-        return x @ basis.to(x.device, x.dtype)
-    if x.is_complex():
+    if x.is_complex() or not basis.is_complex():
         return x @ basis.to(x.device, x.dtype)
     return torch.complex(x @ basis.real.to(x.device, x.dtype), x @ basis.imag.to(x.device, x.dtype))

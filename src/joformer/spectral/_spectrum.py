@@ -41,12 +41,22 @@ KINDS = ("dft", "idft", *(f"{family}{i}" for family in ("dct", "dst") for i in (
 class Spectrum:
     """One axis of a transform: y_k = c_k · part Σ_n w_n e^{iθ_k(n+s)} x_n.
 
-    angles θ (K,), weights w (n,) real or complex, scale c (K,), shift s; `None` weights or scale stand for ones and
-    then the axis may have any length. Build one by hand to see what other angles, phases or parts would give.
+    Build one by hand to see what other angles, phases or parts would give.
 
-    >>> printed = Spectrum(torch.pi * torch.arange(4) / 4, part="real")        # the paper's "DCT-II": no half sample
-    >>> printed.basis(4).shape, printed.shift
-    (torch.Size([4, 4]), 0.0)
+    Attributes:
+        angles: θ, ``(K,)``.
+        weights: w, ``(n,)``, real or complex; None stands for ones and an axis of any length.
+        scale: c, ``(K,)``; None stands for ones.
+        shift: s.
+        part: What is read off: the "complex" number, its "real" or its "imaginary" part.
+
+    Raises:
+        ValueError: If the shapes do not fit each other.
+
+    Example:
+        >>> printed = Spectrum(torch.pi * torch.arange(4) / 4, part="real")    # the paper's "DCT-II": no half sample
+        >>> printed.basis(4).shape, printed.shift
+        (torch.Size([4, 4]), 0.0)
     """
 
     angles: Float[Tensor, "_frequencies"]
@@ -67,10 +77,20 @@ class Spectrum:
             raise ValueError(f"part {self.part!r} is unknown: use 'complex', 'real' or 'imaginary'")
 
     def weights_of(self, n: int) -> Inexact[Tensor, "n"]:
-        """The weights of an axis of n points; refused where they are for another length.
+        """The weights w of an axis.
 
-        >>> Spectrum(torch.zeros(1)).weights_of(2).tolist()
-        [1.0, 1.0]
+        Args:
+            n: How many points the axis has.
+
+        Returns:
+            The weights, ``(n,)``.
+
+        Raises:
+            ValueError: If there are weights for another number of points.
+
+        Example:
+            >>> Spectrum(torch.zeros(1)).weights_of(2).tolist()
+            [1.0, 1.0]
         """
         if self.weights is None:
             return torch.ones(n, dtype=torch.float64, device=self.angles.device)
@@ -79,11 +99,18 @@ class Spectrum:
         return self.weights
 
     def basis(self, n: int) -> Inexact[Tensor, "n _frequencies"]:
-        """The matrix B with y = x B, in float64 (complex128 where the part is complex), differentiable in the angles.
+        """The matrix B with y = x B, differentiable in the angles.
 
-        >>> spectrum("dct2", 2).basis(2).round(decimals=4) + 0
-        tensor([[ 2.0000,  1.4142],
-                [ 2.0000, -1.4142]], dtype=torch.float64)
+        Args:
+            n: How many points the axis has.
+
+        Returns:
+            ``(n, K)``, float64, or complex128 where the part is complex.
+
+        Example:
+            >>> spectrum("dct2", 2).basis(2).round(decimals=4) + 0
+            tensor([[ 2.0000,  1.4142],
+                    [ 2.0000, -1.4142]], dtype=torch.float64)
         """
         at = torch.arange(n, dtype=torch.float64, device=self.angles.device) + self.shift
         phases = at[:, None] * self.angles.double()
@@ -91,15 +118,25 @@ class Spectrum:
         if self.scale is not None:
             weights = weights * self.scale
         if self.part == "complex" or weights.is_complex():
-            turned = weights * torch.complex(phases.cos(), phases.sin())
-            return turned if self.part == "complex" else turned.real if self.part == "real" else turned.imag
+            rotated = weights * torch.complex(phases.cos(), phases.sin())
+            return rotated if self.part == "complex" else rotated.real if self.part == "real" else rotated.imag
         return weights * (phases.cos() if self.part == "real" else phases.sin())
 
     def lowest(self, outputs: int) -> Spectrum:
-        """The same axis with the first `outputs` frequencies only.
+        """The same axis with the first frequencies only.
 
-        >>> spectrum("dct2", 8).lowest(3).angles.shape
-        torch.Size([3])
+        Args:
+            outputs: How many of them.
+
+        Returns:
+            Another spectrum.
+
+        Raises:
+            ValueError: If there are fewer.
+
+        Example:
+            >>> spectrum("dct2", 8).lowest(3).angles.shape
+            torch.Size([3])
         """
         if not 1 <= outputs <= len(self.angles):
             raise ValueError(f"outputs is {outputs}: this axis has 1 to {len(self.angles)} frequencies to keep")
@@ -108,18 +145,27 @@ class Spectrum:
 
 
 def spectrum(kind: str, n: int, *, norm: str | None = None, device: torch.device | None = None) -> Spectrum:
-    """The axis of n points of a named transform, float64, with numpy's sign and scipy's normalisation.
+    """One axis of a named transform, float64, with numpy's sign and scipy's normalisation.
 
-    kind is "dft", "idft", "dct1" … "dct4", "dst1" … "dst4", or "hadamard", whose axes have two points each.
+    Args:
+        kind: "dft", "idft", "dct1" … "dct4", "dst1" … "dst4", or "hadamard", whose axes have two points each.
+        n: How many points the axis has.
+        norm: None, "backward", "ortho" or "forward".
+        device: Where its tensors are.
 
-    >>> spectrum("dst1", 3).angles / torch.pi
-    tensor([0.2500, 0.5000, 0.7500], dtype=torch.float64)
+    Returns:
+        The spectrum.
+
+    Raises:
+        ValueError: If `kind` or `norm` is unknown, or the axis too short.
+
+    Example:
+        >>> spectrum("dst1", 3).angles / torch.pi
+        tensor([0.2500, 0.5000, 0.7500], dtype=torch.float64)
     """
     require_norm(norm)
     if kind not in KINDS:
         raise ValueError(f"kind {kind!r} is unknown: use one of {', '.join(KINDS)}")
-    if not isinstance(n, int):
-        raise ValueError(f"length {n!r} is not whole: give the number of points")
     require_length(kind, n)
     k = torch.arange(n, dtype=torch.float64, device=device)
     one = torch.ones_like(k)
@@ -136,12 +182,14 @@ def spectrum(kind: str, n: int, *, norm: str | None = None, device: torch.device
 
 
 def require_length(kind: str, n: int) -> None:
-    """Refuse an axis too short for the transform.
+    """Raises ValueError for an axis too short for the transform.
 
     >>> require_length("dct1", 1)
     Traceback (most recent call last):
     ValueError: length 1 is too short for dct1: it needs 2 or more
     """
+    if not isinstance(n, int):
+        raise ValueError(f"length {n!r} is not whole: give the number of points")
     if n < (least := 2 if kind == "dct1" else 1):
         raise ValueError(f"length {n} is too short for {kind}: it needs {least} or more")
 

@@ -1,4 +1,4 @@
-"""The constants of the fast transforms, remembered: they cost more than the transform itself.
+"""The constants of the fast transforms, cached: they cost more than the transform itself.
 
 Keyed on everything they depend on, few and small; only plain tensors are kept, so nothing made inside torch.compile,
 torch.func, a fake or an inference mode ever leaves it.

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from joformer._precision import without_autocast
-from joformer.spectral._checks import given_dtype, inverse_norm, real_input, require_norm, transform_axes
+from joformer.spectral._checks import along_axes, transform_axes
 from joformer.spectral._fast import TRANSPOSED, by_fft
 from joformer.spectral._spectrum import require_length, spectrum
 from joformer.spectral._tables import remember
@@ -26,37 +26,89 @@ DENSE = 128  # up to here the product with the whole basis is faster than the FF
 
 
 def dct(x: Tensor, type: int = 2, dim: int | Sequence[int] = -1, *, norm: str | None = None) -> Float[Tensor, "..."]:
-    """scipy.fft.dctn of x along `dim`, of type 1, 2, 3 or 4.
+    """y_k = c_k Σ_n w_n cos θ_k(n+s) x_n along `dim`: ``scipy.fft.dctn``.
 
-    >>> dct(torch.tensor([1.0, 2.0, 3.0])).round(decimals=3) + 0
-    tensor([12.0000, -3.4640,  0.0000])
+    Args:
+        x: Real numbers, ``(...)``.
+        type: 1, 2, 3 or 4.
+        dim: The axis to transform, or several.
+        norm: Where the factors go: None or "backward" (the inverse has them all), "ortho" or "forward".
+
+    Returns:
+        Real numbers of the shape and dtype of `x`; integers give the default dtype.
+
+    Raises:
+        ValueError: If `x` is complex, an axis too short, or `dim`, `type` or `norm` unknown.
+
+    Example:
+        >>> dct(torch.tensor([1.0, 2.0, 3.0])).round(decimals=3) + 0
+        tensor([12.0000, -3.4640,  0.0000])
     """
     return _transform(x, type, dim, norm, sine=False)
 
 
 def idct(x: Tensor, type: int = 2, dim: int | Sequence[int] = -1, *, norm: str | None = None) -> Float[Tensor, "..."]:
-    """scipy.fft.idctn of x along `dim`: the inverse of `dct` of the same type and norm.
+    """The inverse of `dct` of the same type and norm: ``scipy.fft.idctn``.
 
-    >>> idct(dct(torch.tensor([1.0, 2.0, 3.0]))).round(decimals=3)
-    tensor([1., 2., 3.])
+    Args:
+        x: Real numbers, ``(...)``.
+        type: 1, 2, 3 or 4.
+        dim: The axis to transform, or several.
+        norm: Where the factors go: None or "backward" (the inverse has them all), "ortho" or "forward".
+
+    Returns:
+        Real numbers of the shape and dtype of `x`; integers give the default dtype.
+
+    Raises:
+        ValueError: If `x` is complex, an axis too short, or `dim`, `type` or `norm` unknown.
+
+    Example:
+        >>> idct(dct(torch.tensor([1.0, 2.0, 3.0]))).round(decimals=3)
+        tensor([1., 2., 3.])
     """
     return _transform(x, type, dim, norm, sine=False, inverse=True)
 
 
 def dst(x: Tensor, type: int = 2, dim: int | Sequence[int] = -1, *, norm: str | None = None) -> Float[Tensor, "..."]:
-    """scipy.fft.dstn of x along `dim`, of type 1, 2, 3 or 4.
+    """y_k = c_k Σ_n w_n sin θ_k(n+s) x_n along `dim`: ``scipy.fft.dstn``.
 
-    >>> dst(torch.tensor([1.0, 2.0, 3.0])).round(decimals=3)
-    tensor([ 8.0000, -3.4640,  4.0000])
+    Args:
+        x: Real numbers, ``(...)``.
+        type: 1, 2, 3 or 4.
+        dim: The axis to transform, or several.
+        norm: Where the factors go: None or "backward" (the inverse has them all), "ortho" or "forward".
+
+    Returns:
+        Real numbers of the shape and dtype of `x`; integers give the default dtype.
+
+    Raises:
+        ValueError: If `x` is complex, an axis too short, or `dim`, `type` or `norm` unknown.
+
+    Example:
+        >>> dst(torch.tensor([1.0, 2.0, 3.0])).round(decimals=3)
+        tensor([ 8.0000, -3.4640,  4.0000])
     """
     return _transform(x, type, dim, norm, sine=True)
 
 
 def idst(x: Tensor, type: int = 2, dim: int | Sequence[int] = -1, *, norm: str | None = None) -> Float[Tensor, "..."]:
-    """scipy.fft.idstn of x along `dim`: the inverse of `dst` of the same type and norm.
+    """The inverse of `dst` of the same type and norm: ``scipy.fft.idstn``.
 
-    >>> idst(dst(torch.tensor([1.0, 2.0, 3.0]))).round(decimals=3)
-    tensor([1., 2., 3.])
+    Args:
+        x: Real numbers, ``(...)``.
+        type: 1, 2, 3 or 4.
+        dim: The axis to transform, or several.
+        norm: Where the factors go: None or "backward" (the inverse has them all), "ortho" or "forward".
+
+    Returns:
+        Real numbers of the shape and dtype of `x`; integers give the default dtype.
+
+    Raises:
+        ValueError: If `x` is complex, an axis too short, or `dim`, `type` or `norm` unknown.
+
+    Example:
+        >>> idst(dst(torch.tensor([1.0, 2.0, 3.0]))).round(decimals=3)
+        tensor([1., 2., 3.])
     """
     return _transform(x, type, dim, norm, sine=True, inverse=True)
 
@@ -64,28 +116,20 @@ def idst(x: Tensor, type: int = 2, dim: int | Sequence[int] = -1, *, norm: str |
 def _transform(
     x: Tensor, type: int, dim: int | Sequence[int], norm: str | None, *, sine: bool, inverse: bool = False
 ) -> Tensor:
-    axes = transform_axes(x, dim)
-    require_norm(norm)
+    axes = transform_axes(x, dim, norm)
     if not isinstance(type, int) or isinstance(type, bool) or type not in TRANSPOSED:
         raise ValueError(f"type {type!r} is unknown: use 1, 2, 3 or 4")
     if inverse:
-        type, norm = TRANSPOSED[type], inverse_norm(norm)
-    y = real_input(x, "DST" if sine else "DCT")
+        type, norm = TRANSPOSED[type], {"ortho": "ortho", "forward": "backward"}.get(str(norm), "forward")
     kind = f"{'dst' if sine else 'dct'}{type}"
-    for axis in axes:
-        require_length(kind, x.shape[axis])
-    if not x.numel():
-        return given_dtype(y, x).clone()
-    with without_autocast(x.device):
-        for axis in axes:
-            y = y if axis == -1 else y.movedim(axis, -1)
-            n = y.shape[-1]
-            if n <= DENSE:
-                y = y @ remember(_basis, y, n, kind, norm)[0]
-            else:
-                y = _first(y, sine, norm) if type == 1 else by_fft(y, type, sine, *_lengths(type, n, norm))
-            y = y if axis == -1 else y.movedim(-1, axis)
-    return given_dtype(y, x)
+
+    def last(y: Tensor) -> Tensor:
+        n = y.shape[-1]
+        if n <= DENSE:
+            return y @ remember(_basis, y, n, kind, norm)[0]
+        return _first(y, sine, norm) if type == 1 else by_fft(y, type, sine, *_lengths(type, n, norm))
+
+    return along_axes(x, axes, kind[:3].upper(), partial(require_length, kind), last)
 
 
 def _basis(n: int, kind: str, norm: str | None, dtype: torch.dtype) -> tuple[Tensor, ...]:

@@ -16,8 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from joformer._precision import without_autocast
-from joformer.spectral._checks import given_dtype, power_of_two, real_input, require_norm, transform_axes
+from joformer.spectral._checks import along_axes, power_of_two, transform_axes
 from joformer.spectral._fast import reorder
 from joformer.spectral._tables import remember
 
@@ -25,36 +24,48 @@ from joformer.spectral._tables import remember
 def hadamard(
     x: Tensor, dim: int | Sequence[int] = -1, *, order: str = "natural", norm: str | None = None
 ) -> Float[Tensor, "..."]:
-    """H x along `dim`, of lengths that are powers of two; scipy.linalg.hadamard's order, or by number of sign changes.
+    """H x along `dim`: the Hadamard transform, or the Walsh transform W x = P H x.
 
     H is its own inverse up to 1/n, in either order: norm="ortho" (1/√n) is its own inverse exactly, and
-    norm="forward" (1/n) undoes the default.
+    norm="forward" (1/n) is the inverse of the default.
 
-    >>> hadamard(torch.tensor([1.0, 2.0, 3.0, 4.0]))
-    tensor([10., -2., -4.,  0.])
-    >>> hadamard(torch.tensor([1.0, 2.0, 3.0, 4.0]), order="sequency")
-    tensor([10., -4.,  0., -2.])
+    Args:
+        x: Real numbers, ``(...)``.
+        dim: The axis to transform, or several; lengths are powers of two.
+        order: "natural", that of ``scipy.linalg.hadamard``, or "sequency", by the number of sign changes (Walsh).
+        norm: None or "backward" (no factor), "ortho" (1/√n) or "forward" (1/n).
+
+    Returns:
+        Real numbers of the shape and dtype of `x`; integers give the default dtype.
+
+    Raises:
+        ValueError: If `x` is complex, a length no power of two, or `dim`, `order` or `norm` unknown.
+
+    Example:
+        >>> hadamard(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        tensor([10., -2., -4.,  0.])
+        >>> hadamard(torch.tensor([1.0, 2.0, 3.0, 4.0]), order="sequency")
+        tensor([10., -4.,  0., -2.])
     """
-    axes = transform_axes(x, dim)
-    require_norm(norm)
+    axes = transform_axes(x, dim, norm)
     if order not in ("natural", "sequency"):
         raise ValueError(f"order {order!r} is unknown: use 'natural' or 'sequency'")
-    y = real_input(x, "Hadamard transform")
-    for axis in axes:
-        power_of_two(x.shape[axis])
-    if not x.numel():
-        return given_dtype(y, x).clone()
-    with without_autocast(x.device):
-        for axis in axes:
-            y = _along_last(y.movedim(axis, -1), order, norm).movedim(-1, axis)
-    return given_dtype(y, x)
+    return along_axes(x, axes, "Hadamard transform", power_of_two, lambda y: _along_last(y, order, norm))
 
 
 def sequency_rows(n: int, device: torch.device | None = None) -> Tensor:
-    """P of W = P H as the rows of H in order of sequency: the bit reversal of the Gray code of 0 … n − 1, (n,).
+    """P of W = P H as the rows of H in order of sequency: the bit reversal of the Gray code of 0 … n − 1.
 
-    >>> sequency_rows(8).tolist()
-    [0, 4, 6, 2, 3, 7, 5, 1]
+    Args:
+        n: How many rows, a power of two.
+        device: Where to make them.
+
+    Returns:
+        Row numbers, ``(n,)``, int64.
+
+    Example:
+        >>> sequency_rows(8).tolist()
+        [0, 4, 6, 2, 3, 7, 5, 1]
     """
     bits = power_of_two(n)
     k = torch.arange(n, device=device)
@@ -66,7 +77,7 @@ def sequency_rows(n: int, device: torch.device | None = None) -> Tensor:
 
 def _along_last(x: Tensor, order: str, norm: str | None) -> Tensor:
     n, bits, batch = x.shape[-1], power_of_two(x.shape[-1]), x.shape[:-1].numel()
-    # Of little work what costs is the number of calls, of many short rows the number of products: fewer, larger digits.
+    # Small inputs are bound by the number of calls, many short rows by that of products: fewer and larger digits.
     digit = 7 if bits <= 7 else 6 if batch * n <= 1 << 14 else 5
     y = x.reshape(batch, n)
     for h in remember(_factors, x, n, bits, digit, norm):
@@ -84,11 +95,10 @@ def _factors(n: int, bits: int, digit: int, norm: str | None, dtype: torch.dtype
     scale = n ** -{"ortho": 0.5, "forward": 1.0}.get(str(norm), 0.0)
     factors = []
     for d in range(digits):
-        k = torch.arange(1 << (bits // digits + (d < bits % digits)))
-        both = k[:, None].bitwise_and(k)
-        for shift in (4, 2, 1):  # the parity of up to 8 bits
-            both = both.bitwise_xor(both.bitwise_right_shift(shift))
-        factors.append((1 - 2 * both.bitwise_and(1)).to(dtype) * (scale if d == 0 else 1.0))
+        h = torch.full((1, 1), scale if d == 0 else 1.0, dtype=dtype)
+        for _ in range(bits // digits + (d < bits % digits)):
+            h = torch.cat((torch.cat((h, h), 1), torch.cat((h, -h), 1)))
+        factors.append(h)
     return tuple(factors)
 
 

@@ -8,12 +8,12 @@ from joformer.training.augment import Augment, Mix
 from joformer.training.augment.named import augmentation
 from joformer.training.data import Images, Streamed, Text, Tokenizer, load_audio, load_images, load_labelled, load_text
 from joformer.training.loop import train
+from joformer.training.opened import Opened, open_run
 from joformer.training.processes import Processes
 from joformer.training.recipe import Recipe
 from joformer.training.runs import Stopped
 from joformer.training.schedules import Stage, learning_rate
 from joformer.training.tasks import ImageTask, LanguageTask, Task
-from joformer.training.using import Opened, open_run
 
 __all__ = [
     "Augment",

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,12 +23,11 @@ from typing import Any
 
 from torch import Tensor
 
-from joformer._io import check_files, checksum, make_folder, read_sealed, sealed, synchronise
+from joformer._io import PARTIAL, check_files, checksum, make_folder, new_folder, read_sealed, remove, sealed, writing
+from joformer._log import logger
 from joformer.models._saving import Layout, header
 
-Say = Callable[[str], None]
 STATE = "state.json"
-PARTIAL = ".partial-"
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Checkpoint:
     >>> import torch
     >>> with TemporaryDirectory() as folder:
     ...     saved = save(Path(folder), 20, {"model": {"w": torch.ones(2)}}, {"seed": 0}, {"model": "JoFormerLM"})
-    ...     newest = latest(Path(folder), print)
+    ...     newest = latest(Path(folder))
     ...     newest.step, newest.state["seed"], newest.tensors("model")["w"].tolist()
     (20, 0, [1.0, 1.0])
     """
@@ -90,46 +88,29 @@ def save(
     ...     sorted(path.name for path in Path(folder).iterdir())
     ['00000020', '00000030']
     """
-    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    make_folder(folder)
     place = folder / f"{step:08d}"
-    partial = folder / f"{PARTIAL}{place.name}-{secrets.token_hex(8)}"
-    try:
-        partial.mkdir()
+    remedy = "those before it are untouched, make room and start again"
+    with new_folder(place, f"cannot save the checkpoint {place}", remedy) as partial:
         described = partial / "config.json"
         described.write_bytes((json.dumps(config, indent=2) + "\n").encode())
-        files = {described.name: _written(described)}
+        files = {described.name: checksum(described)}
         for name, entries in tensors.items():
             if entries:
                 path = partial / f"{name}.safetensors"
                 save_file({key: value.contiguous() for key, value in entries.items()}, path)
                 shutil.copymode(described, path)  # safetensors lets only the owner read
-                files[path.name] = _written(path)
+                files[path.name] = checksum(path)
         (partial / STATE).write_bytes(sealed({**state, "step": step, "files": files}))
-        synchronise(partial / STATE)
-        synchronise(partial)
-        if place.exists():  # damaged, or it would have been continued from
+        if place.exists():  # damaged, or it would have been resumed from
             _aside(place)
-        os.rename(partial, place)
-        synchronise(folder)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        reason = getattr(error, "strerror", None) or error
-        raise ValueError(
-            f"cannot save the checkpoint {place}: {reason}; those before it are untouched, make room and start again"
-        ) from None
     older = [path for path in _steps(folder) if int(path.name) < step]
-    newer = [
-        path for path in _steps(folder) if int(path.name) > step
-    ]  # damaged, or they would have been continued from
-    try:
+    newer = [path for path in _steps(folder) if int(path.name) > step]  # damaged, or they would have been resumed from
+    with writing(f"cannot remove old checkpoints in {folder}", f"{place} is saved"):
         for old in [*older[: max(len(older) + 1 - keep, 0)], *newer]:
             _aside(old)
         sweep(folder)
-    except OSError as error:
-        raise ValueError(f"cannot remove old checkpoints in {folder}: {error.strerror}; {place} is saved") from None
     return place
 
 
@@ -141,13 +122,13 @@ class Unfit(ValueError):
     """
 
 
-def latest(folder: Path, say: Say, fits: Callable[[Checkpoint], None] | None = None) -> Checkpoint | None:
-    """The newest checkpoint in the folder that is whole; `say` hears a line about each newer one that is not.
+def latest(folder: Path, fits: Callable[[Checkpoint], None] | None = None) -> Checkpoint | None:
+    """The newest checkpoint in the folder that is whole; each newer one that is not is a warning.
 
     `fits` may raise a ValueError about one that cannot be used all the same. Where that is `Unfit` for some and none
     before them can be used, it is raised: whole checkpoints are there, and to begin anew would lose them.
 
-    >>> latest(Path("nowhere"), print) is None
+    >>> latest(Path("nowhere")) is None
     True
     """
     found, unfit = _steps(folder), None
@@ -160,9 +141,9 @@ def latest(folder: Path, say: Say, fits: Callable[[Checkpoint], None] | None = N
         except ValueError as damage:
             unfit = unfit or (damage if isinstance(damage, Unfit) else None)
             if at:
-                say(f"{damage}; trying the one before it, {found[at - 1].name}")
+                logger.warning(f"{damage}; trying the one before it, {found[at - 1].name}")
             elif unfit is None:
-                say(f"{damage}; trying to begin anew, there is none before it")
+                logger.warning(f"{damage}; trying to begin anew, there is none before it")
     if unfit is not None:
         raise unfit
     return None
@@ -224,7 +205,7 @@ def sweep(folder: Path) -> None:
     >>> sweep(Path("nowhere"))
     """
     for left in folder.glob(f"{PARTIAL}*"):
-        _remove(left)
+        remove(left)
 
 
 def _steps(folder: Path) -> list[Path]:
@@ -240,23 +221,11 @@ def _ours(path: Path) -> bool:
     return not inside or bool(inside & {STATE, "config.json", "model.safetensors"})
 
 
-def _remove(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
-    if path.is_file() or path.is_symlink():  # someone's own, named like a checkpoint
-        path.unlink()
-
-
 def _aside(place: Path) -> None:
     """Out of sight by one rename: a removal that is cut short must not leave a folder that looks like a checkpoint."""
     gone = place.with_name(f"{PARTIAL}old-{place.name}")
-    _remove(gone)
+    remove(gone)
     os.rename(place, gone)
-
-
-def _written(path: Path) -> str:
-    """Synchronise the file and give the checksum of what the disk has."""
-    synchronise(path)
-    return checksum(path)
 
 
 def _pickled(path: Path) -> str:

@@ -24,24 +24,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joformer._io import MANIFEST, check_files, checksum, read_sealed, sealed, write_json, write_whole
-from joformer._log import tell
+from joformer._io import MANIFEST, Lock, check_files, checksum, read_sealed, sealed, sweep, write_json, write_whole
+from joformer._log import Progress, logger
 from joformer._seeding import reseed
 from joformer.models import adapt, initialise
-from joformer.models._saving import MODELS, WEIGHTS, blank, save_weights, written
+from joformer.models._saving import MODELS, WEIGHTS, blank, save_weights, written, written_before
 from joformer.training import checkpoints
-from joformer.training.checkpoints import STATE, Checkpoint, Say, Unfit
-from joformer.training.conditions import deterministic, only_one, signals
+from joformer.training.checkpoints import STATE, Checkpoint, Unfit
+from joformer.training.determinism import deterministic, only_one, signals
 from joformer.training.diagnosis import where_it_broke
 from joformer.training.processes import Processes, reshard
 from joformer.training.recipe import UNDECIDING, Recipe
+from joformer.training.recorder import Recorder
 from joformer.training.runs import (
     CHECKPOINTS,
     CONFIG,
     KEPT,
     METRICS,
     SPEED,
-    Lock,
     Log,
     Stopped,
     circumstances,
@@ -52,7 +52,6 @@ from joformer.training.schedules import learning_rate, stage_at
 from joformer.training.stages import changed, foresee
 from joformer.training.state import State, require_fit
 from joformer.training.tasks import Task
-from joformer.training.watching import Watch
 
 
 def train(
@@ -64,7 +63,6 @@ def train(
     seed: int = 0,
     drift: bool = False,
     notes: Mapping[str, Any] | None = None,
-    say: Say | None = None,
 ) -> dict[str, Any]:
     """Train the model of this configuration, or continue its run in `out`; returns the last line of its metrics.
 
@@ -79,12 +77,11 @@ def train(
     ...     written = path.write_text("the quick brown fox jumps over the lazy dog\\n" * 100)
     ...     task = LanguageTask(load_text(path, vocab=256, cache=folder), context=16, batch=4)
     ...     config = LMConfig(vocab=256, dim=16, layers=1, heads=2)
-    ...     result = train(config, task, Recipe(steps=3), Path(folder) / "run", say=lambda line: None)
+    ...     result = train(config, task, Recipe(steps=3), Path(folder) / "run")
     >>> result["step"], result["bits_per_byte"] < 10
     (3, True)
     """
-    say = say or tell
-    run = _Run(config, task, recipe, Path(out), seed, drift, dict(notes or {}), say)
+    run = _Run(config, task, recipe, Path(out), seed, drift, dict(notes or {}))
     watched, exact = run.processes.watched(), deterministic(recipe.deterministic)
     with only_one(), watched, run.alone(), closing(task), exact, signals() as asked:
         found = run.begin()
@@ -120,12 +117,11 @@ class _Found:
 
 class _Run:
     def __init__(
-        self, config: Any, task: Task, recipe: Recipe, out: Path, seed: int, drift: bool, notes: dict, say: Say
+        self, config: Any, task: Task, recipe: Recipe, out: Path, seed: int, drift: bool, notes: dict[str, Any]
     ) -> None:
         self.notes = notes
         self.config, self.task, self.recipe, self.out, self.seed, self.drift = config, task, recipe, out, seed, drift
         self.processes = Processes(recipe.precision)
-        self.say: Say = say if self.processes.main else (lambda line: None)
         self.parts = self.processes.count * recipe.accumulate
         task.check(config, range(self.processes.rank, self.parts, self.processes.count), self.parts)
         deciding = {key: value for key, value in asdict(recipe).items() if key not in UNDECIDING}
@@ -180,7 +176,7 @@ class _Run:
 
     def _look(self) -> _Found:
         try:
-            newest = checkpoints.latest(self.out / CHECKPOINTS, self.say, self._fits)
+            newest = checkpoints.latest(self.out / CHECKPOINTS, self._fits)
         except Unfit as unfit:
             raise ValueError(f"{unfit}, and no other checkpoint fits: put it back, or choose another --out") from None
         if newest is None:
@@ -202,6 +198,10 @@ class _Run:
         for name, kind in STATED.items():
             if type(state.get(name)) is not kind:
                 raise Unfit(f"{place} makes no sense: its {name} is no {kind.__name__}")
+        if state["settings"] in (
+            {**self.settings, **json.loads(json.dumps(form))} for form in written_before(self.config)
+        ):
+            state["settings"] = self.settings  # as version 0.1 wrote the same
         if state["settings"] != self.settings:
             return  # which is the user's to decide: see `require_same`
         step, metrics = checkpoint.step, state["metrics"]
@@ -247,11 +247,10 @@ class _Run:
 
     def _prepare(self, found: _Found) -> None:
         checkpoints.sweep(self.out / CHECKPOINTS)
-        for name in (CONFIG, WEIGHTS, MANIFEST, *KEPT):  # which a run was killed while writing
-            for left in self.out.glob(f".{name}.[0-9]*"):
-                left.unlink()
+        for name in (CONFIG, WEIGHTS, MANIFEST, *KEPT):
+            sweep(self.out, name)
         if found.sealed:
-            self.say(f"{self.out} has ended after its {self.recipe.total} steps")
+            logger.info(f"{self.out} has ended after its {self.recipe.total} steps")
             return
         newest, was_over = found.newest, (self.out / WEIGHTS).is_file() or (self.out / MANIFEST).exists()
         if not found.measured:
@@ -265,9 +264,9 @@ class _Run:
             self.task.keep(self.out)
         elif newest.step == self.recipe.total and was_over:
             for line in found.damage:
-                self.say(f"{line}; repaired from {newest.folder}")
+                logger.warning(f"{line}; repaired from {newest.folder}")
         else:
-            self.say(f"continuing {self.out} at step {self.step} of {self.recipe.total}")
+            logger.info(f"continuing {self.out} at step {self.step} of {self.recipe.total}")
 
     def _room(self) -> int:
         """How many checkpoints there must be room for: at most `keep` are kept, beside one that is being written."""
@@ -279,11 +278,13 @@ class _Run:
 
     def steps(self, asked: Callable[[], int]) -> None:
         recipe, total = self.recipe, self.recipe.total
-        with Watch(self.out, self.step, total, self.speed, shown=self.processes.main) as watch:
+        main = self.processes.main
+        progress = Progress("training", total, done=self.step, shown=main)
+        with Recorder(self.out, self.step, self.speed, board=main) as recorder, progress:
             while True:
                 # After the checkpoint of its step, and again where it was cut short: an evaluation may take long.
                 if self.step and (self.step % recipe.evaluate_every == 0 or self.step == total):
-                    self._write({"step": self.step, **self.evaluate()}, watch)
+                    self._write({"step": self.step, **self.evaluate()}, recorder)
                 if self.step == total:
                     break
                 stage, at = stage_at(recipe.sequence, self.step)
@@ -293,10 +294,10 @@ class _Run:
                 loss, norm, stop = self._step(rate, asked())
                 self.step += 1
                 self.recent.append(loss)
-                watch.step(self.step, loss)
+                progress.update(self.step, loss=loss)
                 if self.step % recipe.log_every == 0 or self.step == total:
                     mean = math.fsum(self.recent) / len(self.recent)
-                    self._write({"step": self.step, "train_loss": mean, "lr": rate, "gradient": norm}, watch)
+                    self._write({"step": self.step, "train_loss": mean, "lr": rate, "gradient": norm}, recorder)
                     self.recent = []
                 if self.step % recipe.save_every == 0 or self.step == total or stop:
                     self.save()
@@ -369,10 +370,10 @@ class _Run:
                 raise self._broken(f"the {name} on what was held out is {value} at step {self.step}")
         return found
 
-    def _write(self, entry: dict[str, Any], watch: Watch) -> None:
+    def _write(self, entry: dict[str, Any], recorder: Recorder) -> None:
         if self.processes.main:
             self.log.write(entry)
-            watch.metrics(entry)
+            recorder.write(entry)
 
     def save(self) -> None:
         """A checkpoint of this step; all processes bring their shards, the first one writes."""

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from joformer._io import one_line
 from joformer._precision import KeepsPrecision
 
 T = TypeVar("T")
@@ -55,7 +56,7 @@ class Processes:
                 kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=self.patience))],
             )
         except ValueError as error:
-            raise ValueError(f"{precision} cannot be had on this device: {str(error).splitlines()[0]}") from None
+            raise ValueError(f"{precision} cannot be had on this device: {one_line(error, first=True)}") from None
         except RuntimeError as error:
             if not _is_lost(error):
                 raise

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 import joformer
-from joformer._io import LINKED, make_folder, open_log
+from joformer._io import open_log, writing
 
 CONFIG, METRICS, SPEED, CHECKPOINTS = "config.json", "metrics.jsonl", "speed.jsonl", "checkpoints"
 KEPT = ("tokenizer.json", "classes.json")
@@ -43,38 +43,6 @@ class Stopped(Exception):
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
-
-
-class Lock:
-    """Only one run may write into a folder; the lock of a process that died is free again.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder, Lock(Path(folder)):
-    ...     with Lock(Path(folder)):
-    ...         pass
-    Traceback (most recent call last):
-    ValueError: ... is in use by another run: wait for it, or choose another --out
-    """
-
-    def __init__(self, folder: Path) -> None:
-        from filelock import FileLock
-
-        make_folder(folder)
-        if (folder / ".lock").is_symlink():  # which older versions of filelock would follow and empty
-            raise ValueError(f"cannot lock {folder / '.lock'}: {LINKED}; remove it, or choose another --out")
-        self.folder, self._lock = folder, FileLock(folder / ".lock", timeout=0, is_singleton=False)
-
-    def __enter__(self) -> Lock:
-        from filelock import Timeout
-
-        try:
-            self._lock.acquire()
-        except Timeout:
-            raise ValueError(f"{self.folder} is in use by another run: wait for it, or choose another --out") from None
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
 
 @dataclass
@@ -123,31 +91,22 @@ class Log:
                 "put it back, or choose another --out"
             )
         if not self.path.is_file() or self.path.stat().st_size != len(kept):
-            try:
-                with open_log(self.path) as file:
-                    file.truncate(len(kept))
-            except OSError as error:
-                raise ValueError(f"cannot write {self.path}: {error.strerror}; choose another --out") from None
+            with writing(f"cannot write {self.path}", "choose another --out"), open_log(self.path) as file:
+                file.truncate(len(kept))
 
     def write(self, entry: Mapping[str, Any]) -> None:
         """One line more; on the disk when `place` is next asked for."""
         line = (json.dumps(entry) + "\n").encode()
-        try:
-            with open_log(self.path) as file:
-                file.write(line)
-        except OSError as error:
-            raise ValueError(f"cannot write {self.path}: {error.strerror}; make room and start again") from None
+        with writing(f"cannot write {self.path}", "make room and start again"), open_log(self.path) as file:
+            file.write(line)
         self._hash.update(line)
         self._bytes += len(line)
 
     def place(self, flush: bool = True) -> dict[str, Any]:
         """How much there is, and its checksum; all of it on the disk."""
         if flush and self.path.is_file():
-            try:
-                with open_log(self.path) as file:
-                    os.fsync(file.fileno())
-            except OSError as error:
-                raise ValueError(f"cannot write {self.path}: {error.strerror}; make room and start again") from None
+            with writing(f"cannot write {self.path}", "make room and start again"), open_log(self.path) as file:
+                os.fsync(file.fileno())
         return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
 
 

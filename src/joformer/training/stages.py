@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from joformer.models import LMConfig
 from joformer.models._saving import MODELS, own_state, written
 from joformer.training.schedules import Stage
 
 
-def changed(config: Any, frames: str | None) -> Any:
+def changed(config: Any, frames: Any) -> Any:
     """The configuration with these frames; as it is, where none are named.
 
     >>> from joformer.models import LMConfig
@@ -21,7 +22,7 @@ def changed(config: Any, frames: str | None) -> Any:
     """
     if frames is None:
         return config
-    if not hasattr(config, "frames"):
+    if not isinstance(config, LMConfig):
         raise ValueError(f"a stage can change the frames of a language model, not of {type(config).__name__}")
     return replace(config, frames=frames)
 

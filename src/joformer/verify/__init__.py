@@ -1,4 +1,4 @@
-"""The paper's claims as executable checks, one module a section of CLAIMS.md; `joformer verify` runs them all.
+"""The paper's claims as executable checks, one module per section of docs/claims.md; `joformer verify` runs them all.
 
 >>> result = run(["1"], trials=1)[0]
 >>> result.claim.label, result.ok
@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -19,17 +19,24 @@ from joformer.verify import _tables as tables
 from joformer.verify import _transforms as transforms
 from joformer.verify._claims import VERDICTS, Claim, Draw, Measured, Result, default_dtype, worst
 
-__all__ = ["CLAIMS", "SECTIONS", "VERDICTS", "Claim", "Draw", "Measured", "Result", "choose", "run"]
+__all__ = ["CLAIMS", "SECTIONS", "VERDICTS", "Claim", "Draw", "Measured", "Result", "check", "choose", "run"]
 
 SECTIONS = {m.claim.name: m.claim.claims for m in (algebra, attention, order, transforms, tables)}
 CLAIMS = [claim for claims in SECTIONS.values() for claim in claims]
 
 
 def choose(only: Sequence[str | int] | str | int = ()) -> list[Claim]:
-    """The claims of the sections and rows named, in the order of the paper; all of them when none is.
+    """The claims of the sections and rows named, in the order of the paper.
 
-    >>> [claim.row for claim in choose(["algebra", 36])]
-    [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 36]
+    Args:
+        only: Names of sections (see `SECTIONS`) and numbers of rows; none means all claims.
+
+    Raises:
+        ValueError: If there is no such section or row.
+
+    Example:
+        >>> [claim.row for claim in choose(["algebra", 36])]
+        [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 36]
     """
     named = {str(name).lower() for name in ([only] if isinstance(only, (str, int)) else only)}
     for name in named - {*SECTIONS, *(str(claim.row) for claim in CLAIMS)}:
@@ -37,29 +44,37 @@ def choose(only: Sequence[str | int] | str | int = ()) -> list[Claim]:
     return [claim for claim in CLAIMS if not named or claim.section in named or str(claim.row) in named]
 
 
-def run(
-    only: Sequence[str | int] | str | int = (),
-    *,
-    seed: int = 0,
-    trials: int = 3,
-    say: Callable[[Result], None] | None = None,
-) -> list[Result]:
-    """Check every claim chosen on `trials` random instances; `say` is told each result as it comes.
+def run(only: Sequence[str | int] | str | int = (), *, seed: int = 0, trials: int = 3) -> list[Result]:
+    """Checks every claim chosen on `trials` random instances.
 
-    >>> [result.ok for result in run(["26"])]
-    [True]
+    Args:
+        only: Names of sections and numbers of rows; none means all claims.
+        seed: The seed of the instances; any whole number.
+        trials: How many instances of each claim; the worst residual and the smallest gap count.
+
+    Returns:
+        One result per claim, in the order of the paper.
+
+    Example:
+        >>> [result.ok for result in run(["26"])]
+        [True]
+    """
+    return list(check(only, seed=seed, trials=trials))
+
+
+def check(only: Sequence[str | int] | str | int = (), *, seed: int = 0, trials: int = 3) -> Iterator[Result]:
+    """The results of `run` one by one, each when its claim is checked.
+
+    >>> next(check(["26"])).ok
+    True
     """
     for name, number in (("seed", seed), ("trials", trials)):
         if not isinstance(number, int):
             raise ValueError(f"{name} must be a whole number, got {number!r}")
     if trials < 1:
         raise ValueError(f"trials must be 1 or more random instances of each claim, got {trials}")
-    results = []
     for claim in choose(only):
-        results.append(_check(claim, seed, trials))
-        if say is not None:
-            say(results[-1])
-    return results
+        yield _check(claim, seed, trials)
 
 
 def _check(claim: Claim, seed: int, trials: int) -> Result:
@@ -72,7 +87,7 @@ def _check(claim: Claim, seed: int, trials: int) -> Result:
                 # Every claim has draws of its own: adding a claim must not change what the others see.
                 measured.append(claim.check(Draw(1_000_003 * seed + 1_009 * claim.row + trial)))
     except Exception as error:
-        # A library so wrong that it refuses its own input, in whatever way, is a failed claim and no crash.
+        # A library so wrong that it raises on its own input is a failed claim and no crash.
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         return Result(claim, float("inf"), None, time.perf_counter() - start, error=message)
     gaps = [m.gap for m in measured if m.gap is not None]

@@ -1,7 +1,9 @@
-"""CLAIMS.md, "Algebra": elements, journeys, paths. Paper: "Algebraic Framework and Theoretical Analysis"."""
+"""docs/claims.md, "Algebra": elements, journeys, paths. Paper: "Algebraic Framework and Theoretical Analysis"."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial, reduce
 from itertools import combinations
 
 import torch
@@ -34,15 +36,13 @@ from joformer.verify._claims import Draw, Measured, Section, gap, worst
 claim = Section("algebra")
 
 
-@claim(
-    1,
-    "eq:composition",
-    "H",
-    "(a, A) ∘ (b, B) = (a + A b, A B) is associative with identity (0, I) and not commutative",
-    "as printed; it is even a group, with inverse (−A⁻¹a, A⁻¹)",
-    gap="x ∘ y and y ∘ x differ by",
-)
+@claim(1, "eq:composition", "H")
 def composition(draw: Draw) -> Measured:
+    """Printed: (a, A) ∘ (b, B) = (a + A b, A B) is associative with identity (0, I) and not commutative
+
+    True: as printed; it is even a group, with inverse (−A⁻¹a, A⁻¹)
+    Gap: x ∘ y and y ∘ x differ by
+    """
     group = Orthogonal(4)
     x, y, z = (Pair(draw.noise(4), draw.rotations(), group) for _ in range(3))
     e = Pair(torch.zeros(4, dtype=torch.float64), group.identity(dtype=torch.float64), group)
@@ -60,37 +60,30 @@ def composition(draw: Draw) -> Measured:
     return Measured(holds, gap=apart(x.compose(y), y.compose(x)))
 
 
-@claim(
-    2,
-    "eq:unrolling",
-    "H",
-    "e_1 ∘ ⋯ ∘ e_T = (Σ_i (∏_{j<i} R_j) v_i, ∏ R_j)",
-    "as printed, the product taken from left to right",
-    gap="the descending product is off by",
-)
+@claim(2, "eq:unrolling", "H")
 def unrolling(draw: Draw) -> Measured:
+    """Printed: e_1 ∘ ⋯ ∘ e_T = (Σ_i (∏_{j<i} R_j) v_i, ∏ R_j)
+
+    True: as printed, the product taken from left to right
+    Gap: the descending product is off by
+    """
     group, v, r = Orthogonal(4), draw.noise(6, 4), draw.rotations(6)
-    whole = Pair(v[0], r[0], group)
-    for t in range(1, 6):
-        whole = whole.compose(Pair(v[t], r[t], group))
-    operators = scan(group, r, exclusive=False)
-    descending = sum(torch.linalg.multi_dot([torch.eye(4).double(), *r[:i].flip(0), v[i, :, None]]) for i in range(6))
-    assert isinstance(descending, torch.Tensor)
+    whole = reduce(Pair.compose, (Pair(v[t], r[t], group) for t in range(6)))
+    product = scan(group, r, exclusive=False)[-1]
+    descending = [torch.linalg.multi_dot([torch.eye(4).double(), *r[:i].flip(0), v[i, :, None]]) for i in range(6)]
     return Measured(
-        worst(gap(unroll(v, r, group), whole.content), gap(operators[-1], whole.operator)),
-        gap=gap(descending[:, 0], whole.content),
+        worst(gap(unroll(v, r, group), whole.content), gap(product, whole.operator)),
+        gap=gap(torch.stack(descending).sum(0)[:, 0], whole.content),
     )
 
 
-@claim(
-    3,
-    "ssec:composition",
-    "H",
-    "the journey from j to k, j > k, is R_k ⋯ R_{j−1} = A_k⁻¹ A_j",
-    "as printed; and journeys telescope, P_{j→k} P_{i→j} = P_{i→k}",
-    gap="the journey from k to j is off by",
-)
+@claim(3, "ssec:composition", "H")
 def the_journey(draw: Draw) -> Measured:
+    """Printed: the journey from j to k, j > k, is R_k ⋯ R_{j−1} = A_k⁻¹ A_j
+
+    True: as printed; and journeys telescope, P_{j→k} P_{i→j} = P_{i→k}
+    Gap: the journey from k to j is off by
+    """
     group, r = Orthogonal(8), draw.rotations(8, dim=8)
     at = scan(group, r)
     k = int(draw.whole(low=0, high=3))
@@ -109,15 +102,13 @@ def the_journey(draw: Draw) -> Measured:
     )
 
 
-@claim(
-    4,
-    "ssec:composition",
-    "W",
-    "∘_k raises the generators to the *positions* n_k and m_k of its operands",
-    "the exponents are *extents* (a single cell has extent 1); the identity is a family: content 0, extent 0 along k, "
-    "other extents matching",
-)
+@claim(4, "ssec:composition", "W")
 def exponents(draw: Draw) -> Measured:
+    """Printed: ∘_k raises the generators to the *positions* n_k and m_k of its operands
+
+    True: the exponents are *extents* (a single cell has extent 1); the identity is a family: content 0, extent 0 along
+    k, other extents matching
+    """
     line, v = draw.flat(1), draw.noise(4, 4)
     truth = line.group.act(absolute(line, torch.arange(4)[:, None]), v).sum(0)
     whole = concatenate([Element.cell(v[t], t, line) for t in range(4)])
@@ -131,50 +122,45 @@ def exponents(draw: Draw) -> Measured:
         after = tuple(x.end[i] if i == k else x.origin[i] for i in (0, 1))
         left, right = (Element.identity(at, x.extent, grid, axis=k) for at in (x.origin, after))
         for same in (compose(left, x, axis=k), compose(x, right, axis=k)):
-            moved = (same.origin, same.extent) != (x.origin, x.extent)
-            off.append(worst(gap(same.content, x.content), moved))
+            elsewhere = (same.origin, same.extent) != (x.origin, x.extent)
+            off.append(worst(gap(same.content, x.content), elsewhere))
     return Measured(worst(gap(whole.content, truth), *off), gap=gap(printed, truth))
 
 
-@claim(
-    5,
-    "ssec:composition",
-    "W",
-    "requiring equal exponents off axis k stops cells of different rows from composing along the columns",
-    "unit cells of different rows carry the same exponents (1, 1), so that guard passes; an origin is needed too",
-    gap="operands the printed guard lets through",
-    margin=1.0,
-)
+@claim(5, "ssec:composition", "W", margin=1.0)
 def the_guard(draw: Draw) -> Measured:
+    """Printed: requiring equal exponents off axis k stops cells of different rows from composing along the columns
+
+    True: unit cells of different rows carry the same exponents (1, 1), so that guard passes; an origin is needed too
+    Gap: operands the printed guard lets through
+    """
     grid = draw.flat(2)
     x, below = Element.cell(draw.noise(4), (0, 0), grid), Element.cell(draw.noise(4), (1, 1), grid)
     beside = Element.cell(draw.noise(4), (0, 1), grid)
     printed_guard_passes = x.extent[0] == below.extent[0]
+    raises = 0
     try:
         compose(x, below, axis=1)
-        refused = False
     except ValueError:
-        refused = True
+        raises = 1
     content = x.content + grid.group.act(grid.power(1, 1), beside.content)
     right = gap(compose(x, beside, axis=1).content, content)
-    return Measured(worst(right, 0.0 if refused else 1.0), gap=float(printed_guard_passes))
+    return Measured(worst(right, 1 - raises), gap=float(printed_guard_passes))
 
 
-@claim(
-    6,
-    "ssec:composition",
-    "C",
-    "composing a grid axis by axis gives Σ_n A_n v_n for any order of the axes",
-    "if generators commute and positions count from 0; otherwise the axis composed last ends leftmost",
-    gap="curved and in the other order, or counted from 1, it is off by",
-)
+@claim(6, "ssec:composition", "C")
 def grid_composition(draw: Draw) -> Measured:
+    """Printed: composing a grid axis by axis gives Σ_n A_n v_n for any order of the axes
+
+    True: if generators commute and positions count from 0; otherwise the axis composed last ends leftmost
+    Gap: curved and in the other order, or counted from 1, it is off by
+    """
     v = draw.noise(3, 4, 4)
     cells = torch.cartesian_prod(torch.arange(3), torch.arange(4))
     flat, bent = draw.flat(2), draw.curved(2)
 
     def summed(generators: Generators, order: tuple[int, int], first: int = 0) -> Tensor:
-        """Σ_n v_n turned by the powers of the two axes, the first of `order` leftmost."""
+        """Σ_n of v_n under the powers of the two axes, the first of `order` leftmost."""
         left, right = (generators.power(k, cells[:, k] + first) for k in order)
         return generators.group.act(generators.group.multiply(left, right), v.flatten(0, 1)).sum(0)
 
@@ -183,28 +169,22 @@ def grid_composition(draw: Draw) -> Measured:
 
     return Measured(
         worst(
-            gap(composed(flat, 0), summed(flat, (0, 1))),
-            gap(composed(flat, 1), summed(flat, (0, 1))),
+            gap(summed(flat, (0, 1)), composed(flat, 0), composed(flat, 1)),
             gap(composed(bent, 0), summed(bent, (0, 1))),
             gap(composed(bent, 1), summed(bent, (1, 0))),
         ),
-        gap=min(
-            gap(composed(bent, 1), summed(bent, (0, 1))),
-            gap(composed(flat, 0), summed(flat, (0, 1), first=1)),
-        ),
+        gap=min(gap(composed(bent, 1), summed(bent, (0, 1))), gap(composed(flat, 0), summed(flat, (0, 1), first=1))),
     )
 
 
-@claim(
-    7,
-    "thm:interchange",
-    "C",
-    "composition is path-independent precisely when the generators commute",
-    "for generators shared by all points; per datum it takes R_x(i,j) R_y(i,j+1) = R_y(i,j) R_x(i+1,j), "
-    "which angles that are a potential satisfy by construction",
-    gap="commuting generators per datum, round a square and round a loop, disagree by",
-)
+@claim(7, "thm:interchange", "C")
 def path_independence(draw: Draw) -> Measured:
+    """Printed: composition is path-independent precisely when the generators commute
+
+    True: for generators shared by all points; per datum it takes R_x(i,j) R_y(i,j+1) = R_y(i,j) R_x(i+1,j), which
+    angles that are a potential satisfy by construction
+    Gap: commuting generators per datum, round a square and round a loop, disagree by
+    """
     group, loop = Torus(2), [0, 0, 1, 1, 1, ~0, ~0, ~1, ~1, ~1]
     identity = group.identity(dtype=torch.float64)
     potential = grid_from_potential(draw.noise(4, 5, 2))
@@ -229,15 +209,13 @@ def path_independence(draw: Draw) -> Measured:
     )
 
 
-@claim(
-    8,
-    "Remark (Connection to interchange laws)",
-    "C",
-    "the interchange law holds iff the generators commute",
-    "for given extents it holds iff those *powers* commute",
-    gap="where those powers do not commute the two sides differ by",
-)
+@claim(8, "Remark (Connection to interchange laws)", "C")
 def interchange(draw: Draw) -> Measured:
+    """Printed: the interchange law holds iff the generators commute
+
+    True: for given extents it holds iff those *powers* commute
+    Gap: where those powers do not commute the two sides differ by
+    """
     basis = draw.rotations(dim=2)
     quarter_and_mirror = torch.tensor([[[0.0, -1.0], [1.0, 0.0]], [[1.0, 0.0], [0.0, -1.0]]], dtype=torch.float64)
     bent, flat = Generators.orthogonal(basis @ quarter_and_mirror @ basis.mT), draw.flat(2)
@@ -253,51 +231,43 @@ def interchange(draw: Draw) -> Measured:
         other = compose(compose(x, z, axis=1), compose(y, w, axis=1), axis=0)
         return gap(one.content, other.content)
 
-    agree = [law(bent, (2, 1)), law(bent, (1, 2)), law(flat, (3, 2))]
-    defects = [interchange_defect(bent, (2, 1)), interchange_defect(bent, (1, 2)), interchange_defect(flat, (3, 2))]
-    return Measured(worst(*agree, *defects), gap=min(law(bent, (1, 1)), float(interchange_defect(bent, (1, 1)))))
+    commuting = ((bent, (2, 1)), (bent, (1, 2)), (flat, (3, 2)))
+    holds = [worst(law(*case), interchange_defect(*case)) for case in commuting]
+    return Measured(worst(*holds), gap=min(law(bent, (1, 1)), float(interchange_defect(bent, (1, 1)))))
 
 
-@claim(
-    9,
-    "app:interchange-proof",
-    "H",
-    "path independence ⇔ every square commutes ⇔ generators commute; then P depends on displacement only",
-    "as printed; the converse takes i < j without loss of generality (for i > j its equality says nothing)",
-    gap="with curved generators each of these fails by at least",
-)
+@claim(9, "app:interchange-proof", "H")
 def equivalence(draw: Draw) -> Measured:
-    seen: dict[bool, list[float]] = {True: [], False: []}
+    """Printed: path independence ⇔ every square commutes ⇔ generators commute; then P depends on displacement only
+
+    True: as printed; the converse takes i < j without loss of generality (for i > j its equality says nothing)
+    Gap: with curved generators each of these fails by at least
+    """
+
+    def apart(generators: Generators, *ends: Sequence[Sequence[int]]) -> float:
+        """How far apart two journeys are, given as (src, dst) each."""
+        group, at = generators.group, [absolute(generators, pair) for pair in ends]
+        return float(group.distance(*(journey(group, src=src, dst=dst) for src, dst in at)))
+
+    found: dict[bool, list[float]] = {}
     for generators in (draw.flat(3), draw.curved(3)):
-        group, flat = generators.group, is_flat(generators)
-        pairs = list(combinations(range(3), 2))
-        squares = [
-            group.distance(path_transport(generators, [i, j]), path_transport(generators, [j, i])) for i, j in pairs
-        ]
-        here, there = absolute(generators, [[1, 0, 2], [2, 1, 0]]), absolute(generators, [[2, 2, 3], [3, 3, 1]])
-        moved = group.distance(journey(group, src=here[0], dst=here[1]), journey(group, src=there[0], dst=there[1]))
-        seen[flat] += [
-            worst(*squares) if flat else float(min(squares)),
-            float(path_spread(generators, [2, 1, 1])),
-            float(moved),
-        ]
-    # The proof's converse: P from e_j to e_i + e_j against P from 0 to e_i, which it equates.
-    unit = torch.eye(3, dtype=torch.long)
-    converse = {}
-    for i, j in ((0, 1), (1, 0)):
-        src, dst, origin, end = absolute(generators, torch.stack([unit[j], unit[i] + unit[j], 0 * unit[i], unit[i]]))
-        converse[i, j] = float(group.distance(journey(group, src=src, dst=dst), journey(group, src=origin, dst=end)))
-    return Measured(worst(*seen[True], converse[1, 0]), gap=min(*seen[False], converse[0, 1]))
+        walk, flat = partial(path_transport, generators), is_flat(generators)
+        pairs = combinations(range(3), 2)
+        squares = [float(generators.group.distance(walk([i, j]), walk([j, i]))) for i, j in pairs]
+        elsewhere = apart(generators, [[1, 0, 2], [2, 1, 0]], [[2, 2, 3], [3, 3, 1]])
+        found[flat] = [worst(*squares) if flat else min(squares), float(path_spread(generators, [2, 1, 1])), elsewhere]
+    # The proof's converse equates P from e_j to e_i + e_j with P from 0 to e_i: here (i, j) = (1, 0) and (0, 1).
+    says_nothing = apart(generators, [[1, 0, 0], [1, 1, 0]], [[0, 0, 0], [0, 1, 0]])
+    converse = apart(generators, [[0, 1, 0], [1, 1, 0]], [[0, 0, 0], [1, 0, 0]])
+    return Measured(worst(*found[True], says_nothing), gap=min(*found[False], converse))
 
 
-@claim(
-    10,
-    "eq:path-transport",
-    "W",
-    "T(k_1 ⋯ k_m) = R_{k_m} ⋯ R_{k_1}, which is A_n⁻¹ A_m along the canonical path",
-    "from left to right, T = R_{k_1} ⋯ R_{k_m} = P_{end→start} along the canonical path from the origin",
-)
+@claim(10, "eq:path-transport", "W")
 def transport_order(draw: Draw) -> Measured:
+    """Printed: T(k_1 ⋯ k_m) = R_{k_m} ⋯ R_{k_1}, which is A_n⁻¹ A_m along the canonical path
+
+    True: from left to right, T = R_{k_1} ⋯ R_{k_m} = P_{end→start} along the canonical path from the origin
+    """
     generators = draw.curved(2, dim=8)
     group, word = generators.group, [0, 0, 1, 1, 1]
     start, end = absolute(generators, [[1, 0], [3, 3]])
@@ -306,34 +276,29 @@ def transport_order(draw: Draw) -> Measured:
     return Measured(gap(path_transport(generators, word), back), gap=min(gap(printed, back), gap(printed, there)))
 
 
-@claim(
-    11,
-    "thm:v-rotation",
-    "W",
-    "with generators that do not commute value transport is path-dependent: it depends on absolute positions",
-    "the wording: A_n⁻¹ A_m always telescopes, whatever lies between, so it does not depend on the path; it does "
-    "depend on absolute positions",
-    gap="the same displacement elsewhere differs by",
-)
+@claim(11, "thm:v-rotation", "W")
 def telescoping(draw: Draw) -> Measured:
+    """Printed: with generators that do not commute value transport is path-dependent: it depends on absolute positions
+
+    True: the wording: A_n⁻¹ A_m always telescopes, whatever lies between, so it does not depend on the path; it does
+    depend on absolute positions
+    Gap: the same displacement elsewhere differs by
+    """
     generators = draw.curved(2)
     group = generators.group
-    m, n, via = (absolute(generators, at) for at in ([3, 1], [1, 2], [0, 4]))
+    m, n, via, m2, n2 = absolute(generators, [[3, 1], [1, 2], [0, 4], [5, 6], [3, 7]])
     direct = journey(group, src=m, dst=n)
     legs = group.multiply(journey(group, src=via, dst=n), journey(group, src=m, dst=via))
-    moved = journey(group, src=absolute(generators, [5, 6]), dst=absolute(generators, [3, 7]))
-    return Measured(gap(legs, direct), gap=gap(moved, direct))
+    return Measured(gap(legs, direct), gap=gap(journey(group, src=m2, dst=n2), direct))
 
 
-@claim(
-    12,
-    "eq:unified-2d",
-    "C",
-    "c_(i,j) = Σ α R_y^{i'−i} R_x^{j'−j} v_(i',j')",
-    "if the generators commute; A_(i,j) = R_y^i R_x^j with positions counted from 0",
-    gap="with curved generators it is off by",
-)
+@claim(12, "eq:unified-2d", "C")
 def value_path_on_a_grid(draw: Draw) -> Measured:
+    """Printed: c_(i,j) = Σ α R_y^{i'−i} R_x^{j'−j} v_(i',j')
+
+    True: if the generators commute; A_(i,j) = R_y^i R_x^j with positions counted from 0
+    Gap: with curved generators it is off by
+    """
     cells = torch.cartesian_prod(torch.arange(2), torch.arange(3))
     w, v = draw.noise(6, 6), draw.noise(6, 4)
 

@@ -7,7 +7,9 @@ instance. A check that could not tell the two apart would prove nothing.
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -36,7 +38,7 @@ MARGIN = 1e-2
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """torch's default dtype for a while.
+    """Sets torch's default dtype inside a `with` block.
 
     >>> with default_dtype(torch.float64):
     ...     torch.zeros(1).dtype
@@ -94,7 +96,7 @@ class Draw:
         return torch.linalg.qr(self.noise(*shape, dim, dim))[0]
 
     def flat(self, axes: int, planes: int = 2) -> Generators:
-        """Generators on the torus, every plane turning by 0.2 to 2.9 a step either way."""
+        """Generators on the torus, every plane rotating by 0.2 to 2.9 radians per step, in either direction."""
         angles = self.uniform(axes, planes, low=0.2, high=2.9)
         return Generators.torus(angles * (1 - 2 * self.whole(axes, planes, low=0, high=2)))
 
@@ -115,7 +117,7 @@ Check = Callable[[Draw], Measured]
 
 @dataclass(frozen=True)
 class Claim:
-    """One row of CLAIMS.md with the check that runs it; `label` is the paper's own, `gap` says what the gap is."""
+    """One row of docs/claims.md with the check that runs it; `label` is the paper's own, `gap` says what the gap is."""
 
     row: int
     section: str
@@ -149,7 +151,6 @@ class Result:
     def as_json(self) -> dict[str, object]:
         """The row as plain values; an infinite or undefined number becomes None, which JSON can hold."""
         claim = self.claim
-        number = lambda x: x if x is not None and math.isfinite(x) else None  # noqa: E731
         return {
             "id": claim.row,
             "section": claim.section,
@@ -157,10 +158,10 @@ class Result:
             "verdict": claim.verdict,
             "printed": claim.printed,
             "statement": claim.statement,
-            "residual": number(self.residual),
+            "residual": _finite(self.residual),
             "tolerance": claim.tolerance,
             "gap_is": claim.gap if self.gap is not None else None,
-            "gap": number(self.gap),
+            "gap": _finite(self.gap),
             "margin": claim.margin if self.gap is not None else None,
             "ok": self.ok,
             "error": self.error,
@@ -168,15 +169,26 @@ class Result:
         }
 
 
-class Section:
-    """A section of CLAIMS.md, which collects its checks as they are defined.
+def _finite(x: float | None) -> float | None:
+    return x if x is not None and math.isfinite(x) else None
 
-    >>> claim = Section("sums")
-    >>> @claim(1, "eq:sum", "H", "1 + 1 = 2", "as printed")
-    ... def two(draw):
-    ...     return Measured(abs(1 + 1 - 2))
-    >>> claim.claims[0].check(Draw(0)).residual
-    0
+
+class Section:
+    """A section of docs/claims.md: a decorator that collects checks, whose docstrings hold the texts of their claims.
+
+    The docstring of a check says what is *printed*, what is *true*, and, where `GAPS` does not, what the *gap* is.
+
+    Example:
+        >>> claim = Section("sums")
+        >>> @claim(1, "eq:sum", "W")
+        ... def two(draw):
+        ...     '''Printed: 1 + 1 = 3
+        ...
+        ...     True: 1 + 1 = 2
+        ...     '''
+        ...     return Measured(abs(1 + 1 - 2), gap=abs(1 + 1 - 3))
+        >>> claim.claims[0].statement, claim.claims[0].check(Draw(0)).residual
+        ('1 + 1 = 2', 0)
     """
 
     def __init__(self, name: str) -> None:
@@ -184,36 +196,28 @@ class Section:
         self.claims: list[Claim] = []
 
     def __call__(
-        self,
-        row: int,
-        label: str,
-        verdict: Verdict,
-        printed: str,
-        statement: str,
-        *,
-        gap: str = "",
-        tolerance: float = EXACT,
-        margin: float = MARGIN,
+        self, row: int, label: str, verdict: Verdict, *, tolerance: float = EXACT, margin: float = MARGIN
     ) -> Callable[[Check], Check]:
         def add(check: Check) -> Check:
-            seen = gap or GAPS[verdict]
-            self.claims.append(
-                Claim(row, self.name, label, verdict, printed, statement, seen, tolerance, margin, check)
-            )
+            _, *parts = re.split(r"^(Printed|True|Gap): ", inspect.getdoc(check) or "", flags=re.MULTILINE)
+            texts = {name: " ".join(text.split()) for name, text in zip(parts[::2], parts[1::2], strict=True)}
+            printed, true, gap = texts.get("Printed", ""), texts.get("True", ""), texts.get("Gap", GAPS[verdict])
+            self.claims.append(Claim(row, self.name, label, verdict, printed, true, gap, tolerance, margin, check))
             return check
 
         return add
 
 
-def gap(a: Tensor, b: Tensor) -> float:
-    """The largest absolute difference of two tensors of one shape.
+def gap(a: Tensor, *others: Tensor) -> float:
+    """The largest absolute difference of the other tensors from the first, all of one shape.
 
-    >>> gap(torch.zeros(2), torch.ones(2))
-    1.0
+    >>> gap(torch.zeros(2), torch.ones(2), torch.full((2,), 3.0))
+    3.0
     """
-    if a.shape != b.shape:
-        raise ValueError(f"shapes {tuple(a.shape)} and {tuple(b.shape)} cannot be compared: they must be the same")
-    return float((a - b).detach().abs().max())
+    for b in others:
+        if a.shape != b.shape:
+            raise ValueError(f"shapes {tuple(a.shape)} and {tuple(b.shape)} cannot be compared: they must be the same")
+    return worst(*((a - b).detach().abs().max() for b in others))
 
 
 def worst(*residuals: int | float | Tensor) -> float:

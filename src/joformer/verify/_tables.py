@@ -1,11 +1,11 @@
-"""CLAIMS.md, "Tables and recipes": arithmetic, parameter counts of the real models, readings.
+"""docs/claims.md, "Tables and recipes": arithmetic, parameter counts of the real models, readings.
 
-Only row 58 is random: of the others a second instance sees the same.
+Only row 58 is random: the others measure the same on every instance.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import log2
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 
 from joformer import paper
 from joformer.frames import LearnedFrames
-from joformer.models import JoFormerLM, JoFormerViT, LMConfig, ViTConfig
+from joformer.models import VARIANTS, JoFormerLM, JoFormerViT, LMConfig, ViTConfig
 from joformer.verify._claims import Draw, Measured, Section, gap, worst
 
 claim = Section("tables")
@@ -29,11 +29,13 @@ def millions(model: type[nn.Module], config: object) -> float:
     49,
     "tab:v-rotation-cifar, tab:cifar-scaling, tab:imagenet, tab:extrap, tab:mnist, CIFAR-100 LieRE Experiment",
     "H",
-    "every difference and ratio printed beside the tables",
-    "as printed, to the last digit given (residual in units of that digit)",
     tolerance=0.51,
 )
 def arithmetic(draw: Draw) -> Measured:
+    """Printed: every difference and ratio printed beside the tables
+
+    True: as printed, to the last digit given (residual in units of that digit)
+    """
     pairs = [row[-3:] for row in paper.V_ROTATION.values()]
     pairs += [*paper.CIFAR_LIERE.values(), *paper.IMAGENET.values()]
     off = [(after - before - printed) / 0.01 for before, after, printed in pairs]
@@ -49,96 +51,78 @@ def arithmetic(draw: Draw) -> Measured:
     return Measured(worst(*(abs(x) for x in off)))
 
 
-@claim(
-    50,
-    "ssec:cifar, tab:cifar-scaling",
-    "W",
-    "V rotation helps consistently across D = 32 to 256",
-    "at fixed frequencies (joformer_old − rope2d) the differences are −0.37, −0.10, +1.88, +0.46",
-    gap="the largest loss, in points",
-    tolerance=1e-6,
-    margin=0.3,
-)
+@claim(50, "ssec:cifar, tab:cifar-scaling", "W", tolerance=1e-6, margin=0.3)
 def v_rotation_at_every_width(draw: Draw) -> Measured:
+    """Printed: V rotation helps consistently across D = 32 to 256
+
+    True: at fixed frequencies (joformer_old − rope2d) the differences are −0.37, −0.10, +1.88, +0.46
+    Gap: the largest loss, in points
+    """
     pairs = zip(paper.CIFAR_SCALING["joformer_old"], paper.CIFAR_SCALING["rope2d"], strict=True)
     found = [a - b for a, b in pairs]
     stated = [-0.37, -0.10, 1.88, 0.46]
     return Measured(worst(*(abs(a - b) for a, b in zip(found, stated, strict=True))), gap=-min(found))
 
 
-@claim(
-    51,
-    "ssec:cifar",
-    "W",
-    "nine variants of position encoding",
-    "the tables list twelve models; all are built here by name",
-    gap="models the count leaves out",
-    margin=1.0,
-)
+@claim(51, "ssec:cifar", "W", margin=1.0)
 def variants(draw: Draw) -> Measured:
+    """Printed: nine variants of position encoding
+
+    True: the tables list twelve models; all are built here by name
+    Gap: models the count leaves out
+    """
     named = {name for row in paper.V_ROTATION.values() for name in row[:2]} | set(paper.CIFAR_SCALING)
     small = ViTConfig(shape=(8, 8), patch=(4, 4), dim=16, layers=1, heads=2, classes=4)
-    built = [millions(JoFormerViT, replace(small, model=str(name))) > 0 for name in named]
+    built = [millions(JoFormerViT, replace(small, **asdict(VARIANTS[str(name)]))) > 0 for name in named]
     return Measured(abs(sum(built) - 12), gap=len(named) - paper.VARIANTS)
 
 
-@claim(
-    52,
-    "ssec:cifar",
-    "C",
-    "ViT-Tiny (D = 384, 12 layers, 6 heads, patch 4) has about 14.9M parameters",
-    "with an MLP of width 768 (2 ×, not 4 ×) and LieRE's 0.59M generators (residual in millions)",
-    gap="with the usual MLP of 4 ×, or without the generators, it is off by, in millions",
-    tolerance=0.05,
-    margin=0.5,
-)
+@claim(52, "ssec:cifar", "C", tolerance=0.05, margin=0.5)
 def vit_tiny(draw: Draw) -> Measured:
+    """Printed: ViT-Tiny (D = 384, 12 layers, 6 heads, patch 4) has about 14.9M parameters
+
+    True: with an MLP of width 768 (2 ×, not 4 ×) and LieRE's 0.59M generators (residual in millions)
+    Gap: with the usual MLP of 4 ×, or without the generators, it is off by, in millions
+    """
     tiny = ViTConfig(model="liere64", shape=(32, 32), patch=(4, 4), classes=100, hidden=768)
     narrow, usual, without = (
-        millions(JoFormerViT, config) for config in (tiny, replace(tiny, hidden=None), replace(tiny, model="rope2d"))
+        millions(JoFormerViT, config)
+        for config in (tiny, replace(tiny, hidden=None), replace(tiny, **asdict(VARIANTS["rope2d"])))
     )
     return Measured(
         worst(abs(narrow - 14.9), abs(narrow - without - 0.59)), gap=min(abs(usual - 14.9), abs(without - 14.9))
     )
 
 
-@claim(
-    53,
-    "ssec:imagenet",
-    "H",
-    "ViT-S has about 22M parameters",
-    "as printed (residual in millions); V rotation adds none",
-    tolerance=0.05,
-)
+@claim(53, "ssec:imagenet", "H", tolerance=0.05)
 def vit_small(draw: Draw) -> Measured:
+    """Printed: ViT-S has about 22M parameters
+
+    True: as printed (residual in millions); V rotation adds none
+    """
     rope, journeys = (millions(JoFormerViT, ViTConfig(model=model)) for model in ("rope2d", "joformer_old"))
     return Measured(worst(abs(rope - 22), abs(rope - journeys)))
 
 
-@claim(
-    54,
-    "tab:imagenet",
-    "W",
-    'the recipe is "DeiT-III"',
-    "the listed values are those of the first DeiT",
-    gap="listed values that are not DeiT III's",
-    margin=3.0,
-)
+@claim(54, "tab:imagenet", "W", margin=3.0)
 def recipe(draw: Draw) -> Measured:
-    unlike = lambda other: sum(paper.RECIPE[key] != other[key] for key in paper.RECIPE)  # noqa: E731
-    return Measured(float(unlike(paper.DEIT)), gap=float(unlike(paper.DEIT_III)))
+    """Printed: the recipe is "DeiT-III"
+
+    True: the listed values are those of the first DeiT
+    Gap: listed values that are not DeiT III's
+    """
+    others = (paper.DEIT, paper.DEIT_III)
+    first, third = (sum(value != other[key] for key, value in paper.RECIPE.items()) for other in others)
+    return Measured(first, gap=third)
 
 
-@claim(
-    55,
-    "tab:overhead",
-    "W",
-    "learned axial frequencies add 2·n_heads·d_head/2 parameters a layer",
-    "that is the combined split; axial has n_heads·d_head/2",
-    gap="parameters too many",
-    margin=1.0,
-)
+@claim(55, "tab:overhead", "W", margin=1.0)
 def learned_parameters(draw: Draw) -> Measured:
+    """Printed: learned axial frequencies add 2·n_heads·d_head/2 parameters per layer
+
+    True: that is the combined split; axial has n_heads·d_head/2
+    Gap: parameters too many
+    """
     heads, head_dim = 6, 64
     axial, combined = (
         LearnedFrames(head_dim, axes=2, heads=heads, split=split).frequencies.numel() for split in ("axial", "combined")
@@ -147,55 +131,44 @@ def learned_parameters(draw: Draw) -> Measured:
     return Measured(worst(abs(axial - heads * head_dim // 2), abs(combined - printed)), gap=float(abs(printed - axial)))
 
 
-@claim(
-    56,
-    "ssec:length-gen",
-    "C",
-    "163M parameters: D = 768, 16 layers, 8 heads, 5 windowed layers + 1 NoPE",
-    "16 does not tile by 6: pattern WWWWWN WWWWWN WWWN, GPT-2's 50257 tokens in a tied embedding, projectors on W "
-    "layers only: 163.4M, and 151.9M without projectors; 12 layers untied have 162.2M (residual in millions)",
-    gap="the rows without projectors are off by, in millions",
-    tolerance=0.5,
-    margin=1.0,
-)
+@claim(56, "ssec:length-gen", "C", tolerance=0.5, margin=1.0)
 def long_context_model(draw: Draw) -> Measured:
+    """Printed: 163M parameters: D = 768, 16 layers, 8 heads, 5 windowed layers + 1 NoPE
+
+    True: 16 does not tile by 6: pattern WWWWWN WWWWWN WWWN, GPT-2's 50257 tokens in a tied embedding, projectors on W
+    layers only: 163.4M, and 151.9M without projectors; 12 layers untied have 162.2M (residual in millions)
+    Gap: the rows without projectors are off by, in millions
+    """
     sixteen = LMConfig(
         vocab=50257, dim=768, heads=8, layers=16, window=32, frames="projected", pattern="WWWWWNWWWWWNWWWN"
     )
     fixed = replace(sixteen, frames="fixed")
     twelve = replace(fixed, layers=12, pattern="WWWWWN", tied=False)
     sizes = [millions(JoFormerLM, config) for config in (sixteen, fixed, twelve)]
-    stated = (163.4, 151.9, 162.2)
-    off = [abs(size - said) for size, said in zip(sizes, stated, strict=True)]
+    off = [abs(size - stated) for size, stated in zip(sizes, (163.4, 151.9, 162.2), strict=True)]
     return Measured(worst(abs(sizes[0] - 163), *off), gap=abs(sizes[1] - 163))
 
 
-@claim(
-    57,
-    "app:overhead",
-    "W",
-    "JoFormer-projected was tested only on the Wikipedia language model",
-    "it is also in the length table, on OpenWebText",
-    gap="other tables it stands in",
-    margin=1.0,
-)
+@claim(57, "app:overhead", "W", margin=1.0)
 def projected_elsewhere(draw: Draw) -> Measured:
+    """Printed: JoFormer-projected was tested only on the Wikipedia language model
+
+    True: it is also in the length table, on OpenWebText
+    Gap: other tables it is in
+    """
     tables = (paper.LENGTH, paper.V_ROTATION, paper.CIFAR_SCALING, paper.IMAGENET, paper.MNIST)
     found = [table for table in tables if "projected" in table]
     return Measured(sum(table is not paper.LENGTH for table in found), gap=len(found))
 
 
-@claim(
-    58,
-    "tab:extrap",
-    "U",
-    "data-dependent angles, not just V rotation, are consistent with improved length generalization",
-    "unsupported: a windowed layer with fixed angles is exactly length-invariant, so what grows must come from the "
-    "NoPE layer, which is not; and the projected row had 50K more iterations. Give every row the same budget",
-    gap="when its context grows a NoPE layer changes, and the furthest token of a window counts, by",
-    margin=1e-3,
-)
+@claim(58, "tab:extrap", "U", margin=1e-3)
 def length_generalisation(draw: Draw) -> Measured:
+    """Printed: data-dependent angles, not just V rotation, are consistent with improved length generalization
+
+    True: unsupported: a windowed layer with fixed angles is exactly length-invariant, so what grows must come from the
+    NoPE layer, which is not; and the projected row had 50K more iterations. Give every row the same budget
+    Gap: when its context grows a NoPE layer changes, and the furthest token of a window counts, by
+    """
     config = LMConfig(vocab=32, dim=16, layers=2, heads=2, pattern="W", window=4, tied=False)
     tokens = draw.whole(1, 400, low=0, high=32)  # long enough for attention to go block by block
     with draw.torch_seed():
@@ -215,19 +188,16 @@ def length_generalisation(draw: Draw) -> Measured:
     )
 
 
-@claim(
-    59,
-    "tab:wiki-lm",
-    "U",
-    "Wikipedia perplexities of 4.3 to 7.2 at BPE-8K",
-    "implausible as BPE-8K tokens: with the 3 bytes a token or more that such a vocabulary makes of English text the "
-    "best row would code it at 0.71 bits per byte or less. Compare variants at equal budget, report bits per byte",
-    gap="bits per byte below the best compressors that count their own size",
-    margin=0.1,
-)
+@claim(59, "tab:wiki-lm", "U", margin=0.1)
 def perplexity(draw: Draw) -> Measured:
-    # Measured: 3.1 bytes a token on enwik8's markup, 3.8 on wikitext-2 (docs/log.md). The best of Mahoney's Large Text
-    # Compression Benchmark need about 0.86 bits per byte of enwik9, decoder included.
+    """Printed: Wikipedia perplexities of 4.3 to 7.2 at BPE-8K
+
+    True: implausible as BPE-8K tokens: at the 3 bytes per token or more that such a vocabulary gives on English text
+    the best row would code it at 0.71 bits per byte or less. Compare variants at equal budget, report bits per byte
+    Gap: bits per byte below the best compressors that count their own size
+    """
+    # Measured: 3.1 bytes per token on enwik8's markup, 3.8 on wikitext-2 (docs/log.md). The best of Mahoney's Large
+    # Text Compression Benchmark need about 0.86 bits per byte of enwik9, decoder included.
     printed = [value for row in paper.WIKIPEDIA.values() for value in row]
     bits = log2(min(printed)) / 3.0
     as_printed = worst(abs(min(printed) - 4.32), abs(max(printed) - 7.24))

@@ -79,6 +79,7 @@ class Analysis:
 
     @cached_property
     def rows(self) -> list[Row]:
+        """One row per model and size."""
         table, found = self.table, []
         for size in table.sizes:
             for model in self.models:
@@ -96,6 +97,7 @@ class Analysis:
 
     @cached_property
     def comparisons(self) -> list[Comparison]:
+        """Every comparison of the table, corrected for their number."""
         table, found = self.table, list[tuple[str, str | None, str, Difference]]()
         for size in table.sizes:
             for model, other in self._pairs:

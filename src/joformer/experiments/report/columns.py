@@ -20,6 +20,7 @@ class Columns:
 
     @property
     def rows(self) -> list[list[str]]:
+        """All rows, group by group."""
         return [row for _, rows in self.groups for row in rows]
 
 

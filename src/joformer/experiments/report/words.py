@@ -23,6 +23,7 @@ class Wording:
 
     @property
     def table(self) -> Table:
+        """The table that is described."""
         return self.about.table
 
     @property
@@ -34,6 +35,7 @@ class Wording:
 
     @property
     def difference_digits(self) -> int:
+        """How many digits of a difference are shown."""
         bounds = [(c.difference.low, c.difference.high) for c in self.about.comparisons]
         found = digits_for(bounds)
         if found is None:  # one seed: a tenth of the differences themselves
@@ -58,6 +60,7 @@ class Wording:
 
     @property
     def centre(self) -> str:
+        """What stands for several seeds."""
         return "median" if self.table.skewed else "mean"
 
     @property
@@ -69,6 +72,7 @@ class Wording:
         return f"least, most: holds the true median with {100 * (1 - 2.0 ** (1 - most)):.0f} % at {most} seeds"
 
     def value(self, found: Estimate | None) -> str:
+        """An estimate with its interval."""
         if found is None:
             return "not yet" if self.table.missing else "not run"
         text = number(found.centre, self.digits)
@@ -77,6 +81,7 @@ class Wording:
         return f"{text} {self.bounds(found.low, found.high, self.digits)}"
 
     def bounds(self, low: float, high: float, digits: int | None) -> str:
+        """An interval."""
         return f"[{number(low, digits)}, {number(high, digits)}]"
 
     def difference(self, one: Comparison) -> str:
@@ -87,9 +92,11 @@ class Wording:
         return text if d.low is None or d.high is None else f"{text} {self.bounds(d.low, d.high, digits)}"
 
     def verdict(self, one: Comparison) -> str:
+        """A verdict, with the reason where there is one."""
         return f"{one.verdict}: {one.difference.why}" if one.difference.why else one.verdict
 
     def other(self, one: Comparison) -> str:
+        """What a comparison is made with."""
         return one.other if one.other is not None else exact(self.table.reference)
 
     def sentence(self, one: Comparison) -> str:

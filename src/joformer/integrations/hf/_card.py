@@ -1,4 +1,4 @@
-"""The README.md beside a saved model: what it is, how to load it, what it achieved."""
+"""The README.md beside a saved model: what it is, how to load it, its results."""
 
 from __future__ import annotations
 
@@ -14,22 +14,26 @@ NAME = "README.md"
 TRANSPORTED = {
     "none": "nothing is rotated",
     "scores": "queries and keys are rotated (RoPE), values are not",
-    "values": "values are rotated and their sum is rotated back, queries and keys are not",
-    "both": "queries, keys and values are rotated, and the sum of the values is rotated back",
+    "values": "values are rotated, and their sum by the inverse rotation; queries and keys are not",
+    "both": "queries, keys and values are rotated, and the sum of the values by the inverse rotation",
 }
 
 
 def model_card(model: nn.Module) -> str:
-    """The text of the card of a `JoFormerForCausalLM` or `JoFormerForImageClassification`; its results are those of
-    `model.config.results`, name → {metric: value}.
+    """The text of a model's card.
 
-    >>> from joformer.integrations.hf._config import JoFormerConfig
-    >>> from joformer.integrations.hf._language import JoFormerForCausalLM
-    >>> config = JoFormerConfig(vocab=50, dim=32, layers=2, heads=2, results={"enwik8": {"bits per byte": 1.25}})
-    >>> print(*model_card(JoFormerForCausalLM(config)).splitlines()[-3:], sep="\\n")
-    |  | bits per byte |
-    |---|---|
-    | enwik8 | 1.25 |
+    Args:
+        model: A `JoFormerForCausalLM` or `JoFormerForImageClassification`; the table holds `model.config.results`,
+            name → {metric: value}.
+
+    Example:
+        >>> from joformer.integrations.hf._config import JoFormerConfig
+        >>> from joformer.integrations.hf._language import JoFormerForCausalLM
+        >>> config = JoFormerConfig(vocab=50, dim=32, layers=2, heads=2, results={"enwik8": {"bits per byte": 1.25}})
+        >>> print(*model_card(JoFormerForCausalLM(config)).splitlines()[-3:], sep="\\n")
+        |  | bits per byte |
+        |---|---|
+        | enwik8 | 1.25 |
     """
     config: Any = model.config
     ours, vision = config.to_joformer(), config.model_type == "joformer_vit"
@@ -37,7 +41,7 @@ def model_card(model: nn.Module) -> str:
     task = "image-classification" if vision else "text-generation"
     auto = "AutoModelForImageClassification" if vision else "AutoModelForCausalLM"
     what = _vision(ours) if vision else _language(ours)
-    transport = ours.variant.transport if vision else ours.transport
+    transport = ours.transport
     lines = [
         "---", "library_name: transformers", f"pipeline_tag: {task}", "tags:", "- joformer",
         *(["- value-transport"] if transport in ("values", "both") else []), "---", "",
@@ -55,7 +59,7 @@ def model_card(model: nn.Module) -> str:
 
 
 def write_card(model: nn.Module, folder: str | os.PathLike[str]) -> None:
-    """Put the card into the folder, unless a README.md is there: what somebody wrote is not written over.
+    """Write the card into the folder, unless a README.md is there, which is never overwritten.
 
     >>> from tempfile import TemporaryDirectory
     >>> from joformer.integrations.hf._config import JoFormerConfig
@@ -83,8 +87,9 @@ def _language(config: Any) -> str:
 def _vision(config: Any) -> str:
     shape, patch = (" × ".join(map(str, sides)) for sides in (config.shape, config.patch))
     return (
-        f"A JoFormer vision transformer, variant `{config.model}`: {config.layers} layers of width {config.dim} with "
-        f"{config.heads} heads, images of {config.channels} × {shape} in patches of {patch}, {config.classes} classes."
+        f"A JoFormer vision transformer, variant `{config.name or config.variant}`: {config.layers} layers of width "
+        f"{config.dim} with {config.heads} heads, images of {config.channels} × {shape} in patches of {patch}, "
+        f"{config.classes} classes."
     )
 
 

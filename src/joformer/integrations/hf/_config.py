@@ -1,4 +1,4 @@
-"""What our models are made of, as transformers keeps it: the fields of `LMConfig` and `ViTConfig`, and its own.
+"""Configurations of our models in transformers: the fields of `LMConfig` and `ViTConfig`, and its own.
 
     ours       vocab        dim           layers              heads                 hidden              window
     theirs     vocab_size   hidden_size   num_hidden_layers   num_attention_heads   intermediate_size   sliding_window
@@ -8,12 +8,12 @@ Either name is read and set; `base` is `rope_parameters["rope_theta"]`, as versi
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
-from joformer.models import LMConfig, ViTConfig
+from joformer.models import LMConfig, Variant, ViTConfig
 
 WIDTHS = {
     "hidden_size": "dim",
@@ -31,9 +31,9 @@ KINDS = {
 
 
 class _Config(PreTrainedConfig):
-    """Fields of one of our configurations, found by their names, and the rotary base where transformers has it."""
+    """The fields of one of our configurations, by their names, and the rotary base where transformers keeps it."""
 
-    # Transformers lets a configuration take any keyword, whatever its signature says: no checking against that.
+    # A configuration of transformers takes any keyword, whatever its signature: no run-time check against that.
     __no_type_check__ = True
     ours: ClassVar[type] = LMConfig
     dim: int = 1
@@ -51,24 +51,33 @@ class _Config(PreTrainedConfig):
                 setattr(self, name, tuple(getattr(self, name)))
         if self.hidden is None:
             self.hidden = 4 * self.dim
-        self.to_joformer()  # refuses what cannot be
+        self.to_joformer()  # raises where it is no configuration of ours
 
     def to_joformer(self) -> Any:
         """The same as our own configuration."""
         rope = self.rope_parameters or {}
         if rope.get("rope_type", "default") != "default" or "rope_theta" not in rope:
             raise ValueError(f"rope_parameters must be {{'rope_type': 'default', 'rope_theta': base}}, got {rope}")
-        values = {field.name: getattr(self, field.name) for field in fields(self.ours) if hasattr(self, field.name)}
-        return self.ours(**values, **self._others(float(rope["rope_theta"])))
+        others = {"base": float(rope["rope_theta"]), "classes": self.num_labels}
+        names = [field.name for field in fields(self.ours) if field.name in others or hasattr(self, field.name)]
+        return self.ours(**{name: others[name] if name in others else getattr(self, name) for name in names})
 
-    def _others(self, base: float) -> dict[str, Any]:
-        return {"base": base}
+    @classmethod
+    def from_joformer(cls, config: Any, **changes: Any) -> Any:
+        """Our configuration as one of transformers; `changes` are other fields.
+
+        >>> JoFormerConfig.from_joformer(LMConfig(vocab=50, dim=32), eos_token_id=3).to_joformer().dim
+        32
+        >>> JoFormerViTConfig.from_joformer(ViTConfig(classes=3), id2label={0: "a", 1: "b", 2: "c"}).id2label[2]
+        'c'
+        """
+        return cls(**{field.name: getattr(config, field.name) for field in fields(config)}, **changes)
 
 
 class JoFormerConfig(_Config):
     """Configuration of `JoFormerForCausalLM`: every field of `LMConfig`, under its name or transformers'.
 
-    `results`, name → {metric: value}, are what the model card has in its table.
+    `results`, name → {metric: value}, become the table of the model card.
 
     >>> config = JoFormerConfig(vocab_size=50, hidden_size=32, layers=3, heads=2, pattern="WWN", window=8, base=500)
     >>> config.vocab, config.num_hidden_layers, config.rope_parameters["rope_theta"], config.to_joformer().letters
@@ -102,28 +111,19 @@ class JoFormerConfig(_Config):
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | list[int] | None = None
+    # For transformers' caches and masks, from the pattern; `hybrid` layers keep a state beside keys and values: the
+    # angle that cumulative frames have reached.
     layer_types: list[str] | None = None
-    """What transformers' caches and masks go by, made from the pattern; `hybrid` layers keep a state beside their keys
-    and values: the angle that cumulative frames have reached."""
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.layer_types = None
         super().__post_init__(**kwargs)
         config = self.to_joformer()
-        moved = config.transport != "none"
+        transports = config.transport != "none"
         self.layer_types = [
-            KINDS[letter == "W", moved and letter != "N" and name == "cumulative"]
+            KINDS[letter == "W", transports and letter != "N" and name == "cumulative"]
             for letter, name in zip(config.letters, config.names, strict=True)
         ]
-
-    @classmethod
-    def from_joformer(cls, config: LMConfig, **changes: Any) -> JoFormerConfig:
-        """Our configuration as theirs; `changes` are other fields.
-
-        >>> JoFormerConfig.from_joformer(LMConfig(vocab=50, dim=32), eos_token_id=3).to_joformer().dim
-        32
-        """
-        return cls(**{field.name: getattr(config, field.name) for field in fields(config)}, **changes)
 
 
 class JoFormerViTConfig(_Config):
@@ -144,8 +144,10 @@ class JoFormerViTConfig(_Config):
         "patch_size": "patch",
     }
 
-    model: str = "joformer_axial"
+    frames: str | None = None
+    split: str | None = None
     transport: str | None = None
+    per_layer: bool | None = None
     shape: tuple[int, ...] | list[int] = (224, 224)
     patch: tuple[int, ...] | list[int] = (16, 16)
     channels: int = 3
@@ -161,17 +163,9 @@ class JoFormerViTConfig(_Config):
         classes = kwargs.pop("classes", None)
         if classes is not None:
             kwargs["num_labels"] = classes
+        # A name, which is all that version 0.1 wrote, is short for four fields; those given beside it override it.
+        given: Any = {field.name: getattr(self, field.name) for field in fields(Variant)}
+        given = {name: value for name, value in given.items() if value is not None}
+        for name, value in asdict(ViTConfig(model=kwargs.pop("model", None), **given).variant).items():
+            setattr(self, name, value)
         super().__post_init__(**kwargs)
-
-    @classmethod
-    def from_joformer(cls, config: ViTConfig, **changes: Any) -> JoFormerViTConfig:
-        """Our configuration as theirs; `changes` are other fields.
-
-        >>> JoFormerViTConfig.from_joformer(ViTConfig(classes=3), id2label={0: "a", 1: "b", 2: "c"}).id2label[2]
-        'c'
-        """
-        values = {field.name: getattr(config, field.name) for field in fields(config)}
-        return cls(**values, **changes)
-
-    def _others(self, base: float) -> dict[str, Any]:
-        return {"base": base, "classes": self.num_labels}

@@ -1,11 +1,11 @@
 """JoFormerForCausalLM: our language model in transformers, with its caches, masks, generation and Trainer.
 
-JoFormerModel is the same without its head, as servers (vLLM, SGLang) take it.
+JoFormerModel is the same without its head, for servers (vLLM, SGLang).
 
     cumulative frames     θ_t = base·t + Σ_{s<t} φ(x_s)      the sum so far is kept in the cache, beside keys and values
 
-For transformers that sum is the state of a causal convolution of width 1: it reorders, crops and resets it along with
-the rest. Paper: "JoFormer Wikipedia Language Modeling".
+For transformers that sum is the state of a causal convolution of width 1: it reorders, crops and resets it like keys
+and values. Paper: "JoFormer Wikipedia Language Modeling".
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils import can_return_tuple
 
 from joformer.attention import JourneyAttention
-from joformer.attention._module import Inner
 from joformer.frames import Frames
 from joformer.integrations.hf._config import JoFormerConfig
 from joformer.integrations.hf._modeling import JoFormerPreTrainedModel
@@ -40,25 +39,36 @@ class _Language(JoFormerPreTrainedModel):
     causal = True
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012 (theirs)
 
-    def _read(
+    @can_return_tuple
+    def forward(
         self,
-        input_ids: Tensor | None,
-        attention_mask: Any,
-        position_ids: Tensor | None,
-        cache: Cache | None,
-        inputs_embeds: Tensor | None,
-        use_cache: bool | None,
-        options: dict[str, Any],
-    ) -> tuple[list[Tensor], list[Tensor | None], Cache | None]:
-        """The hidden states, before all layers to after the norm; the weights of attention; the cache."""
+        input_ids: Tensor | None = None,
+        attention_mask: Any = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Hidden states (batch, tokens, hidden_size) after the last norm.
+
+        The arguments are those of `JoFormerForCausalLM`.
+
+        >>> model = JoFormerModel(JoFormerConfig(vocab=50, dim=32, layers=2, heads=2))
+        >>> len(model(torch.randint(50, (3, 7)), output_hidden_states=True).hidden_states)
+        3
+        """
+        requested = self._requested(output_attentions, output_hidden_states)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give input_ids or inputs_embeds, and not both")
-        cache = self._cache(cache, use_cache)
+        cache = self._cache(past_key_values, use_cache)
         x = self.body.embed(input_ids) if inputs_embeds is None else inputs_embeds
         if position_ids is None:
             seen = 0 if cache is None else cache.get_seq_length()
             position_ids = (torch.arange(x.shape[1], device=x.device) + seen).unsqueeze(0)
-        self._require_own_angle(position_ids, cache, options)
+        self._require_own_angle(position_ids, cache, kwargs)
         masks = (
             attention_mask
             if isinstance(attention_mask, dict)
@@ -67,15 +77,16 @@ class _Language(JoFormerPreTrainedModel):
         where = position_ids.unsqueeze(-1)
         frames = _CachedFrames(self.body.frames, where, x, real=masks.get(REAL), cache=cache)
 
-        def inner(layer: int, attention: JourneyAttention, weights: list[Tensor | None]) -> Inner:
-            window = attention.window
-            how = options if window is None else {**options, "sliding_window": window}
-            mask = masks[FULL if window is None else WINDOW]
-            return self._inner(attention, weights, mask=mask, cache=cache, **how)
+        def options(attention: JourneyAttention) -> dict[str, Any]:
+            if attention.window is None:
+                return {**kwargs, "cache": cache, "mask": masks[FULL]}
+            return {**kwargs, "cache": cache, "mask": masks[WINDOW], "sliding_window": attention.window}
 
-        states, weights = self._run_blocks(self.body.blocks, frames, x, inner)
+        states, weights = self._run_blocks(frames, x, options)
         states[-1] = self.body.norm(states[-1])
-        return states, weights, cache
+        return BaseModelOutputWithPast(
+            last_hidden_state=states[-1], past_key_values=cache, **requested(states, weights)
+        )
 
     @staticmethod
     def create_masks_for_generate(
@@ -86,7 +97,7 @@ class _Language(JoFormerPreTrainedModel):
         position_ids: Tensor | None = None,
         **_: Any,
     ) -> dict[str, Any]:
-        """A mask for each kind of layer the model has, and which of the new tokens are none of the padding.
+        """One mask per kind of layer, and which of the new tokens are not padding.
 
         >>> config = JoFormerConfig(layers=2, pattern="WF", window=4, attn_implementation="eager")
         >>> masks = JoFormerForCausalLM.create_masks_for_generate(config, torch.zeros(1, 9, 256), None, None)
@@ -99,26 +110,21 @@ class _Language(JoFormerPreTrainedModel):
         }  # fmt: skip
         kinds, masks = config.layer_types or [], {}
         windowed = ["sliding" in kind for kind in kinds]
-        # Which layer to ask for its length is said: transformers 5.23 takes a static hybrid layer for no attention.
+        # With the layer whose length counts: transformers 5.23 takes a static hybrid layer for one without attention.
         if False in windowed:
             masks[FULL] = create_causal_mask(**given, layer_idx=windowed.index(False))
         if True in windowed:
             masks[WINDOW] = create_sliding_window_causal_mask(**given, layer_idx=windowed.index(True))
-        new = inputs_embeds.shape[1]
-        if (
-            {"hybrid", "hybrid_sliding"} & set(kinds)
-            and new > 1
-            and isinstance(attention_mask, Tensor)
-            and attention_mask.dim() == 2
-        ):
-            masks[REAL] = attention_mask[:, -new:].to(torch.bool)  # a single new token is never padding
+        new, padded = inputs_embeds.shape[1], isinstance(attention_mask, Tensor) and attention_mask.dim() == 2
+        if {"hybrid", "hybrid_sliding"} & set(kinds) and padded and new > 1:  # a single new token is never padding
+            masks[REAL] = attention_mask[:, -new:].to(torch.bool)
         return masks
 
     def _require_own_angle(self, positions: Tensor, cache: Cache | None, options: dict[str, Any]) -> None:
-        """Raise where attention keeps the keys of requests and nobody keeps the angle that each has reached.
+        """Raise where attention keeps the keys of requests and nothing keeps the angle that each has reached.
 
-        Servers put the tokens of many requests into one row, and go on with them in another call: the sums of
-        cumulative frames would then run on from one request into the next.
+        Servers put the tokens of many requests into one row, and continue them in another call: the sums of cumulative
+        frames would then continue from one request into the next.
         """
         if cache is not None or not any(module.stateful for module in self.body.frames):
             return
@@ -134,8 +140,7 @@ class _Language(JoFormerPreTrainedModel):
             )
 
     def _cache(self, given: Cache | None, use_cache: bool | None) -> Cache | None:
-        again = self.gradient_checkpointing and self.training
-        if again and (given is not None or use_cache):
+        if self.gradient_checkpointing and self.training and (given is not None or use_cache):
             raise ValueError("gradient checkpointing would fill the cache twice: say use_cache=False, or model.eval()")
         if given is not None and not isinstance(given, Cache):
             raise ValueError(f"past_key_values must be a Cache of transformers, got {type(given).__name__}")
@@ -145,19 +150,19 @@ class _Language(JoFormerPreTrainedModel):
 
 
 class _CachedFrames(LayerFrames):
-    """The frames of each layer, where transformers' cache keeps the angle that cumulative ones have reached."""
+    """The frames of each layer; transformers' cache keeps the angle that cumulative ones have reached."""
 
     def __init__(
         self, modules: nn.ModuleList, positions: Tensor, x: Tensor, *, real: Tensor | None, cache: Cache | None
     ) -> None:
         super().__init__(modules, positions, x)
         self.cache, self.training = cache, modules.training
-        # What accumulates must not count padding.
-        self.counted = positions
+        self.counted = positions  # without padding, which must not be accumulated
         if real is not None:
             self.counted = torch.where(real.unsqueeze(-1), positions.to(torch.float64), NOWHERE)
 
     def by_content(self, layer: int, x: Tensor) -> Frames:
+        """The frames of a layer whose module reads the tokens."""
         module, cache = self.modules[layer], self.cache
         if not module.stateful:
             return super().by_content(layer, x)
@@ -169,7 +174,7 @@ class _CachedFrames(LayerFrames):
                 f"cumulative frames need a cache that keeps their angle, which {type(cache).__name__} here does not: "
                 f"make it from the configuration, e.g. DynamicCache(config=model.config)"
             )
-        # Of the layer itself: the cache's own methods for these came after transformers 5.16.
+        # From the layer itself: the cache's own methods for these came after transformers 5.16.
         state = held.conv_states[0] if held.has_previous_state[0] else None
         if state is not None:
             if self.training and torch.is_grad_enabled():
@@ -186,11 +191,12 @@ class _CachedFrames(LayerFrames):
 class JoFormerModel(_Language):
     """`JoFormerLM` without its head, as a model of transformers: `AutoModel` of a `JoFormerConfig`.
 
-    It has our model's parts itself, so that a folder of `JoFormerForCausalLM` is one of this too, and the other way.
+    It holds our model's parts itself, so that a folder of `JoFormerForCausalLM` can be loaded as this, and the reverse.
 
-    >>> model = JoFormerModel(JoFormerConfig(vocab=50, dim=32, layers=2, heads=2)).eval()
-    >>> model(torch.randint(50, (3, 7))).last_hidden_state.shape
-    torch.Size([3, 7, 32])
+    Example:
+        >>> model = JoFormerModel(JoFormerConfig(vocab=50, dim=32, layers=2, heads=2)).eval()
+        >>> model(torch.randint(50, (3, 7))).last_hidden_state.shape
+        torch.Size([3, 7, 32])
     """
 
     _keys_to_ignore_on_load_unexpected = [r"(^|\.)head\.weight$"]  # noqa: RUF012 (theirs)
@@ -200,7 +206,7 @@ class JoFormerModel(_Language):
 
     @property
     def body(self) -> Any:
-        """What has the blocks and frames."""
+        """The module that holds blocks and frames."""
         return self
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -212,7 +218,7 @@ class JoFormerModel(_Language):
         return self.embed
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Put another embedding in place of the model's.
+        """Replaces the embedding of the tokens.
 
         >>> model = JoFormerModel(JoFormerConfig(vocab=50, dim=32, layers=2, heads=2))
         >>> model.set_input_embeddings(nn.Embedding(60, 32))
@@ -222,56 +228,27 @@ class JoFormerModel(_Language):
         self.embed = value
 
     def to_joformer(self) -> Any:
-        """Not without a head."""
+        """Raises ValueError: our own model has a head."""
         raise ValueError("JoFormerModel has no head: load the folder as JoFormerForCausalLM")
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Any = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        use_cache: bool | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        **kwargs: Any,
-    ) -> BaseModelOutputWithPast:
-        """Token numbers (batch, tokens), or their embeddings, → hidden states (batch, tokens, hidden_size).
-
-        >>> model = JoFormerModel(JoFormerConfig(vocab=50, dim=32, layers=2, heads=2))
-        >>> len(model(torch.randint(50, (3, 7)), output_hidden_states=True).hidden_states)
-        3
-        """
-        output_attentions, output_hidden_states = self._outputs_asked(output_attentions, output_hidden_states)
-        states, weights, past_key_values = self._read(
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, kwargs
-        )
-        return BaseModelOutputWithPast(
-            last_hidden_state=states[-1],
-            past_key_values=past_key_values,
-            hidden_states=tuple(states) if output_hidden_states else None,
-            attentions=tuple(weights) if output_attentions else None,
-        )
 
 
 class JoFormerForCausalLM(_Language, GenerationMixin):
-    """`JoFormerLM` as a model of transformers; `self.model` is one, its state's names come after `model.`.
+    """`JoFormerLM` as a model of transformers; `self.model` is one, the names of its weights begin with `model.`.
 
-    >>> model = JoFormerForCausalLM(JoFormerConfig(vocab=50, dim=32, layers=2, heads=2)).eval()
-    >>> tokens = torch.randint(50, (3, 7))
-    >>> model(tokens).logits.shape, model.generate(tokens, max_new_tokens=5, do_sample=False).shape
-    (torch.Size([3, 7, 50]), torch.Size([3, 12]))
-    >>> ours = model.to_joformer()
-    >>> torch.equal(ours(tokens), JoFormerForCausalLM.from_joformer(ours)(tokens).logits)
-    True
+    Example:
+        >>> model = JoFormerForCausalLM(JoFormerConfig(vocab=50, dim=32, layers=2, heads=2)).eval()
+        >>> tokens = torch.randint(50, (3, 7))
+        >>> model(tokens).logits.shape, model.generate(tokens, max_new_tokens=5, do_sample=False).shape
+        (torch.Size([3, 7, 50]), torch.Size([3, 12]))
+        >>> ours = model.to_joformer()
+        >>> torch.equal(ours(tokens), JoFormerForCausalLM.from_joformer(ours)(tokens).logits)
+        True
     """
 
     _tied_weights_keys = {"model.head.weight": "model.embed.weight"}  # noqa: RUF012 (theirs)
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Put another embedding in place of the model's.
+        """Replaces the embedding of the tokens.
 
         >>> model = JoFormerForCausalLM(JoFormerConfig(vocab=50, dim=32, layers=2, heads=2))
         >>> model.set_input_embeddings(nn.Embedding(60, 32))
@@ -282,7 +259,7 @@ class JoFormerForCausalLM(_Language, GenerationMixin):
         self.model.config = replace(self.model.config, vocab=value.num_embeddings)
 
     def get_output_embeddings(self) -> nn.Linear:
-        """The layer that gives the logits.
+        """The layer that returns the logits.
 
         >>> model = JoFormerForCausalLM(JoFormerConfig(vocab=50, dim=32, layers=2, heads=2))
         >>> model.get_output_embeddings()
@@ -291,7 +268,7 @@ class JoFormerForCausalLM(_Language, GenerationMixin):
         return self.model.head
 
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Put another layer in its place, as `resize_token_embeddings` does.
+        """Replaces the layer that returns the logits, as `resize_token_embeddings` does.
 
         >>> model = JoFormerForCausalLM(JoFormerConfig(vocab=50, dim=32, layers=2, heads=2))
         >>> model.resize_token_embeddings(60, mean_resizing=False)
@@ -316,30 +293,38 @@ class JoFormerForCausalLM(_Language, GenerationMixin):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Token numbers (batch, tokens), or their embeddings, → logits (batch, tokens, vocab), with `labels` the loss.
+        """Logits (batch, tokens, vocab), and the loss where there are `labels`.
 
-        `position_ids` (batch or 1, tokens) say where the tokens are, by default after those in the cache; padding to
-        the left needs them, and `generate` gives them. `attention_mask` is (batch, all tokens), 0 for padding.
+        Args:
+            input_ids: ``(batch, tokens)``.
+            attention_mask: ``(batch, all tokens)``, 0 for padding, or masks from `create_masks_for_generate`.
+            position_ids: ``(batch or 1, tokens)``, by default after those in the cache. Padding to the left needs them;
+                `generate` passes them.
+            past_key_values: A cache of transformers, which the call extends.
+            inputs_embeds: ``(batch, tokens, dim)`` in place of `input_ids`.
+            labels: ``(batch, tokens)``.
+            use_cache: Make a cache where none is given; by default as configured, except in training.
+            logits_to_keep: How many of the last tokens get logits, 0 for all, or which.
+            output_attentions: Return the weights of attention too; by default as configured.
+            output_hidden_states: Return what each block reads too, and the output of the last; likewise.
+            kwargs: For transformers' attention and loss.
 
-        >>> model = JoFormerForCausalLM(JoFormerConfig(vocab=50, dim=32, layers=2, heads=2))
-        >>> tokens = torch.randint(50, (3, 7))
-        >>> model(tokens, labels=tokens).loss.shape, model(tokens, logits_to_keep=1).logits.shape
-        (torch.Size([]), torch.Size([3, 1, 50]))
+        Raises:
+            ValueError: If the arguments do not fit together, or the cache does not fit the frames.
+
+        Example:
+            >>> model = JoFormerForCausalLM(JoFormerConfig(vocab=50, dim=32, layers=2, heads=2))
+            >>> tokens = torch.randint(50, (3, 7))
+            >>> model(tokens, labels=tokens).loss.shape, model(tokens, logits_to_keep=1).logits.shape
+            (torch.Size([]), torch.Size([3, 1, 50]))
         """
-        output_attentions, output_hidden_states = self._outputs_asked(output_attentions, output_hidden_states)
-        states, weights, past_key_values = self._read(
-            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, kwargs
-        )
-        x = states[-1]
+        out = super().forward(
+            input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, output_attentions,
+            output_hidden_states, return_dict=True, **kwargs,
+        )  # fmt: skip
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.model.head(x[:, kept])
-        loss = None
+        logits, loss = self.model.head(out.last_hidden_state[:, kept]), None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=past_key_values,
-            hidden_states=tuple(states) if output_hidden_states else None,
-            attentions=tuple(weights) if output_attentions else None,
-        )
+        optional = {"hidden_states": out.hidden_states, "attentions": out.attentions}
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=out.past_key_values, **optional)

@@ -1,8 +1,8 @@
-"""What our two models in transformers have in common: they are our own modules, run through its attention.
+"""What our models in transformers have in common: they are our own modules, run through its attention.
 
     q, k, v = W x  →  rotated  →  transformers' cache  →  transformers' attention  →  A_i⁻¹ per head  →  W_o
 
-Keys and values enter the cache rotated, so that any cache and any attention serves: neither knows of frames.
+Keys and values enter the cache rotated, so that any cache and any attention works: neither needs the frames.
 """
 
 from __future__ import annotations
@@ -15,21 +15,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import Cache, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import eager_attention_forward
 
 from joformer.attention._module import Inner, JourneyAttention
-from joformer.frames import LearnedFrames
-from joformer.frames._projected import ContentFrames
 from joformer.integrations.hf._card import write_card
 from joformer.models import load
 from joformer.models._blocks import LayerFrames, run_blocks
 
 
 class JoFormerPreTrainedModel(PreTrainedModel):
-    """`self.model` is one of our models, whole; what it computes with goes through transformers."""
+    """`self.model` is one of our models; its attention and its cache are those of transformers."""
 
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
@@ -48,7 +46,7 @@ class JoFormerPreTrainedModel(PreTrainedModel):
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         self._hold(self.model_class(config.to_joformer()))
-        # What transformers' attention functions ask of the module they work for.
+        # Attributes that transformers' attention functions read from the module.
         for number, block in enumerate(self.body.blocks):
             block.attention.layer_idx, block.attention.is_causal = number, self.causal
             block.attention.num_key_value_groups = 1
@@ -60,21 +58,27 @@ class JoFormerPreTrainedModel(PreTrainedModel):
 
     @property
     def body(self) -> Any:
-        """What has the blocks and frames."""
+        """The module that holds blocks and frames."""
         return self.model
 
     @classmethod
     def from_joformer(cls, source: nn.Module | str | os.PathLike[str], **changes: Any) -> Any:
-        """One of our models, or the folder of one, as this class: the same weights, copied, and the same function.
+        """One of our models as this class: the same weights, copied, and the same function.
 
-        `changes` are other fields of the configuration, such as `eos_token_id`. Of a finished run's folder the last
-        measurement on held-out data goes into `config.results`.
+        Args:
+            source: The model, or its folder. The last measurement on held-out data in the folder of a finished run
+                becomes `config.results`.
+            changes: Other fields of the configuration, such as `eos_token_id`.
 
-        >>> from joformer.integrations.hf._language import JoFormerForCausalLM
-        >>> from joformer.models import JoFormerLM, LMConfig
-        >>> ours, tokens = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2)), torch.randint(50, (3, 7))
-        >>> torch.equal(JoFormerForCausalLM.from_joformer(ours, eos_token_id=0)(tokens).logits, ours(tokens))
-        True
+        Raises:
+            ValueError: If it is another model than this class is for.
+
+        Example:
+            >>> from joformer.integrations.hf._language import JoFormerForCausalLM
+            >>> from joformer.models import JoFormerLM, LMConfig
+            >>> ours, tokens = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2)), torch.randint(50, (3, 7))
+            >>> torch.equal(JoFormerForCausalLM.from_joformer(ours, eos_token_id=0)(tokens).logits, ours(tokens))
+            True
         """
         model: Any = source if isinstance(source, nn.Module) else load(source)
         if not isinstance(model, cls.model_class):
@@ -114,22 +118,22 @@ class JoFormerPreTrainedModel(PreTrainedModel):
         ['README.md', 'config.json', 'generation_config.json', 'model.safetensors']
         """
         if is_main_process and not os.path.isfile(save_directory):
-            write_card(self, save_directory)  # first, so that it is pushed along
+            write_card(self, save_directory)  # first, so that it is pushed too
         super().save_pretrained(save_directory, is_main_process, *args, **kwargs)
 
     @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        """As our own models start: transformers guards `torch.nn.init`, so that what was loaded stays."""
+    def _init_weights(self, module: Any) -> None:
+        """As our own models start; transformers guards `torch.nn.init`, so that what was loaded stays."""
+        own = list(module.parameters(recurse=False))
+        if own and all(getattr(p, "_is_hf_initialized", False) for p in own):
+            return  # not every reset_parameters goes through torch.nn.init
         if isinstance(module, nn.Embedding):  # also the one that `resize_token_embeddings` makes
             nn.init.normal_(module.weight, std=0.02)
-        elif isinstance(module, LearnedFrames):
-            if not getattr(module.frequencies, "_is_hf_initialized", False):
-                module.reset_parameters()
-        elif not isinstance(module, ContentFrames):  # these are all parts, which had their turn
-            getattr(module, "reset_parameters", lambda: None)()
+        elif hasattr(module, "reset_parameters") and not getattr(module, "content", False):
+            module.reset_parameters()  # not of frames by content: their parts were reset before, with other draws
 
     def _initialize_weights(self, module: nn.Module, is_custom_code: bool = False) -> None:
-        # Else it would pass over modules without weights of their own, which have the last word on their parts' start.
+        # Else modules without weights of their own would be skipped, and some reset their parts in a special way.
         super()._initialize_weights(module, is_custom_code=False)
 
     def _set_gradient_checkpointing(
@@ -142,33 +146,26 @@ class JoFormerPreTrainedModel(PreTrainedModel):
         self._checkpointed_every = every_n_layers
 
     def _run_blocks(
-        self,
-        blocks: nn.ModuleList,
-        frames: LayerFrames,
-        x: Tensor,
-        inner: Callable[[int, JourneyAttention, list[Tensor | None]], Inner],
+        self, frames: LayerFrames, x: Tensor, options: Callable[[JourneyAttention], dict[str, Any]]
     ) -> tuple[list[Tensor], list[Tensor | None]]:
-        """What goes into the first block and leaves each, and the weights of each attention where there are any.
+        """The input of the first block and the outputs of all, and the weights of each attention where there are any.
 
-        Args:
-            blocks: Ours.
-            frames: The frames of each layer.
-            x: What the first block reads, ``(batch, tokens, dim)``.
-            inner: Gives transformers' attention for a layer, and puts its weights into the list.
+        `options` returns the arguments of transformers' attention for one of ours.
         """
         weights: list[Tensor | None] = []
 
         def call(layer: int, block: Any, x: Tensor) -> Tensor:
             def run(x: Tensor) -> tuple[Tensor, Tensor | None]:
-                its: list[Tensor | None] = []
-                return block(x, frames(layer, x), inner=inner(layer, block.attention, its)), its[-1]
+                own: list[Tensor | None] = []
+                inner = self._inner(block.attention, own, **options(block.attention))
+                return block(x, frames(layer, x), inner=inner), own[-1]
 
             again = self.gradient_checkpointing and self.training and layer % self._checkpointed_every == 0
-            x, its = self._gradient_checkpointing_func(run, x) if again else run(x)
-            weights.append(its)
+            x, own = self._gradient_checkpointing_func(run, x) if again else run(x)
+            weights.append(own)
             return x
 
-        return [x, *run_blocks(blocks, frames, x, call=call)], weights
+        return [x, *run_blocks(self.body.blocks, frames, x, call=call)], weights
 
     def _inner(
         self,
@@ -179,61 +176,38 @@ class JoFormerPreTrainedModel(PreTrainedModel):
         cache: Cache | None = None,
         **options: Any,
     ) -> Inner:
-        """Transformers' cache and attention for one of our layers; the weights, where there are any, are put by."""
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention)
+        """Transformers' cache and attention for one of our layers; appends its weights, or None, to the list."""
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         dropout = attention.dropout if attention.training else 0.0
 
         def inner(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
             if cache is not None:
                 k, v = cache.update(k, v, attention.layer_idx)
-            out, its = attend(attention, q, k, v, mask, scaling=attention.scale, dropout=dropout, **options)
-            weights.append(its)
+            out, own = attend(attention, q, k, v, mask, scaling=attention.scale, dropout=dropout, **options)
+            weights.append(own)
             batch, heads, tokens, _ = q.shape
-            return out.reshape(batch, tokens, heads, -1)  # servers give (tokens, heads · dim)
+            return out.reshape(batch, tokens, heads, -1)  # servers return (tokens, heads · dim)
 
         return inner
 
-    def _outputs_asked(self, attentions: bool | None, hidden_states: bool | None) -> tuple[bool, bool]:
-        """Whether the weights and the hidden states are to be returned; the configuration decides what was not said."""
+    def _requested(self, attentions: bool | None, hidden_states: bool | None) -> Callable[..., dict[str, Any]]:
+        """Picks the optional outputs: called with states and weights after `_run_blocks`; None is as configured."""
         attentions = self.config.output_attentions if attentions is None else attentions
         hidden_states = self.config.output_hidden_states if hidden_states is None else hidden_states
-        if attentions and self.config._attn_implementation != "eager":
-            raise ValueError(
-                f"{self.config._attn_implementation} attention returns no weights: "
-                "model.set_attn_implementation('eager') does"
-            )
-        return bool(attentions), bool(hidden_states)
-
-
-def eager_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float,
-    dropout: float = 0.0,
-    **_: Any,
-) -> tuple[Tensor, Tensor]:
-    """softmax(q kᵀ · scaling + mask) v and the weights; (batch, heads, tokens, dim) → (batch, tokens, heads, dim).
-
-    >>> q = k = v = torch.eye(2).view(1, 1, 2, 2)
-    >>> out, weights = eager_attention(nn.Identity(), q, k, v, None, scaling=0.0)
-    >>> out.shape, weights.flatten().tolist()
-    (torch.Size([1, 2, 1, 2]), [0.5, 0.5, 0.5, 0.5])
-    """
-    scores = query @ key.transpose(2, 3) * scaling
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    weights = F.dropout(F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype), dropout)
-    return (weights @ value).transpose(1, 2).contiguous(), weights
+        name = self.config._attn_implementation
+        if attentions and name != "eager":
+            raise ValueError(f"{name} attention returns no weights: model.set_attn_implementation('eager') does")
+        return lambda states, weights: {
+            "hidden_states": tuple(states) if hidden_states else None,
+            "attentions": tuple(weights) if attentions else None,
+        }
 
 
 def _measured(folder: Path) -> dict[str, dict[str, Any]] | None:
-    """What a run measured last on held-out data, under the run's name."""
+    """The last measurement of a run on held-out data, under the run's name."""
     log = folder / "metrics.jsonl"
-    # The last piece is empty, or the half line of a run that was killed.
+    # The last piece is empty, or the unfinished line of a run that was killed.
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").split("\n")[:-1]] if log.is_file() else []
     for metric in ("bits_per_byte", "accuracy", "loss"):
         last = next((line for line in reversed(lines) if metric in line), None)

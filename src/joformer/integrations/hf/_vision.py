@@ -15,7 +15,7 @@ from joformer.models import JoFormerViT
 
 
 class JoFormerForImageClassification(JoFormerPreTrainedModel):
-    """`JoFormerViT` as a model of transformers; `self.model` is one, its state's names come after `model.`.
+    """`JoFormerViT` as a model of transformers; `self.model` is one, the names of its weights begin with `model.`.
 
     >>> config = JoFormerViTConfig(shape=(8, 8), patch=(4, 4), channels=1, dim=32, layers=2, heads=2, num_labels=10)
     >>> model, x = JoFormerForImageClassification(config).eval(), torch.rand(3, 1, 8, 8)
@@ -50,30 +50,31 @@ class JoFormerForImageClassification(JoFormerPreTrainedModel):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> ImageClassifierOutput:
-        """Pixels (batch, channels, *shape) → logits (batch, num_labels), with `labels` (batch,) the loss.
+        """Logits (batch, num_labels), and the loss where there are `labels`.
 
-        Other shapes than the configured one are welcome as long as they divide into patches: frames follow the grid.
+        Args:
+            pixel_values: ``(batch, channels, *shape)``; other shapes than the configured one are welcome as long as
+                they divide into patches: frames follow the grid.
+            labels: ``(batch,)``.
+            output_attentions: Return the weights of attention too; by default as configured.
+            output_hidden_states: Return what each block reads too, and the output of the last; likewise.
+            kwargs: For transformers' attention and loss.
 
-        >>> config = JoFormerViTConfig(shape=(8, 8), patch=(4, 4), channels=1, dim=32, layers=2, heads=2, num_labels=10)
-        >>> JoFormerForImageClassification(config)(torch.rand(3, 1, 8, 8), labels=torch.tensor([1, 2, 3])).loss.shape
-        torch.Size([])
+        Example:
+            >>> config = JoFormerViTConfig(
+            ...     shape=(8, 8), patch=(4, 4), channels=1, dim=32, layers=2, heads=2, num_labels=10
+            ... )
+            >>> model, labels = JoFormerForImageClassification(config), torch.tensor([1, 2, 3])
+            >>> model(torch.rand(3, 1, 8, 8), labels=labels).loss.shape
+            torch.Size([])
         """
         if pixel_values is None:
             raise ValueError("give pixel_values (batch, channels, *shape)")
-        output_attentions, output_hidden_states = self._outputs_asked(output_attentions, output_hidden_states)
+        requested = self._requested(output_attentions, output_hidden_states)
         kwargs.pop("interpolate_pos_encoding", None)  # frames need no interpolation
         tokens, frames = self.model.start(pixel_values.to(self.model.embed.weight.dtype))
-        states, weights = self._run_blocks(
-            self.model.blocks, frames, tokens, lambda layer, attention, its: self._inner(attention, its, **kwargs)
-        )
-        tokens = states[-1] = self.model.norm(states[-1])
-        logits = self.model.head(self.model.pooled(tokens))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(labels, logits, self.config, **kwargs)
-        return ImageClassifierOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=tuple(states) if output_hidden_states else None,
-            attentions=tuple(weights) if output_attentions else None,
-        )
+        states, weights = self._run_blocks(frames, tokens, lambda attention: kwargs)
+        states[-1] = self.model.norm(states[-1])
+        logits = self.model.head(self.model.pooled(states[-1]))
+        loss = None if labels is None else self.loss_function(labels, logits, self.config, **kwargs)
+        return ImageClassifierOutput(loss=loss, logits=logits, **requested(states, weights))

@@ -1,4 +1,4 @@
-"""Our models in Hugging Face's transformers; importing this makes them known to its Auto classes.
+"""Our models in Hugging Face's transformers; importing this registers them with its Auto classes.
 
 >>> import torch
 >>> from transformers import AutoModelForCausalLM
@@ -28,9 +28,9 @@ __all__ = [
 
 
 def register() -> None:
-    """Make our models known to `AutoConfig`, `AutoModel` and its kin for causal language models and for images.
+    """Registers our models with `AutoConfig`, `AutoModel` and those for causal language models and images.
 
-    Done once when this module is imported; again is no harm.
+    Called when this module is imported; calling it again changes nothing.
 
     >>> register()
     >>> AutoConfig.for_model("joformer_vit").to_joformer().model

@@ -1,15 +1,15 @@
 """Value transport in timm's rotary vision transformers, which hand their layers one table `rope` = (sin θ, cos θ).
 
-    o_i = R(s θ_i)⁻¹ Σ_j softmax_j(…) R(s θ_j) v_j        prefix tokens (classes, registers) do not turn
+    o_i = R(s θ_i)⁻¹ Σ_j softmax_j(…) R(s θ_j) v_j        prefix tokens (classes, registers) are not rotated
 
-A table says every sine and cosine twice, once for each entry of a plane. Here the place of the second copy carries the
-angle, in two parts that lose nothing (little, where a model rounds its table):
+A table has every sine and cosine twice, once for each entry of a plane. Here the angle takes the place of the second
+copy, in two parts that lose nothing (little, where a model rounds its table):
 
     (sin sin cos cos)   →   (sin, cos, θ', θ − θ')        θ' is θ rounded to bfloat16
 
-so that the table is as wide as it was and goes wherever the model takes it: one per layer and head, tokens dropped,
-a row per sample, checkpoints. Attention writes the second copies back before it reads the table. Some of timm's
-attentions project their values without calling a projection, so the rotation happens where values are used: around
+so that the table keeps its width and the model may do with it whatever it does: one per layer and head, tokens dropped,
+a row per sample, checkpoints. Attention restores the second copies before it reads the table. Some of timm's attentions
+project their values without calling a projection, so values are rotated where they are used: around
 scaled_dot_product_attention, or around the product that follows the softmax.
 """
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,7 +26,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from joformer.frames import FlatFrames, Layout
-from joformer.integrations.hf._patch import Journey, Part, Strength
+from joformer.integrations._journey import Journey, Strength, planes_of
+from joformer.integrations._parts import AttentionPart, Part, argument, replace_argument
 
 KEYWORD = "rope"
 _SINES = (torch.sin, torch.Tensor.sin)
@@ -35,10 +36,10 @@ _SOFTMAXES = (torch.softmax, torch.Tensor.softmax, F.softmax)
 _PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 
 
-class Parts(TorchFunctionMode):
+class SplitAngles(TorchFunctionMode):
     """While it is active, sin θ gives θ', which is θ rounded to bfloat16, and cos θ gives θ − θ'.
 
-    >>> with Parts():
+    >>> with SplitAngles():
     ...     x = torch.tensor(1.0001)
     ...     parts = x.sin(), x.cos()
     >>> parts[0].item(), (sum(parts) == x).item()
@@ -47,50 +48,47 @@ class Parts(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.taken = False
+        self.used = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _SINES or func in _COSINES:
-            self.taken = True
+            self.used = True
             angles = args[0]
             rounded = angles.detach().bfloat16().to(angles.dtype)
             return rounded if func in _SINES else angles - rounded
         return func(*args, **(kwargs or {}))
 
 
-class Turning(TorchFunctionMode):
-    """While it is active, values are rotated when attention sums them, and the sums are rotated back."""
+class RotateValues(TorchFunctionMode):
+    """While it is active, attention sums rotated values, and the inverse rotation is applied to the sums."""
 
     def __init__(self, journey: Journey) -> None:
         super().__init__()
         self.journey = journey
-        self.weighed = self.done = False
+        self.after_softmax = self.done = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             query, key, value = args[:3]
-            return self.back(func(query, key, self.there(value), *args[3:], **kwargs))
-        if func in _PRODUCTS and self.weighed:
-            self.weighed = False
-            return self.back(func(args[0], self.there(args[1])))
+            return self._rotate(func(query, key, self._rotate(value), *args[3:], **kwargs), inverse=True)
+        if func in _PRODUCTS and self.after_softmax:
+            self.after_softmax = False
+            return self._rotate(func(args[0], self._rotate(args[1])), inverse=True)
         if func in _SOFTMAXES:
-            self.weighed = True
+            self.after_softmax = True
         return func(*args, **kwargs)
 
-    def there(self, value: Tensor) -> Tensor:
-        return self.journey.act(value.transpose(1, 2)).transpose(1, 2)
-
-    def back(self, o: Tensor) -> Tensor:
-        self.done = True
-        return self.journey.act(o.transpose(1, 2), inverse=True).transpose(1, 2)
+    def _rotate(self, x: Tensor, inverse: bool = False) -> Tensor:
+        self.done = inverse
+        return self.journey.rotate(x.transpose(1, 2), inverse).transpose(1, 2)
 
 
 def pack(parts: Tensor, table: Tensor | None, layout: Layout) -> Tensor:
-    """(sin, cos, θ', θ − θ') from a table of parts (θ' θ', θ − θ' θ − θ'), and the model's own where it keeps one."""
-    rounded, rest = (_once(half, layout) for half in parts.chunk(2, -1))
+    """(sin, cos, θ', θ − θ') from a table of parts (θ' θ', θ − θ' θ − θ'), and the model's own table, if kept."""
+    rounded, rest = (planes_of(half, layout) for half in parts.chunk(2, -1))
     if table is not None:
-        sin, cos = (_once(half, layout) for half in table.chunk(2, -1))
+        sin, cos = (planes_of(half, layout) for half in table.chunk(2, -1))
     else:
         angles = _sum(rounded, rest)
         sin, cos = angles.sin().to(parts.dtype), angles.cos().to(parts.dtype)
@@ -120,105 +118,96 @@ def unpack(packed: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     return table, angles.transpose(1, 2)
 
 
-def _once(repeated: Tensor, layout: Layout) -> Tensor:
-    return repeated[..., : repeated.shape[-1] // 2] if layout == "half" else repeated[..., ::2]
-
-
 def _sum(rounded: Tensor, rest: Tensor) -> Tensor:
     return rounded + rest if rest.dtype == torch.float64 else rounded.float() + rest.float()
 
 
 @dataclass
-class Table:
-    """How a rotary embedding writes its angles down, and the parts of the angles where its table is made beforehand."""
+class RopeSpec:
+    """How a rotary embedding tabulates its angles; `parts` of the angles, where it keeps a table."""
 
     strength: Strength
     layout: Layout
-    made: Tensor | None
+    parts: Tensor | None
 
 
 class Rope(Part):
     """A rotary embedding that packs the angles into its tables."""
 
-    _of: Table
+    _spec: RopeSpec
 
     def get_embed(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own table, packed where the strength is not 0."""
         return self._packed(super().get_embed, *args, **kwargs)  # type: ignore[misc]
 
     @property
     def get_batch_embeds(self) -> Any:
-        """A property, since models ask whether an embedding has it."""
+        """The module's own method, its tables packed; a property, since models ask whether an embedding has it."""
         return partial(self._packed, super().get_batch_embeds)  # type: ignore[misc]
 
     def update_feat_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """Another image size: what is made beforehand is made again."""
+        """Another image size: the parts of a table that is kept are computed again."""
         super().update_feat_shape(*args, **kwargs)  # type: ignore[misc]
-        if self._of.made is not None:
-            self._of.made = made_again(self)
+        if self._spec.parts is not None:
+            self._spec.parts = parts_of(self)
 
-    def _packed(self, give: Any, *args: Any, **kwargs: Any) -> Any:
-        of = self._of
-        if not of.strength.on:
-            return give(*args, **kwargs)
-        seen = Parts()
-        with seen:  # not "as seen", in which compilers lose what it keeps
-            given = give(*args, **kwargs)
-        if not seen.taken:
-            if of.made is None or of.made.shape != given.shape:
-                raise RuntimeError(f"{type(self).__name__} took no cosine of angles: its values cannot be transported")
-            if of.made.device != given.device:
-                of.made = of.made.to(given.device)
-            return pack(of.made, given, of.layout)
-        if isinstance(given, list):
-            return [pack(parts, None, of.layout) for parts in given]
-        return pack(given, None, of.layout)
+    def _packed(self, own: Any, *args: Any, **kwargs: Any) -> Any:
+        spec = self._spec
+        if not spec.strength.on:
+            return own(*args, **kwargs)
+        split = SplitAngles()
+        with split:  # not "with SplitAngles() as split": the compiler loses the attributes of such a name
+            tables = own(*args, **kwargs)
+        if split.used:
+            if isinstance(tables, list):
+                return [pack(parts, None, spec.layout) for parts in tables]
+            return pack(tables, None, spec.layout)
+        if spec.parts is None or spec.parts.shape != tables.shape:
+            raise RuntimeError(f"{type(self).__name__} took no cosine of angles: its values cannot be transported")
+        if spec.parts.device != tables.device:
+            spec.parts = spec.parts.to(tables.device)
+        return pack(spec.parts, tables, spec.layout)
+
+
+def parts_of(module: Any) -> Tensor:
+    """The parts of the angles of an embedding that keeps a table: a copy of it computes the table again."""
+    fresh = copy.copy(module)
+    fresh.__class__ = next(cls for cls in type(module).__mro__ if not issubclass(cls, Part))
+    fresh.__dict__.update(_buffers=dict(module._buffers), _non_persistent_buffers_set=set(), feat_shape=(0, 0))
+    with torch.no_grad(), SplitAngles() as split:
+        fresh.update_feat_shape(module.feat_shape)
+        parts = fresh.get_embed()
+    if not split.used:
+        raise RuntimeError("it keeps a table, and does not compute it again for another shape")
+    return parts
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How an attention reads its table."""
+class RopeAttentionSpec:
+    """How an attention reads its table: `index` is that of the table among the arguments of its forward."""
 
     strength: Strength
     index: int
     layout: Layout
+    rotates: ClassVar[bool] = True
 
 
-class RopeAttention(Part):
-    """An attention that takes the angles off its table, and turns its values by them."""
+class RopeAttention(AttentionPart):
+    """An attention that unpacks the angles from its table, and rotates its values by them."""
 
-    _of: Reading
+    _spec: RopeAttentionSpec
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        of = self._of
-        named = KEYWORD in kwargs
-        packed = kwargs[KEYWORD] if named else args[of.index] if len(args) > of.index else None
-        if packed is None or not of.strength.on:
+        """The module's own forward, of rotated values."""
+        spec = self._spec
+        packed = argument(args, kwargs, KEYWORD, spec.index)
+        if packed is None or not spec.strength.on:
             return super().forward(*args, **kwargs)
-        table, angles = unpack(packed, of.layout)
-        if named:
-            kwargs[KEYWORD] = table
-        else:
-            args = (*args[: of.index], table, *args[of.index + 1 :])
-        turning = Turning(Journey(FlatFrames.of(angles * of.strength.tensor, layout=of.layout)))
-        with turning:
+        table, angles = unpack(packed, spec.layout)
+        args = replace_argument(args, kwargs, KEYWORD, spec.index, table)
+        rotation = RotateValues(Journey(FlatFrames.of(angles * spec.strength.tensor, layout=spec.layout)))
+        with rotation:
             out = super().forward(*args, **kwargs)
-        if not turning.done:
-            raise RuntimeError(
-                f"{type(self).__name__} attended in a way that was not seen: its values were not rotated"
-            )
+        if not rotation.done:
+            raise RuntimeError(f"{type(self).__name__} attended in an unknown way: its values were not rotated")
         return out
-
-
-def made_again(module: Any) -> Tensor:
-    """The parts of the angles of which an embedding keeps a table made beforehand: a copy makes it again."""
-    kind: Any = next(cls for cls in type(module).__mro__ if not issubclass(cls, Part))
-    fresh = copy.copy(module)
-    fresh.__class__ = kind
-    shape = module.feat_shape
-    fresh.__dict__.update(_buffers=dict(module._buffers), _non_persistent_buffers_set=set(), feat_shape=(0, 0))
-    with torch.no_grad(), Parts() as seen:
-        fresh.update_feat_shape(shape)
-        parts = fresh.get_embed()
-    if not seen.taken:
-        raise RuntimeError("it keeps a table, and does not make it again for another shape")
-    return parts

@@ -172,7 +172,7 @@ class Augment:
         )
 
     def __call__(self, images: Tensor, plan: Plan) -> Float[Tensor, "batch channels h w"]:
-        """images (batch, channels, h, w), uint8 on any device → the same shape, float32, as the plan says.
+        """Images (batch, channels, h, w), uint8 on any device → the same shape, float32, as the plan says.
 
         >>> augment = Augment(crop_pad=0, flip=1.0, rand_ops=0, erase=0.0, mean=(0.0,), std=(1.0,))
         >>> augment(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), augment.plan(1, torch.Generator()))

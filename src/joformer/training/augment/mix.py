@@ -94,7 +94,7 @@ class Mix:
     def __call__(
         self, images: Tensor, labels: Tensor, plan: MixPlan, *, classes: int
     ) -> tuple[Float[Tensor, "batch channels h w"], Float[Tensor, "batch classes"]]:
-        """images (batch, channels, h, w), float; labels (batch,), int64 → mixed images, soft targets.
+        """Images (batch, channels, h, w), float; labels (batch,), int64 → mixed images, soft targets.
 
         >>> half = MixPlan(2, "mixup", 0.75, (0.5, 0.5))
         >>> images, targets = Mix()(torch.tensor([0.0, 1.0]).view(2, 1, 1, 1), torch.tensor([0, 1]), half, classes=2)

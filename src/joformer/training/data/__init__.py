@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from joformer.training.data.audio import load_audio
@@ -32,7 +31,6 @@ def load_labelled(
     label: str | None = None,
     size: int | None = None,
     cache: str | os.PathLike[str] | None = None,
-    say: Callable[[str], object] | None = None,
 ) -> Images:
     """Images, or the spectrograms of sounds: whichever the source holds.
 
@@ -40,10 +38,10 @@ def load_labelled(
     torch.Size([1438, 1, 8, 8])
     """
     if not _sounds(source):
-        return load_images(source, label=label, size=size, cache=cache, say=say)
+        return load_images(source, label=label, size=size, cache=cache)
     if size is not None:
         raise ValueError(f"{source} holds sounds, whose spectrograms have a size of their own: leave out size")
-    return load_audio(source, label=label, cache=cache, say=say)
+    return load_audio(source, label=label, cache=cache)
 
 
 def _sounds(source: str | os.PathLike[str]) -> bool:

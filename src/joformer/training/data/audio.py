@@ -24,8 +24,10 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from joformer._io import one_line
+from joformer._log import logger
 from joformer.training.data.images import Images, Made, embedded, kept, stored
-from joformer.training.data.records import CLIPS, Files, Rows, Say, reason_of, silent
+from joformer.training.data.records import CLIPS, Files, Rows
 from joformer.training.data.sources import content_hash
 
 RANGE = 80.0  # decibels from white to black
@@ -41,12 +43,11 @@ def load_audio(
     bands: int = 64,
     frames: int = 64,
     cache: str | os.PathLike[str] | None = None,
-    say: Say | None = None,
 ) -> Images:
     """The spectrograms of all clips of a source, which go wherever images go.
 
     `label` names the column of labels where a table has several, `rate` is in samples a second. Clips longer than
-    `frames` lose their end: `say` is told how many.
+    `frames` lose their end, and how many is logged.
 
     >>> data = load_audio("tones", frames=16)
     >>> data.train.images.shape, data.classes
@@ -63,8 +64,7 @@ def load_audio(
         sound, classes = (made.tones, made.TONES) if source == "tones" else (made.words, made.WORDS)
 
         def synthesise(_: Path) -> Made:
-            if say is not None:
-                say(f"making {sum(EMBEDDED):,} {source}, once")
+            logger.info(f"making {sum(EMBEDDED):,} {source}, once")
             splits = []
             for count, split in zip(EMBEDDED, ("train", "test"), strict=True):
                 waves, labels = sound(count, split)
@@ -75,23 +75,23 @@ def load_audio(
         # They are kept as long as the formulas are these.
         formulas = (Path(file).read_bytes() for file in (str(made.__file__), __file__))
         key = content_hash(str(source), str((EMBEDDED, rate, bands, frames)), *formulas)
-        return embedded(stored(f"sounds-{key}", synthesise, cache=cache, say=say))
-
-    tell = say or silent
+        return embedded(stored(f"sounds-{key}", synthesise, cache=cache))
 
     def make(train: Files | Rows, test: Files | Rows, classes: tuple[str, ...]) -> Made:
-        tell(f"reading {len(train) + len(test):,} clips, once")
+        logger.info(f"reading {len(train) + len(test):,} clips, once")
         limit = _span(rate, frames)
         train_clips, test_clips = (
             [_clip(records, row, rate, limit + 1) for row in range(len(records))] for records in (train, test)
         )
         longer = sum(len(clip) > limit for clip in train_clips + test_clips)
         if longer:
-            tell(f"{longer:,} clips last longer than {frames} frames ({limit / rate:.2f} s) and lose their end")
+            logger.warning(
+                f"{longer:,} clips last longer than {frames} frames ({limit / rate:.2f} s) and lose their end"
+            )
         splits = [spectrograms(clips, rate, bands, frames) for clips in (train_clips, test_clips)]
         return Made((splits[0], train.labels), (splits[1], test.labels), classes)
 
-    return kept(source, CLIPS, (rate, bands, frames), make, label=label, cache=cache, say=say)
+    return kept(source, CLIPS, (rate, bands, frames), make, label=label, cache=cache)
 
 
 def _window(rate: int) -> int:
@@ -187,7 +187,7 @@ def decode_wav(data: bytes, name: str, seconds: float | None = None) -> tuple[Fl
             warnings.filterwarnings("error", "Reached EOF", wavfile.WavFileWarning)
             rate, samples = wavfile.read(io.BytesIO(data))
     except Exception as error:  # scipy believes the header, and fails in many ways where it lies
-        reason = reason_of(error)
+        reason = one_line(error)
         raise ValueError(f"{name} is damaged, cut short or no wav file ({reason}): repair it or take it out") from None
     if not samples.size or rate <= 0:
         raise ValueError(f"{name} holds no sound ({len(samples)} samples at {rate} a second): repair it or take it out")

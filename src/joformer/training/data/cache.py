@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-from joformer._io import make_folder, open_log, read_json, synchronise
+from joformer._io import Lock, new_folder, read_json, sweep
 from joformer.training.data.sources import content_hash
 
 MANIFEST = "manifest.json"
@@ -40,7 +38,6 @@ def cached(
     build: Callable[[Path], object],
     *,
     cache: str | os.PathLike[str] | None = None,
-    say: Callable[[str], object] | None = None,
 ) -> Path:
     """The folder `key` in the cache, filled by `build(folder)` unless it is there already and undamaged.
 
@@ -57,31 +54,19 @@ def cached(
     final = folder / key
     if is_whole(final):
         return final
-    make_folder(folder)
-    with _locked(folder / f".{key}.lock", say) as alone:
+    with Lock(folder, f".{key}.lock", waiting="another process prepares the same data: waiting for it"):
         if is_whole(final):
             return final
-        if alone:
-            for left in folder.glob(f".{key}.partial-*"):
-                shutil.rmtree(left, ignore_errors=True)
-        partial = folder / f".{key}.partial-{os.getpid()}-{secrets.token_hex(4)}"
+        sweep(folder, key)
         try:
-            partial.mkdir()
-            build(partial)
-            _seal(partial)
-            if final.exists() and not is_whole(final):
-                shutil.rmtree(final)
-            try:
-                os.rename(partial, final)
-            except OSError:
-                if not is_whole(final):  # else another process, where locks do not reach, was first
-                    raise
-            synchronise(folder)
-        except OSError as error:
-            reason = error.strerror or error
-            raise ValueError(f"cannot write into {folder}: {reason}; make room or set JOFORMER_CACHE") from None
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            with new_folder(final, f"cannot write into {folder}", "make room or set JOFORMER_CACHE") as partial:
+                build(partial)
+                _seal(partial)
+                if final.exists() and not is_whole(final):
+                    shutil.rmtree(final)
+        except ValueError:
+            if not is_whole(final):  # else another process, where locks do not reach, was first
+                raise
     return final
 
 
@@ -106,32 +91,3 @@ def is_whole(folder: Path) -> bool:
 def _seal(folder: Path) -> None:
     listed = {path.name: (path.stat().st_size, content_hash(path)) for path in sorted(folder.iterdir())}
     (folder / MANIFEST).write_text(json.dumps(listed, indent=1) + "\n", encoding="utf-8")
-    for path in folder.iterdir():
-        synchronise(path)
-    synchronise(folder)
-
-
-@contextmanager
-def _locked(path: Path, say: Callable[[str], object] | None) -> Iterator[bool]:
-    """Hold the lock, which the system drops with the process; False where the file system has none."""
-    try:
-        import fcntl
-    except ImportError:
-        yield False
-        return
-    try:
-        file = open_log(path)
-    except OSError as error:
-        raise ValueError(f"cannot write into {path.parent}: {error.strerror}; set JOFORMER_CACHE") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            alone = True
-        except BlockingIOError:
-            if say:
-                say("another process prepares the same data: waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-            alone = True
-        except OSError:
-            alone = False
-        yield alone

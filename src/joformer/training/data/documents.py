@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from joformer._io import open_file
+from joformer._io import one_line, open_file
+from joformer._log import logger
 from joformer.training.data.sources import (
     Expansion,
     files_under,
@@ -74,10 +75,10 @@ class Part:
             _check(name, decoder, offset, b"", final=True)
 
 
-def open_text(source: str | os.PathLike[str], say: Callable[[str], object]) -> tuple[dict[str, Part], list[Any]]:
+def open_text(source: str | os.PathLike[str]) -> tuple[dict[str, Part], list[Any]]:
     """The parts of a source, train always among them, and what to give `content_hash` to tell its content from others.
 
-    >>> parts, identity = open_text("stdlib", print)
+    >>> parts, identity = open_text("stdlib")
     >>> list(parts)
     ['train']
     """
@@ -85,12 +86,12 @@ def open_text(source: str | os.PathLike[str], say: Callable[[str], object]) -> t
         data = stdlib_source()
         return {"train": Part(lambda: iter([("stdlib", [data])]))}, [data]
     if is_hub(source):
-        return _from_hub(str(source), say)
+        return _from_hub(str(source))
     path = require_path(source)
     files = files_under(path) if path.is_dir() else [path]
     rows = [file for file in files if _is_parquet(file)]
     if rows and len(rows) < len(files):
-        say(f"{path}: only its {len(rows)} parquet files are read, {len(files) - len(rows)} others are not")
+        logger.warning(f"{path}: only its {len(rows)} parquet files are read, {len(files) - len(rows)} others are not")
         files = rows
     if not files:
         raise ValueError(f"{path} holds no files: give a text file or a folder of them")
@@ -103,7 +104,7 @@ def open_text(source: str | os.PathLike[str], say: Callable[[str], object]) -> t
     if len(named) < 2:
         named, unnamed = {"train": files}, []
     if unnamed:
-        say(f"{path}: only files named {', '.join(sorted(named))} are read, {len(unnamed)} others are not")
+        logger.warning(f"{path}: only files named {', '.join(sorted(named))} are read, {len(unnamed)} others are not")
     parts = {split: Part(lambda held=held: _of_files(held)) for split, held in named.items()}  # type: ignore[misc]
     return parts, [item for split, held in sorted(named.items()) for item in (split, *held)]
 
@@ -178,13 +179,13 @@ def _of_parquet(file: Path) -> Iterator[tuple[str, Iterable[bytes]]]:
             held.add(sum(map(len, chunks)))
             yield name, chunks
     except (pyarrow.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise ValueError(f"{file} is damaged or no parquet ({reason}): fetch it again") from None
 
 
-def _from_hub(name: str, say: Callable[[str], object]) -> tuple[dict[str, Part], list[Any]]:
+def _from_hub(name: str) -> tuple[dict[str, Part], list[Any]]:
     repository, _ = hub_name(name)
-    say(f"fetching {repository} from the hub")
+    logger.info(f"fetching {repository} from the hub")
     found = {NAMES[split]: data for split, data in hub(name).items() if split in NAMES}
     if "train" not in found:
         raise ValueError(f"{repository} has no train split: give a folder of its files instead")

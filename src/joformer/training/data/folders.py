@@ -12,10 +12,11 @@ from pathlib import Path
 
 import torch
 
-from joformer.training.data.records import TESTS, Files, Kind, Say, pick_test
+from joformer.training.data.records import TESTS, Files, Kind, pick_test
 
 
-def open_files(folder: Path, files: list[str], kind: Kind, say: Say) -> tuple[Files, Files | None, tuple[str, ...]]:
+def open_files(folder: Path, files: list[str], kind: Kind) -> tuple[Files, Files | None, tuple[str, ...]]:
+    """Training and test files of a folder of class folders, and the names of the classes."""
     below = _folders(folder)
     splits = {name: folder / name for name in below if name in ("train", *TESTS)}
     if "train" not in splits or len(splits) == 1 < len(below):  # beside other folders alone, "train" is a class
@@ -32,7 +33,7 @@ def open_files(folder: Path, files: list[str], kind: Kind, say: Say) -> tuple[Fi
     def labelled(name: str) -> bool:
         return kind.by_name or not _by_folder(splits[name], files, kind)[1]
 
-    test = pick_test(splits, labelled, say)
+    test = pick_test(splits, labelled)
     train = _examples(splits["train"], files, kind)
     classes = {name: number for number, name in enumerate(sorted({name for _, name in train}))}
     held = _examples(splits[test], files, kind) if test else []

@@ -22,9 +22,10 @@ import torch
 from jaxtyping import Float64, Int64, UInt8
 from torch import Tensor
 
+from joformer._log import logger
 from joformer.training.data.cache import cached
 from joformer.training.data.opening import find, identity, open_records
-from joformer.training.data.records import IMAGES, Files, Rows, Say, silent
+from joformer.training.data.records import IMAGES, Files, Rows
 from joformer.training.data.sources import content_hash
 from joformer.training.data.streamed import centred, decode_image
 
@@ -108,7 +109,6 @@ def load_images(
     label: str | None = None,
     size: int | None = None,
     cache: str | os.PathLike[str] | None = None,
-    say: Say | None = None,
 ) -> Images:
     """All images of a source, decoded: uint8 (n, channels, height, width), and int64 labels.
 
@@ -129,7 +129,7 @@ def load_images(
         return embedded(Made(*digits()))
 
     def make(train: Files | Rows, test: Files | Rows, classes: tuple[str, ...]) -> Made:
-        (say or silent)(f"decoding {len(train) + len(test):,} images, once")
+        logger.info(f"decoding {len(train) + len(test):,} images, once")
         split = [_decoded(records, size) for records in (train, test)]
         if split[0].shape[2:] != split[1].shape[2:]:
             raise ValueError(
@@ -139,7 +139,7 @@ def load_images(
             split = [images.expand(-1, 3, -1, -1).contiguous() for images in split]
         return Made((split[0], train.labels), (split[1], test.labels), classes)
 
-    return kept(source, IMAGES, ("size", size), make, label=label, cache=cache, say=say)
+    return kept(source, IMAGES, ("size", size), make, label=label, cache=cache)
 
 
 def embedded(made: Made) -> Images:
@@ -161,7 +161,6 @@ def kept(
     *,
     label: str | None,
     cache: str | os.PathLike[str] | None,
-    say: Say | None,
 ) -> Images:
     """What `make(train, test, classes)` gives for a source, from the cache where it was made before.
 
@@ -172,31 +171,25 @@ def kept(
 
     def build(folder: Path) -> Made:
         with TemporaryDirectory(dir=folder.parent, prefix=".arrow-") as rows:
-            return make(*open_records(found, kind, label=label, folder=Path(rows), say=say or silent))
+            return make(*open_records(found, kind, label=label, folder=Path(rows)))
 
-    made = stored(f"{kind.word}-{key}", build, cache=cache, say=say)
+    made = stored(f"{kind.word}-{key}", build, cache=cache)
     return Images(Labelled(*made.train), Labelled(*made.test), made.classes, key)
 
 
-def stored(key: str, make: Callable[[Path], Made], *, cache: str | os.PathLike[str] | None, say: Say | None) -> Made:
+def stored(key: str, make: Callable[[Path], Made], *, cache: str | os.PathLike[str] | None) -> Made:
     """What `make(folder)` gives, from the cache where it was made before under this key; the folder is for its use."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
     from safetensors.torch import save_file
 
     names = ("train.images", "train.labels", "test.images", "test.labels")
 
     def build(folder: Path) -> None:
         made = make(folder)
-        try:
-            save_file(
-                dict(zip(names, made.train + made.test, strict=True)),
-                folder / "data.safetensors",
-                {"classes": json.dumps(made.classes)},
-            )
-        except SafetensorError as error:
-            raise OSError(str(error)) from None
+        tensors = dict(zip(names, made.train + made.test, strict=True))
+        save_file(tensors, folder / "data.safetensors", {"classes": json.dumps(made.classes)})
 
-    with safe_open(cached(key, build, cache=cache, say=say) / "data.safetensors", "pt") as file:
+    with safe_open(cached(key, build, cache=cache) / "data.safetensors", "pt") as file:
         images, labels, test_images, test_labels = (file.get_tensor(name) for name in names)
         return Made((images, labels), (test_images, test_labels), tuple(json.loads(file.metadata()["classes"])))
 

@@ -10,8 +10,9 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from joformer._log import logger
 from joformer.training.data.folders import open_files
-from joformer.training.data.records import Files, Kind, Records, Rows, Say, hold_out
+from joformer.training.data.records import Files, Kind, Records, Rows, hold_out
 from joformer.training.data.sources import (
     content_hash,
     files_under,
@@ -66,7 +67,7 @@ def identity(found: Found, *, read: bool = True) -> str:
     return content_hash(sizes, *found.files[:: max(len(found.files) // 1000, 1)])
 
 
-def open_records(found: Found, kind: Kind, *, label: str | None, folder: Path, say: Say) -> Records:
+def open_records(found: Found, kind: Kind, *, label: str | None, folder: Path) -> Records:
     """Both splits of what `find` found. Rows of parquet files are copied into `folder`, where they can be mapped.
 
     >>> from tempfile import TemporaryDirectory
@@ -74,16 +75,15 @@ def open_records(found: Found, kind: Kind, *, label: str | None, folder: Path, s
     >>> with TemporaryDirectory() as name:
     ...     for clip in ("yes_1", "yes_2", "no_1"):
     ...         _ = Path(name, f"{clip}.wav").write_bytes(clip.encode())
-    ...     records = open_records(find(name), CLIPS, label=None, folder=Path(name, "rows"), say=print)
+    ...     records = open_records(find(name), CLIPS, label=None, folder=Path(name, "rows"))
     ...     records.classes, records.train.read(0), records.train.labels
-    no test split with labels: 1 of 3 examples are held out, the same ones always
     (('no', 'yes'), b'no_1', tensor([0, 1]))
     """
     train: Files | Rows
     test: Files | Rows | None
     if found.path is None:
         tables: dict[str, Split] = {name: (table, ()) for name, table in found.tables.items()}
-        train, test, classes = open_rows(tables, kind, label, folder, say, hub_folders())
+        train, test, classes = open_rows(tables, kind, label, folder, hub_folders())
     elif parquet := [file for file in found.files if file.suffix.lower() == ".parquet"]:
         media = next((file for file in found.files if file.suffix.lower() in kind.suffixes), None)
         if media is not None:
@@ -91,13 +91,15 @@ def open_records(found: Found, kind: Kind, *, label: str | None, folder: Path, s
                 f"{found.path} holds both {parquet[0].name} and {media.name}: keep one kind of source in a folder"
             )
         inside = os.path.realpath(found.path if found.path.is_dir() else found.path.parent)
-        train, test, classes = open_rows(parquet_splits(found.path, parquet), kind, label, folder, say, (inside,))
+        train, test, classes = open_rows(parquet_splits(found.path, parquet), kind, label, folder, (inside,))
     elif found.path.is_file():
         raise ValueError(f"{found.path} is no parquet file: give a folder of {kind.word} files, or parquet")
     else:
-        train, test, classes = open_files(found.path, list(map(str, found.files)), kind, say)
+        train, test, classes = open_files(found.path, list(map(str, found.files)), kind)
     if test is not None:
         return Records(train, test, classes)
     kept, held = hold_out(train.labels)
-    say(f"no test split with labels: {len(held):,} of {len(train):,} examples are held out, the same ones always")
+    logger.info(
+        f"no test split with labels: {len(held):,} of {len(train):,} examples are held out, the same ones always"
+    )
     return Records(train.take(kept), train.take(held), classes)

@@ -15,15 +15,11 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from joformer import _io as files
+from joformer._log import logger
 from joformer._seeding import generator
 
 TESTS = ("test", "validation", "valid", "val")  # the first of these that has labels is the test split
-Say = Callable[[str], object]
 EXAMPLE = 1 << 28  # bytes of one encoded image or clip: nobody's are larger
-
-
-def silent(line: str) -> None:
-    """What is told where nobody listens."""
 
 
 class Kind(NamedTuple):
@@ -109,7 +105,7 @@ class Rows:
         try:
             place = os.path.realpath(os.path.join(os.path.dirname(table), path))
         except (OSError, ValueError) as error:  # ValueError: a null byte
-            raise ValueError(f"{self.name(index)}: {self.column} names {path!r}: {reason_of(error)}") from None
+            raise ValueError(f"{self.name(index)}: {self.column} names {path!r}: {files.one_line(error)}") from None
         if not any(place.startswith(os.path.join(folder, "")) for folder in self.folders):
             raise ValueError(
                 f"{self.name(index)}: {self.column} names {path!r}, outside of the data's folder: "
@@ -153,10 +149,11 @@ def hold_out(labels: Int64[Tensor, " n"], share: float = 0.1) -> tuple[Tensor, T
 
 
 def read_file(path: str, where: str = "") -> bytes:
+    """The bytes of an example; ValueError in one line where it cannot be read."""
     try:
         return files.read_file(path, EXAMPLE)
     except OSError as error:
-        raise ValueError(f"{where}cannot read {path}: {error.strerror}") from None
+        raise ValueError(f"{where}cannot read {path}: {files.one_line(error)}") from None
 
 
 def row_place(files: tuple[tuple[str, int], ...], row: int) -> tuple[str, int]:
@@ -169,25 +166,19 @@ def row_place(files: tuple[tuple[str, int], ...], row: int) -> tuple[str, int]:
 
 
 def row_name(files: tuple[tuple[str, int], ...], row: int) -> str:
+    """A row of several files, named for an error."""
     name, number = row_place(files, row)
     return f"{name}, row {number}"
 
 
-def pick_test(present: Iterable[str], labelled: Callable[[str], bool], say: Say) -> str | None:
-    """The test split among those present; those passed over are named."""
+def pick_test(present: Iterable[str], labelled: Callable[[str], bool]) -> str | None:
+    """The test split among those present; those passed over are logged."""
     chosen = None
     for name in sorted(set(present) - {"train"}, key=lambda name: (*TESTS, name).index(name)):
         if chosen is None and name in TESTS and labelled(name):
             chosen = name
         else:
-            say(f"the {name} split is left aside" + ("" if chosen else ": it has no labels" * (name in TESTS)))
+            logger.warning(
+                f"the {name} split is left aside" + ("" if chosen else ": it has no labels" * (name in TESTS))
+            )
     return chosen
-
-
-def reason_of(error: BaseException) -> str:
-    """What an error says, on one line.
-
-    >>> reason_of(ValueError("no\\n  way"))
-    'no way'
-    """
-    return " ".join(str(error).split())

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from joformer._io import LIMITS, allowed, not_a_file, open_file
+from joformer._io import LIMITS, allowed, not_a_file, one_line, open_file
 
 HUB: dict[str, tuple[str, str | None]] = {
     "mnist": ("ylecun/mnist", None),
@@ -145,7 +145,7 @@ def read_chunks(path: Path, size: int = CHUNK) -> Iterator[bytes]:
         except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
             if isinstance(error, OSError) and error.errno:
                 raise
-            reason = " ".join(str(error).split())
+            reason = one_line(error)
             raise ValueError(f"{path} is damaged or cut short ({kind}: {reason}): fetch it again") from None
 
 
@@ -185,7 +185,7 @@ def open_parquet(path: str | os.PathLike[str]) -> Any:
         about = table.metadata
         sizes = [about.row_group(number).total_byte_size for number in range(about.num_row_groups)]
     except (OSError, pyarrow.ArrowException) as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise ValueError(f"{path} is damaged or no parquet file ({reason}): fetch it again") from None
     Expansion(path).add(max(sum(sizes), 8 * about.num_rows))
     return table
@@ -208,7 +208,7 @@ def hub(name: str, split: str | None = None) -> Any:
         with _without_waiting():
             return datasets.load_dataset(repository, configuration, split=split)
     except Exception as error:  # the client's errors have no common base: those of the network are not OSError
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
             raise ValueError(
                 f"cannot store {repository}: {reason}; make room or set HF_HOME to another folder"
@@ -272,7 +272,7 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
+        raise ValueError(f"cannot read {path}: {one_line(error)}") from None
 
 
 def _all_of(stream: Any, size: int) -> Iterator[bytes]:

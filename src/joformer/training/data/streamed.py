@@ -21,10 +21,10 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from joformer._io import LIMITS, allowed
+from joformer._io import LIMITS, allowed, one_line
 from joformer.training.data.cache import cache_folder
 from joformer.training.data.opening import find, identity, open_records
-from joformer.training.data.records import IMAGES, Say, reason_of, silent
+from joformer.training.data.records import IMAGES
 from joformer.training.data.sources import content_hash
 
 # Only these are tried: PIL knows formats that start other programs. Guessing first halves the time of small images.
@@ -49,10 +49,10 @@ def decode_image(data: bytes, name: str) -> Any:
             image.load()
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(
-            f"{name} is too large ({reason_of(error)}): if you trust it, set {LIMITS}=10 to allow ten times as much"
+            f"{name} is too large ({one_line(error)}): if you trust it, set {LIMITS}=10 to allow ten times as much"
         ) from None
     except Exception as error:  # decoders raise whatever they like
-        reason = "cannot identify it" if isinstance(error, Image.UnidentifiedImageError) else reason_of(error)
+        reason = "cannot identify it" if isinstance(error, Image.UnidentifiedImageError) else one_line(error)
         raise ValueError(f"{name} cannot be decoded as an image ({reason}): repair it or take it out") from None
     if image.mode.startswith("I;16"):
         import numpy as np
@@ -141,7 +141,6 @@ class Streamed:
         workers: int = 0,
         label: str | None = None,
         cache: str | os.PathLike[str] | None = None,
-        say: Say | None = None,
     ) -> None:
         if size < 1 or workers < 0:
             raise ValueError(f"size is {size} and workers {workers}: give a size of 1 or more, workers 0 or more")
@@ -149,9 +148,7 @@ class Streamed:
             raise ValueError(f"train_crop is {train_crop!r}: give 'resized' or 'centre'")
         found = find(source)
         key = identity(found, read=False)
-        opened = open_records(
-            found, IMAGES, label=label, folder=cache_folder(cache) / f"arrow-{key}", say=say or silent
-        )
+        opened = open_records(found, IMAGES, label=label, folder=cache_folder(cache) / f"arrow-{key}")
         self.size, self.workers, self.crop = size, workers, train_crop
         self.classes, self.records = opened.classes, opened.train
         self.fingerprint = content_hash("streamed", key, str(label), size, train_crop)

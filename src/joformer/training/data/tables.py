@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from joformer._io import make_folder, random_name
-from joformer.training.data.records import TESTS, Kind, Rows, Say, pick_test, reason_of, row_name
+from joformer._io import new_file, one_line
+from joformer.training.data.records import TESTS, Kind, Rows, pick_test, row_name
 from joformer.training.data.sources import Expansion, content_hash, open_parquet
 
 ROWS = 64  # copied at a time
@@ -43,7 +43,7 @@ def parquet_splits(found: Path, files: list[Path]) -> dict[str, Split]:
 
 
 def open_rows(
-    splits: dict[str, Split], kind: Kind, label: str | None, folder: Path, say: Say, folders: tuple[str, ...]
+    splits: dict[str, Split], kind: Kind, label: str | None, folder: Path, folders: tuple[str, ...]
 ) -> tuple[Rows, Rows | None, tuple[str, ...]]:
     """Both splits; rows that name a file instead of holding its bytes may name one below `folders`."""
     if "train" not in splits:
@@ -77,7 +77,7 @@ def open_rows(
     feature = table.features[column]
     classes, train = _numbered(held, getattr(feature, "names", None), None, splits["train"][1], column)
     rows = Rows(table, data, splits["train"][1], torch.arange(len(train)), train, folders)
-    test = pick_test(splits, labelled, say)
+    test = pick_test(splits, labelled)
     if test is None:
         return rows, None, classes
     table, data, column, held = open_split(test)
@@ -112,7 +112,7 @@ def _copy(
             if len(table) == sum(rows for _, rows in files):
                 return table, columns
         except Exception as error:  # `datasets` believes what a file says of its features, and fails in many ways
-            reason = reason_of(error)
+            reason = one_line(error)
         place.unlink(missing_ok=True)  # a copy made before may be damaged: it is made again
     raise ValueError(f"{paths[0]} cannot be read from its copy in {folder} ({reason}): fetch it again, or make room")
 
@@ -121,23 +121,19 @@ def _write_rows(paths: list[str], schema: Any, place: Path) -> None:
     """The columns of this schema, of all files, as one Arrow file: whole or not at all, and of a bounded size."""
     import pyarrow
 
-    make_folder(place.parent)
-    partial = place.with_name(random_name(place.name))
-    try:
-        with partial.open("xb") as file, pyarrow.ipc.new_stream(file, schema) as rows:
-            for path in paths:
-                held = Expansion(path)  # a few bytes may stand for very many rows
-                for batch in open_parquet(path).iter_batches(ROWS, columns=schema.names):
-                    held.add(batch.nbytes)
-                    columns = [batch.column(name) for name in schema.names]
-                    rows.write_batch(pyarrow.RecordBatch.from_arrays(columns, schema=schema))
-        os.replace(partial, place)
-    except (OSError, pyarrow.ArrowException) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise ValueError(f"cannot copy {path} into {place.parent}: {error.strerror}") from None
-        raise ValueError(f"{path} is damaged ({reason_of(error)}): fetch it again") from None
-    finally:
-        partial.unlink(missing_ok=True)
+    with new_file(place, f"cannot copy {paths[0]} into {place.parent}") as file:
+        try:
+            with pyarrow.ipc.new_stream(file, schema) as rows:
+                for path in paths:
+                    held = Expansion(path)  # a few bytes may stand for very many rows
+                    for batch in open_parquet(path).iter_batches(ROWS, columns=schema.names):
+                        held.add(batch.nbytes)
+                        columns = [batch.column(name) for name in schema.names]
+                        rows.write_batch(pyarrow.RecordBatch.from_arrays(columns, schema=schema))
+        except (OSError, pyarrow.ArrowException) as error:
+            if isinstance(error, OSError) and error.errno:
+                raise
+            raise ValueError(f"{path} is damaged ({one_line(error)}): fetch it again") from None
 
 
 def _columns(schema: Any, kind: Kind, label: str | None, where: str) -> tuple[str, str]:

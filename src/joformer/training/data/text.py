@@ -16,8 +16,7 @@ import codecs
 import itertools
 import os
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -27,6 +26,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from joformer._log import Progress, logger
 from joformer.training.data.cache import cached
 from joformer.training.data.documents import Part, open_text, stdlib_source
 from joformer.training.data.sources import content_hash
@@ -38,7 +38,6 @@ SPLITS = ("train", "valid", "test")
 PIECE, BATCH, SAMPLE = 1 << 16, 64, 50_000_000
 FORMAT = 1  # counts up when the same source would give other tokens than before: old caches are then not found
 WORD_END = re.compile(r"[ \n](?=\S)")  # of text read backwards
-Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -64,14 +63,11 @@ def load_text(
     vocab: int = 8000,
     tokenizer: Tokenizer | None = None,
     cache: str | os.PathLike[str] | None = None,
-    say: Say | None = None,
-    progress: Callable[[float], object] | None = None,
 ) -> Text:
     """The text of a source as tokens, from the cache if it was prepared before.
 
-    vocab = 256 takes the bytes as tokens; a text too small for `vocab` tokens gets fewer, and `say` tells. A given
-    `tokenizer`, as that of a trained model, is used instead of learning one. `say(line)` hears what is being done,
-    `progress(fraction)` how much of the text is encoded.
+    vocab = 256 takes the bytes as tokens; a text too small for `vocab` tokens gets fewer, which is logged. A given
+    `tokenizer`, as that of a trained model, is used instead of learning one.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -84,18 +80,17 @@ def load_text(
 
     if isinstance(vocab, bool) or not isinstance(vocab, int) or vocab < 256:
         raise ValueError(f"vocab {vocab!r} is not a whole number from 256, the bytes, on: try 8000")
-    tell, show = say or _silent, progress or _silent
-    parts, identity = open_text(source, tell)
+    parts, identity = open_text(source)
     content = content_hash(*identity)
 
     def build(folder: Path) -> None:
-        _build(folder, str(source), parts, tokenizer or vocab, tell, show)
+        _build(folder, str(source), parts, tokenizer or vocab)
         if content_hash(*identity) != content:  # else its tokens would be kept under the hash of another text
             raise ValueError(f"{source} changed while it was read: start again when it is complete")
 
     made_with = vocab if tokenizer is None else tokenizer.definition()
     key = f"text-{content_hash(FORMAT, PIECE, SAMPLE, made_with, content)[:32]}"
-    folder = cached(key, build, cache=cache, say=tell)
+    folder = cached(key, build, cache=cache)
     used = Tokenizer.load(folder / "tokenizer.json")
     train, valid, test = (np.memmap(folder / f"{split}.bin", _dtype(used), "r") for split in SPLITS)
     return Text(train, valid, test, used, (folder / "fingerprint").read_text())
@@ -122,15 +117,8 @@ def windows(tokens: Any, starts: Tensor, length: int) -> Int[Tensor, "batch leng
     return torch.from_numpy(every[at].astype(np.int64))
 
 
-def _build(
-    folder: Path,
-    source: str,
-    parts: dict[str, Part],
-    wanted: Tokenizer | int,
-    say: Say,
-    progress: Callable[[float], object],
-) -> None:
-    say(f"reading {source}")
+def _build(folder: Path, source: str, parts: dict[str, Part], wanted: Tokenizer | int) -> None:
+    logger.info(f"reading {source}")
     cuts = _cuts(parts)
     first = {name: _Reading(part, keep=SAMPLE if name == "train" else 0) for name, part in parts.items()}
     for name, reading in first.items():
@@ -141,25 +129,25 @@ def _build(
     tokenizer, vocab = (Tokenizer.of_bytes(), wanted) if isinstance(wanted, int) else (wanted, 0)
     if vocab > 256:
         sample = bytes(first["train"].kept[: first["train"].size * cuts["train"]["train"] // 100])
-        say(f"training BPE with {vocab:,} tokens on {len(sample):,} bytes")
+        logger.info(f"training BPE with {vocab:,} tokens on {len(sample):,} bytes")
         tokenizer = Tokenizer.train(_pieces([codecs.utf_8_decode(sample, "strict", False)[0].encode()]), vocab)
         if tokenizer.vocab < vocab:
-            say(f"the text is too small for {vocab:,} tokens: it gives {tokenizer.vocab:,}")
+            logger.warning(f"the text is too small for {vocab:,} tokens: it gives {tokenizer.vocab:,}")
     total = sum(reading.size for reading in first.values())
     sizes = dict.fromkeys(SPLITS, 0)
-    shown = _every_tenth(say, progress, total)
-    for name, splits in cuts.items():
-        again = _Reading(parts[name])
-        ends = [first[name].size * percent // 100 for percent in splits.values()]
-        for place, run in itertools.groupby(_cut(again, ends), key=lambda pair: pair[0]):
-            split = list(splits)[place]
-            sizes[split] = _write(folder / f"{split}.bin", tokenizer, (chunk for _, chunk in run), shown)
-        if again.digest() != first[name].digest():
-            raise ValueError(f"{source} changed while it was read: start again when it is complete")
+    with Progress("encoding", total, unit="bytes") as progress:
+        for name, splits in cuts.items():
+            again = _Reading(parts[name])
+            ends = [first[name].size * percent // 100 for percent in splits.values()]
+            for place, run in itertools.groupby(_cut(again, ends), key=lambda pair: pair[0]):
+                split = list(splits)[place]
+                sizes[split] = _write(folder / f"{split}.bin", tokenizer, (chunk for _, chunk in run), progress)
+            if again.digest() != first[name].digest():
+                raise ValueError(f"{source} changed while it was read: start again when it is complete")
     for split, size in sizes.items():
         if not size:
             raise ValueError(f"{source} leaves nothing for {split}: {total} bytes are too few, give more text")
-    say(", ".join(f"{split} {size:,}" for split, size in sizes.items()) + " tokens")
+    logger.info(", ".join(f"{split} {size:,}" for split, size in sizes.items()) + " tokens")
     tokenizer.save(folder / "tokenizer.json")
     content = [item for name in cuts for item in (first[name].digest(), repr(cuts[name]))]
     (folder / "fingerprint").write_text(content_hash(*content, tokenizer.definition()))
@@ -223,7 +211,7 @@ def _pieces(chunks: Iterable[bytes]) -> Iterator[str]:
         yield held.decode()
 
 
-def _write(path: Path, tokenizer: Tokenizer, chunks: Iterable[bytes], shown: Callable[[int], None]) -> int:
+def _write(path: Path, tokenizer: Tokenizer, chunks: Iterable[bytes], progress: Progress) -> int:
     """Append nothing, leave nothing: the split's tokens in its file, and how many they are."""
     import numpy as np
 
@@ -232,7 +220,7 @@ def _write(path: Path, tokenizer: Tokenizer, chunks: Iterable[bytes], shown: Cal
         if tokenizer.engine is None:
             for chunk in chunks:
                 size += file.write(chunk)
-                shown(len(chunk))
+                progress.advance(len(chunk))
             return size
         pieces = _pieces(chunks)
         while batch := list(itertools.islice(pieces, BATCH)):
@@ -242,28 +230,9 @@ def _write(path: Path, tokenizer: Tokenizer, chunks: Iterable[bytes], shown: Cal
                 ids = np.array(encoding.ids, dtype)
                 file.write(ids.tobytes())
                 size += len(ids)
-                shown(len(piece.encode()))
+                progress.advance(len(piece.encode()))
     return size
 
 
 def _dtype(tokenizer: Tokenizer) -> str:
     return "<u1" if tokenizer.vocab <= 256 else "<u2" if tokenizer.vocab <= 65536 else "<u4"
-
-
-def _every_tenth(say: Say, progress: Callable[[float], object], total: int) -> Callable[[int], None]:
-    """Called with the bytes just done: `progress` with the fraction, and a line now and then where it takes long."""
-    done, told = 0, time.monotonic()
-
-    def shown(more: int) -> None:
-        nonlocal done, told
-        done += more
-        progress(done / total)
-        if time.monotonic() - told > 10:
-            told = time.monotonic()
-            say(f"encoded {done / total:.0%} of {total:,} bytes")
-
-    return shown
-
-
-def _silent(_: object) -> None:
-    pass

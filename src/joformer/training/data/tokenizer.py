@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from joformer._io import read_json, write_whole
+from joformer._io import one_line, read_json, write_whole
 
 # BPE's files spell a byte as one printable character (GPT-2's table): itself, or for the others one from 256 on.
 _PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -179,9 +179,9 @@ class Tokenizer:
         try:
             return _parsed(read_json(path))
         except OSError as error:
-            raise ValueError(f"cannot read {path}: {error.strerror}") from None
+            raise ValueError(f"cannot read {path}: {one_line(error)}") from None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            reason = " ".join(str(error).split())
+            reason = one_line(error)
             raise ValueError(
                 f"{path} is damaged or no tokenizer of ours ({reason}): take it from the run again"
             ) from None

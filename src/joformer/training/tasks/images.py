@@ -71,6 +71,7 @@ class ImageTask:
         self._next: tuple[int, ...] = ()
 
     def describe(self) -> dict[str, Any]:
+        """Everything that decides the batches, as JSON."""
         return {
             "images": self.images.fingerprint,
             "batch": self.size,
@@ -82,11 +83,13 @@ class ImageTask:
         }
 
     def to(self, device: torch.device) -> None:
+        """Moves what is resident to the device."""
         if isinstance(self.images, Images):
             self.images = self.images.to(device)
         self._mean, self._scale = self._mean.to(device), self._scale.to(device)
 
     def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
+        """Raises ValueError where the model does not fit the data, or the batch cannot be divided."""
         divides(self.size, parts)
         self.parts = parts
         if getattr(config, "classes", 0) < self.classes:
@@ -100,6 +103,7 @@ class ImageTask:
         self._mine, self._next = mine, ()
 
     def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
+        """This part of the step's batch, on the device."""
         mine = share(self.size, part, parts)
         if isinstance(self.images, Images):
             chosen = self._chosen(seed, step)[mine].to(self._mean.device)
@@ -116,6 +120,7 @@ class ImageTask:
         return self.mix(images, labels, self.mix.plan(self.size, dice)[mine], classes=self.classes)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        """The mean loss of the batch."""
         images, targets = batch
         return F.cross_entropy(model(images).float(), targets)
 
@@ -135,9 +140,11 @@ class ImageTask:
         return {"loss": loss / n, "accuracy": 100 * first / n, f"top_{best}": 100 * five / n}
 
     def close(self) -> None:
+        """Stops what works ahead."""
         self._flow, self._next = iter(()), ()  # the loader's workers end with it
 
     def keep(self, folder: Path) -> None:
+        """Writes beside the model what is needed to use it."""
         write_json(folder / "classes.json", {"classes": list(self.images.classes)})
 
     def _plain(self, images: Tensor) -> Tensor:

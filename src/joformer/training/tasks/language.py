@@ -49,6 +49,7 @@ class LanguageTask:
             )
 
     def describe(self) -> dict[str, Any]:
+        """Everything that decides the batches, as JSON."""
         return {
             "text": self.text.fingerprint,
             "context": self.context,
@@ -57,9 +58,11 @@ class LanguageTask:
         }
 
     def to(self, device: torch.device) -> None:
+        """Moves what is resident to the device."""
         self.device = device
 
     def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
+        """Raises ValueError where the model does not fit the data, or the batch cannot be divided."""
         divides(self.size, parts)
         self.parts = parts
         vocab = self.text.tokenizer.vocab
@@ -69,11 +72,13 @@ class LanguageTask:
             )
 
     def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
+        """This part of the step's batch, on the device."""
         last = len(self.text.train) - self.context
         starts = torch.randint(last, (self.size,), generator=generator(seed, "batch", step))
         return self._windows(self.text.train, starts[share(self.size, part, parts)], self.context)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        """The mean loss of the batch."""
         tokens, targets = batch
         return model(tokens, targets=targets)
 
@@ -111,9 +116,10 @@ class LanguageTask:
         }
 
     def close(self) -> None:
-        pass
+        """Stops what works ahead."""
 
     def keep(self, folder: Path) -> None:
+        """Writes beside the model what is needed to use it."""
         self.text.tokenizer.save(folder / "tokenizer.json")
 
     def _windows(self, tokens: Any, starts: Tensor, context: int) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from joformer.training.processes import Processes
 
 
 def divides(size: int, parts: int) -> None:
+    """Raises ValueError where a batch cannot be divided into so many parts."""
     if size % parts:
         raise ValueError(
             f"a batch of {size} does not divide into {parts} parts (processes × accumulate): choose another"
@@ -17,6 +18,7 @@ def divides(size: int, parts: int) -> None:
 
 
 def share(size: int, part: int, parts: int) -> slice:
+    """The part of a batch that one process has."""
     return slice(part * size // parts, (part + 1) * size // parts)
 
 

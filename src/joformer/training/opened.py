@@ -9,10 +9,10 @@ from typing import Any
 
 from joformer import models
 from joformer._io import MANIFEST, check_folder, read_json
-from joformer._log import tell
+from joformer._log import logger
 from joformer.models._saving import WEIGHTS, blank, difference, layout, read_config
 from joformer.training import checkpoints
-from joformer.training.checkpoints import STATE, Checkpoint, Say
+from joformer.training.checkpoints import STATE, Checkpoint
 from joformer.training.data.tokenizer import Tokenizer
 from joformer.training.runs import CHECKPOINTS, CONFIG
 
@@ -40,10 +40,10 @@ class Opened:
         return Tokenizer.load(path)
 
 
-def open_run(place: str | os.PathLike[str], say: Say | None = None) -> Opened:
+def open_run(place: str | os.PathLike[str]) -> Opened:
     """The model of a run: its final weights, the newest good checkpoint where it has not ended, or the one named.
 
-    Where final weights or their configuration are damaged, the newest good checkpoint is used and `say` hears a line.
+    Where final weights or their configuration are damaged, the newest good checkpoint is used, with a warning.
 
     >>> open_run("nowhere")
     Traceback (most recent call last):
@@ -54,7 +54,6 @@ def open_run(place: str | os.PathLike[str], say: Say | None = None) -> Opened:
         raise ValueError(f"{given} is a file: give the folder of a run; pickles (.pt, .pth, .bin) are never read")
     if not given.is_dir():
         raise ValueError(f"{given} is not there: give the folder of a run, or of one of its checkpoints")
-    say = say or tell
     folder, checkpoint, model = given, None, None
     if (given / STATE).is_file():
         checkpoint, folder = checkpoints.read(given), given.resolve().parent.parent
@@ -63,12 +62,12 @@ def open_run(place: str | os.PathLike[str], say: Say | None = None) -> Opened:
         try:
             model = models.load(given)
         except ValueError as damage:
-            checkpoint = checkpoints.latest(given / CHECKPOINTS, say, _require_usable)
+            checkpoint = checkpoints.latest(given / CHECKPOINTS, _require_usable)
             if checkpoint is None:
                 raise
-            say(f"{damage}; using {checkpoint.folder} instead")
+            logger.warning(f"{damage}; using {checkpoint.folder} instead")
     else:
-        checkpoint = checkpoints.latest(given / CHECKPOINTS, say, _require_usable)
+        checkpoint = checkpoints.latest(given / CHECKPOINTS, _require_usable)
         if checkpoint is None:
             raise ValueError(f"{given} has neither {WEIGHTS} nor a checkpoint: give the folder of a run that saved one")
     if checkpoint is not None:
@@ -77,7 +76,7 @@ def open_run(place: str | os.PathLike[str], say: Say | None = None) -> Opened:
         for name, parameter in model.named_parameters():
             if name in averaged:
                 parameter.data.copy_(averaged[name])
-    about = _about(folder, checkpoint, say)
+    about = _about(folder, checkpoint)
     return Opened(model, folder, None if checkpoint is None else checkpoint.step, *about)
 
 
@@ -90,7 +89,7 @@ def _require_usable(checkpoint: Checkpoint) -> None:
             raise ValueError(f"{checkpoint.folder} does not fit its {CONFIG}, first at {odd} of averaged ({how})")
 
 
-def _about(folder: Path, checkpoint: Checkpoint | None, say: Say) -> tuple[dict[str, Any], dict[str, Any]]:
+def _about(folder: Path, checkpoint: Checkpoint | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """How the model was trained, and what was noted; of a damaged config.json, what the checkpoint knows."""
     path = folder / CONFIG
     if not path.is_file():
@@ -105,7 +104,7 @@ def _about(folder: Path, checkpoint: Checkpoint | None, say: Say) -> tuple[dict[
         settings = None if checkpoint is None else checkpoint.state.get("settings")
         if not isinstance(settings, dict):
             raise ValueError(f"{path} is damaged: the command that trained it repairs it") from None
-        known = type(error) is ValueError
-        say(f"{error if known else f'{path} is damaged'}; using what {checkpoint.folder} says")  # type: ignore[union-attr]
+        reason = str(error) if type(error) is ValueError else f"{path} is damaged"
+        logger.warning(f"{reason}; using what {checkpoint.folder} says")  # type: ignore[union-attr]
         return settings, {}
     return found

@@ -4,7 +4,7 @@
 
 is the score between equal content a displacement Δ apart when all planes hold equal energy. Where K(Δ) = 1 the two
 places share one frame, P = I, and no head can tell them apart. Paper: "Toral Classification", "Architecture
-Variants"; CLAIMS.md rows 14 and 39, and its reading of the combined split.
+Variants"; docs/claims.md rows 14 and 39; docs/conventions.md, the reading of the combined split.
 """
 
 from __future__ import annotations
@@ -20,16 +20,24 @@ from torch import Tensor
 from joformer.algebra import Generators, absolute
 from joformer.frequencies import geometric, per_axis
 from joformer.positions import grid, sequence
-from joformer.verify.figures.sheet import DARK, LIGHT, MIDDLE, Axes, Figure, sheet
+from joformer.verify.figures._sheet import DARK, LIGHT, MIDDLE, Axes, Figure, sheet
 
 BLIND = 1 - 1e-9
 
 
 def displacement_kernel(angles: Tensor, displacements: Tensor) -> Float[Tensor, "..."]:
-    """K(Δ) = (1/planes) Σ_b cos(ω_b · Δ) of angles per step (axes, planes) at displacements (..., axes); (...).
+    """K(Δ) = (1/planes) Σ_b cos(ω_b · Δ).
 
-    >>> displacement_kernel(torch.tensor([[torch.pi, 0.0]]), torch.tensor([[0.0], [1.0], [2.0]]))
-    tensor([1., 0., 1.])
+    Args:
+        angles: ω, radians per step, (axes, planes).
+        displacements: Δ, (..., axes).
+
+    Returns:
+        The kernel, (...).
+
+    Example:
+        >>> displacement_kernel(torch.tensor([[torch.pi, 0.0]]), torch.tensor([[0.0], [1.0], [2.0]]))
+        tensor([1., 0., 1.])
     """
     return absolute(Generators.torus(angles), displacements).cos().mean(-1)
 
@@ -37,15 +45,19 @@ def displacement_kernel(angles: Tensor, displacements: Tensor) -> Float[Tensor, 
 def displacement_kernel_figure(
     angles: Mapping[str, Tensor] | None = None, *, planes: int = 16, reach: int | None = None
 ) -> Figure:
-    """K(Δ) of named sets of frequencies, each (1, planes) for a sequence or (2, planes) for a grid.
+    """Draws K(Δ) of sets of frequencies: lines for a sequence, images over (Δrow, Δcolumn) for a grid.
 
-    Those of a sequence share a panel of lines over Δ = 0 … reach (3·planes by default); each of a grid is an image
-    over (Δrow, Δcolumn), −12 … 12 or −reach … reach. The default compares spectra (geometric with base 10000 and
-    100, harmonics 2πb/2planes) and, with base 100, the three splits of `joformer.frequencies.per_axis`.
+    Args:
+        angles: Frequencies by name, each (1, planes) for a sequence or (2, planes) for a grid. The default compares
+            spectra (geometric with base 10000 and 100, harmonics 2πb/2planes) and, with base 100, the three splits
+            of `joformer.frequencies.per_axis`.
+        planes: How many planes the default has, an even number.
+        reach: The largest Δ drawn; by default 3·planes for lines and 12 for images.
 
-    >>> figure = displacement_kernel_figure({"mine": torch.tensor([[1.0, 0.1]])}, reach=8)
-    >>> float(figure.axes[0].lines[0].get_ydata()[0])                    # K(0)
-    1.0
+    Example:
+        >>> figure = displacement_kernel_figure({"mine": torch.tensor([[1.0, 0.1]])}, reach=8)
+        >>> float(figure.axes[0].lines[0].get_ydata()[0])                    # K(0)
+        1.0
     """
     own = angles is not None
     chosen = dict(angles) if angles is not None else _defaults(planes)
@@ -54,10 +66,10 @@ def displacement_kernel_figure(
             raise ValueError(f"angles of {name!r} have shape {tuple(omega.shape)}: give (1, planes) or (2, planes)")
     if not chosen:
         raise ValueError("no angles given: name at least one set, {'mine': tensor of (1 or 2, planes)}")
-    lines = {name: omega.detach().cpu().double() for name, omega in chosen.items() if omega.shape[0] == 1}
-    images = {name: omega.detach().cpu().double() for name, omega in chosen.items() if omega.shape[0] == 2}
-    far = 3 * planes if reach is None else reach
-    wide = 12 if reach is None else reach
+    lines, images = (
+        {name: omega.detach().cpu().double() for name, omega in chosen.items() if len(omega) == axes} for axes in (1, 2)
+    )
+    far, wide = (3 * planes, 12) if reach is None else (reach, reach)
     if min(far, wide) < 1:
         raise ValueError(f"reach {reach} shows nothing: it must be 1 or more")
 
@@ -68,7 +80,8 @@ def displacement_kernel_figure(
     if not own:
         caption += (
             f"Harmonics repeat after {2 * planes} steps; the same frequencies on both axes of a grid (diagonal) hide "
-            "every Δ = (a, −a). CLAIMS rows 14 and 39 and “Combined fixed”; paper, “Architecture Variants”."
+            "every Δ = (a, −a). docs/claims.md rows 14 and 39, docs/conventions.md “Combined fixed”; "
+            "paper, “Architecture Variants”."
         )
     rows = [["lines"] * max(len(images), 1)] * bool(lines) + [list(images)] * bool(images)
     heights = [1.9] * bool(lines) + [2.75] * bool(images)
@@ -92,7 +105,7 @@ def _defaults(planes: int) -> dict[str, Tensor]:
         "geometric, base 10000": geometric(planes)[None],
         "geometric, base 100": geometric(planes, 100.0)[None],
         "harmonics": harmonics[None],
-        "axial": torch.block_diag(*axial),  # each axis turns planes of its own
+        "axial": torch.block_diag(*axial),  # each axis rotates planes of its own
         "combined": per_axis(planes, 2, "combined", 100.0),
         "diagonal": per_axis(planes, 2, "diagonal", 100.0),
     }

@@ -3,27 +3,19 @@
     spread(i, j) = max over orderings π, π' of i row and j column steps of ‖T(π) − T(π')‖
     H = T(loop),    angle of failure = ∠(v, H v)
 
-Paper: "Path Transport and Commutativity", "Flat/Curved Dichotomy"; CLAIMS.md rows 7 and 9.
+Paper: "Path Transport and Commutativity", "Flat/Curved Dichotomy"; docs/claims.md rows 7 and 9.
 """
 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from joformer.algebra import (
-    Generators,
-    Group,
-    Torus,
-    holonomy,
-    interchange_defect,
-    is_flat,
-    path_spread,
-    scan,
-)
-from joformer.verify.figures.sheet import DARK, LIGHT, MIDDLE, Axes, Figure, sheet
+from joformer.algebra import Generators, Group, Torus, holonomy, interchange_defect, is_flat, path_spread, scan
+from joformer.verify.figures._sheet import DARK, LIGHT, MIDDLE, Axes, Figure, sheet
 
 Steps = tuple[Tensor, Tensor, Group]  # down, across as in `plaquette_defect`, and their group
 
@@ -36,16 +28,22 @@ def path_spread_figure(
     size: int = 7,
     seed: int = 0,
 ) -> Figure:
-    """Path spread of flat and curved generators (two axes each) over a grid of size × size displacements.
+    """Draws the largest ‖T(π) − T(π')‖ over orderings of i row steps and j column steps: zero when flat.
 
-    Cell (i, j) is the largest ‖T(π) − T(π')‖ over orderings of i row steps and j column steps: zero when flat. The
-    last panel follows the diagonal, on a logarithmic scale, and adds `nearly` commuting generators. By default all
-    three are rotations of space whose two axes of rotation enclose 0°, 1° and 90°. Up to size 7 every ordering
-    counts; beyond, 1,000 drawn with `seed`.
+    The last panel follows the diagonal, on a logarithmic scale. All generators have two axes; by default they are
+    rotations of space whose two axes of rotation enclose 0°, 1° and 90°.
 
-    >>> figure = path_spread_figure(size=3)
-    >>> [axes.get_title().split(":")[0] for axes in figure.axes[:2]]
-    ['flat', 'curved']
+    Args:
+        flat: Generators that commute.
+        curved: Generators that do not.
+        nearly: Generators that nearly commute, for the last panel.
+        size: Displacements 0 … size − 1 along each axis. Up to 7 every ordering counts; beyond, 1,000 random ones.
+        seed: The seed of the random orderings.
+
+    Example:
+        >>> figure = path_spread_figure(size=3)
+        >>> [axes.get_title().split(":")[0] for axes in figure.axes[:2]]
+        ['flat', 'curved']
     """
     if size < 2:
         raise ValueError(f"size {size} shows no square: the grid needs 2 or more cells a side")
@@ -56,18 +54,19 @@ def path_spread_figure(
     }
     _check(flat=chosen["flat"], curved=chosen["curved"], nearly=nearly)
     cells = range(size)
-    maps = {
-        name: [[float(path_spread(chosen[name], (i, j), seed=seed)) for j in cells] for i in cells]
-        for name in ("flat", "curved")
-    }
-    lines = {name: [float(path_spread(g, (n, n), seed=seed)) for n in cells[1:]] for name, g in chosen.items()}
+
+    def spread(name: str, i: int, j: int) -> float:
+        return float(path_spread(chosen[name], (i, j), seed=seed))
+
+    maps = {name: [[spread(name, i, j) for j in cells] for i in cells] for name in ("flat", "curved")}
+    lines = {name: [spread(name, n, n) for n in cells[1:]] for name in chosen}
     largest = {name: max(map(max, rows)) for name, rows in maps.items()}
 
     orderings = "over all orderings" if size <= 7 else "over up to 1,000 orderings, a lower bound,"
     caption = (
         f"Cell (i, j): the largest difference between transports T(π) {orderings} of i row steps and j column steps. "
         "Flat ones differ by rounding alone, curved ones as soon as both axes are used, and even a small commutator "
-        "shows far above rounding (right). CLAIMS rows 7 and 9; paper, “Path Transport and Commutativity”."
+        "shows far above rounding (right). docs/claims.md rows 7 and 9; paper, “Path Transport and Commutativity”."
     )
     with sheet("Shared generators: transport ignores the path exactly when they commute", caption) as figure:
         left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1, 1.15))
@@ -84,12 +83,8 @@ def path_spread_figure(
             shown = [max(value, 1e-17) for value in lines[name]]  # a logarithmic scale has no place for zero
             label = f"{name}, ‖R₁R₂ − R₂R₁‖ = {size_of:.1g}"
             right.semilogy(cells[1:], shown, style, color=colour, markersize=4.5, markeredgecolor=DARK, label=label)
-        right.set(
-            xlabel="steps along each axis n",
-            ylabel="path spread (0 drawn at 10⁻¹⁷)",
-            title="along the diagonal i = j = n",
-        )
-        right.set(ylim=(1e-18, 1e2), xticks=list(cells[1:]))
+        right.set(xlabel="steps along each axis n", ylabel="path spread (0 drawn at 10⁻¹⁷)", ylim=(1e-18, 1e2))
+        right.set(title="along the diagonal i = j = n", xticks=list(cells[1:]))
         right.legend(loc="center", frameon=False)
         right.grid(axis="y", color="0.85")
     return figure
@@ -103,16 +98,24 @@ def holonomy_figure(
     side: int = 3,
     seed: int = 0,
 ) -> Figure:
-    """A vector carried round a square loop: flat, commuting but with an angle for each edge, and curved.
+    """Draws a vector carried round a square loop: flat, commuting but with an angle for each edge, and curved.
 
-    At each point of the loop stands T(path so far) v, v the first unit vector, of which the first two coordinates
-    are drawn; at the end H v beside v. `steps` are angles (down, across) as `plaquette_defect` takes them, by
-    default drawn with `seed`, at least 2·side + 1 points a side. The last panel gives ∠(v, H v) for loops of
-    sides 1 to 2·side from the same corner, beside the sum of the plaquettes that the middle one encloses.
+    At each point of the loop is T(path so far) v, v the first unit vector, of which the first two coordinates are
+    drawn; at the end H v beside v. The last panel gives ∠(v, H v) for loops of sides 1 to 2·side from the same
+    corner, beside the sum of the plaquettes that the middle one encloses.
 
-    >>> figure = holonomy_figure(side=1)
-    >>> figure.axes[0].get_title()
-    'flat\\nreturns as it left (0°)'
+    Args:
+        flat: Generators of two axes that commute.
+        curved: Generators of two axes that do not.
+        steps: Angles (down, across) as `plaquette_defect` takes them, 2·side + 1 or more points along each side;
+            random by default.
+        side: Steps along each side of the loop.
+        seed: The seed of random steps.
+
+    Example:
+        >>> figure = holonomy_figure(side=1)
+        >>> figure.axes[0].get_title()
+        'flat\\nreturns as it left (0°)'
     """
     if side < 1:
         raise ValueError(f"side {side} is no loop: it needs 1 or more steps")
@@ -127,13 +130,14 @@ def holonomy_figure(
     }
     sides = range(1, points)
     failures = {name: [_failure(field, n) for n in sides] for name, field in fields.items()}
-    enclosed = [_enclosed(fields["angles that differ by edge"], n) for n in sides]
+    squares = [_plaquettes(fields["angles that differ by edge"], n) for n in sides]
+    enclosed = [abs(math.remainder(sum(map(sum, angles)), 360)) for angles in squares]
 
     caption = (
         "A vector carried clockwise from the black point: as it leaves (black), on its way (grey), as it returns "
         "(outline); where it leaves the plane drawn, its arrow is short. With an angle for each edge the rotations "
-        "commute and still fail, by the sum of the angles round the unit squares enclosed (numbers). CLAIMS rows 7 and "
-        "9; paper, “Path Transport and Commutativity”."
+        "commute and still fail, by the sum of the angles round the unit squares enclosed (numbers). "
+        "docs/claims.md rows 7 and 9; paper, “Path Transport and Commutativity”."
     )
     looks = ((DARK, "o-"), (MIDDLE, "s"), (LIGHT, "^-."))
     with sheet("Round a loop, only flat transport brings a vector back to itself", caption, height=5.6) as figure:
@@ -142,8 +146,8 @@ def holonomy_figure(
             _draw_loop(panels[key], field, side)
             if isinstance(field[2], Torus):
                 _number_plaquettes(panels[key], field, side)
-            turned = failures[name][side - 1]
-            verdict = "returns as it left (0°)" if turned < 1e-6 else f"returns turned by {turned:.0f}°"
+            angle = failures[name][side - 1]
+            verdict = "returns as it left (0°)" if angle < 1e-6 else f"returns rotated by {angle:.0f}°"
             panels[key].set_title(f"{name}\n{verdict}")
         axes = panels["d"]
         area = [n * n for n in sides]
@@ -219,21 +223,15 @@ def _failure(field: Steps, side: int) -> float:
 def _plaquettes(field: Steps, side: int) -> list[list[float]]:
     """The angle round each unit square, in degrees, of the first plane; counted clockwise as the loop goes."""
     down, across, group = field
-    corners = [[(i, j) for j in range(side)] for i in range(side)]
-    turn = lambda at: float(holonomy((down, across), _square(1), group=group, start=at)[0])  # noqa: E731
-    return [[math.degrees(turn(at)) for at in row] for row in corners]
-
-
-def _enclosed(field: Steps, side: int) -> float:
-    return abs(math.remainder(sum(map(sum, _plaquettes(field, side))), 360))
+    around = partial(holonomy, (down, across), _square(1), group=group)
+    return [[math.degrees(float(around(start=(i, j))[0])) for j in range(side)] for i in range(side)]
 
 
 def _number_plaquettes(axes: Axes, field: Steps, side: int) -> None:
     for i, row in enumerate(_plaquettes(field, side)):
         for j, angle in enumerate(row):
-            axes.text(
-                j + 0.5, i + 0.5, f"{angle:+.0f}°".replace("-", "−"), ha="center", va="center", fontsize=8, zorder=5
-            )
+            text = f"{angle:+.0f}°".replace("-", "−")
+            axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", fontsize=8, zorder=5)
 
 
 def _draw_loop(axes: Axes, field: Steps, side: int) -> None:

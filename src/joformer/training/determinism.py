@@ -1,4 +1,4 @@
-"""What surrounds the steps: results that depend on nothing but the command, and signals that are waited for."""
+"""What surrounds the steps: deterministic operations, one run per process, and signals that end a run after a step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _running = threading.Lock()
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Within it, operations whose result depends on chance are refused; or not, if not wanted.
+    """Within it, operations without a deterministic version raise RuntimeError; with `wanted` false they do not.
 
     >>> with deterministic(True):
     ...     torch.are_deterministic_algorithms_enabled()
@@ -39,7 +39,7 @@ def deterministic(wanted: bool) -> Iterator[None]:
 
 @contextmanager
 def only_one() -> Iterator[None]:
-    """Two runs at once in one process would throw the same global dice: the second is refused.
+    """Raises ValueError for a second run at once in one process, which would share the global random generator.
 
     >>> with only_one(), only_one():
     ...     pass
@@ -58,7 +58,7 @@ def only_one() -> Iterator[None]:
 
 @contextmanager
 def signals() -> Iterator[Callable[[], int]]:
-    """A function that tells which of SIGINT and SIGTERM came, 0 if none; the second Ctrl-C interrupts at once.
+    """A function that returns which of SIGINT and SIGTERM came, 0 if none; the second Ctrl-C interrupts at once.
 
     >>> with signals() as asked:
     ...     signal.raise_signal(signal.SIGTERM)

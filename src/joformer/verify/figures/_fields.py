@@ -2,7 +2,7 @@
 
     fixed  ω·n      learned  ω'·n      projected  ω·n + φ(x_n)      cumulative  ω·n + Σ φ(x) along the path to n
 
-Paper: "Architecture Variants"; CLAIMS.md rows 23, 24 and 33.
+Paper: "Architecture Variants"; docs/claims.md rows 23, 24 and 33.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from joformer.frames import CumulativeFrames, FixedFrames, LearnedFrames, ProjectedFrames, is_flat
 from joformer.frames._base import FramesModule, wrap
 from joformer.positions import grid
-from joformer.verify.figures.sheet import Figure, sheet
+from joformer.verify.figures._sheet import Figure, sheet
 
 HEAD_DIM = 8
 BASE = 100.0
@@ -31,16 +31,22 @@ def angle_fields_figure(
     plane: int = 1,
     seed: int = 0,
 ) -> Figure:
-    """cos θ of one plane (of the first head) over the patches of an image (height, width), for several frames modules.
+    """Draws cos θ over the patches of an image, and below it θ minus the angle of the first module, in radians.
 
-    Above the cosine of the angle, below θ minus the angle of the first module, in radians. A module is called as
-    module(positions, x), x (1, tokens, dim) the patches under a linear map drawn with `seed`; cumulative ones get
-    their grid too. The default compares fixed, learned (frequencies moved at random), projected and cumulative
-    frames (W₂ drawn at random, since it starts at zero) over a drawing of a disc and a bar.
+    Args:
+        image: Grey values (height, width); by default a drawing of a disc and a bar.
+        frames: Frames modules of two axes by name, called with x (1, tokens, dim), the patches under a random linear
+            map. The default compares fixed, learned (random changes of the frequencies), projected and cumulative
+            frames (random W₂, since it starts at zero).
+        patch: The side of a patch in pixels.
+        dim: The width of x.
+        plane: The plane drawn, of the first head.
+        seed: The seed of all that is random.
 
-    >>> figure = angle_fields_figure(torch.eye(8), patch=2)
-    >>> [axes.get_title() for axes in figure.axes[3:6]]
-    ['cumulative', 'the image', 'learned − fixed']
+    Example:
+        >>> figure = angle_fields_figure(torch.eye(8), patch=2)
+        >>> [axes.get_title() for axes in figure.axes[3:6]]
+        ['cumulative', 'the image', 'learned − fixed']
     """
     picture = _drawing() if image is None else image.detach().cpu().double()
     if picture.ndim != 2 or patch < 1 or min(picture.shape) < patch:
@@ -57,9 +63,9 @@ def angle_fields_figure(
     caption = f"One plane over {shape[0]} × {shape[1]} patches: above cos θ, below θ minus the angle of “{first}”. "
     if frames is None:
         caption += (
-            "Learned frequencies (here moved at random) tilt the waves; projected angles (W₂ drawn at random) change "
-            "where the content is; cumulative ones keep the change all along the row behind it. CLAIMS rows 23, 24 and "
-            "33; paper, “Architecture Variants”."
+            "Learned frequencies (here changed at random) tilt the waves; projected angles (W₂ drawn at random) change "
+            "where the content is; cumulative ones keep the change all along the row behind it. "
+            "docs/claims.md rows 23, 24 and 33; paper, “Architecture Variants”."
         )
     title = "Fixed and learned angles see position alone, the others content too"
     with sheet(title, caption, height=4.8) as figure:

@@ -1,7 +1,6 @@
-"""What a person sees of a run, and the average that goes on when a model grows."""
+"""What is recorded of a run beside its metrics, and the average that goes on when a model grows."""
 
 import json
-import re
 import sys
 from types import SimpleNamespace
 
@@ -10,9 +9,9 @@ import torch
 
 from joformer.models import JoFormerLM, LMConfig, adapt
 from joformer.training import Processes, Recipe
+from joformer.training.recorder import Recorder
 from joformer.training.runs import Log
 from joformer.training.state import State
-from joformer.training.watching import Watch
 
 
 @pytest.fixture
@@ -37,35 +36,22 @@ def board(monkeypatch):
     return told
 
 
-def watched(folder, shown):
-    with Watch(folder, 2, 4, Log(folder / "speed.jsonl"), shown=shown) as watch:
-        watch.step(3, 0.5)
-        watch.step(4, 0.25)
-        watch.metrics({"step": 4, "train_loss": 0.375, "lr": 0.1})
-
-
-def test_a_terminal_shows_loss_rate_and_time_left(tmp_path, monkeypatch, capsys, board):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "120")
-    watched(tmp_path, shown=True)
-    out, err = capsys.readouterr()
-    assert not out
-    assert re.search(r"4/4 loss 0\.2500 \S+ steps/s \d:\d\d:\d\d", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", err))
-
-
-def test_no_terminal_and_other_processes_show_nothing(tmp_path, monkeypatch, capsys, board):
-    watched(tmp_path, shown=True)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    watched(tmp_path, shown=False)
-    assert capsys.readouterr() == ("", "")
-    assert board.count("closed") == 1
+def recorded(folder, board):
+    with Recorder(folder, 2, Log(folder / "speed.jsonl"), board=board) as recorder:
+        recorder.write({"step": 4, "train_loss": 0.375, "lr": 0.1})
 
 
 def test_the_board_hears_every_metric_and_forgets_what_was_lost(tmp_path, board):
-    watched(tmp_path, shown=True)
+    recorded(tmp_path, board=True)
     assert board == [("tensorboard", 3), ("train_loss", 0.375, 4), ("lr", 0.1, 4), "closed"]
     (line,) = (tmp_path / "speed.jsonl").read_text().splitlines()
     assert json.loads(line)["step"] == 4
+
+
+def test_other_processes_write_no_board(tmp_path, board):
+    recorded(tmp_path, board=False)
+    assert board == []
+    assert (tmp_path / "speed.jsonl").exists()
 
 
 def test_the_average_goes_on_when_the_model_grows():

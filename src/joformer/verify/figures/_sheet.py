@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 else:  # the shape checks of the tests resolve annotations, and must not need matplotlib
     Axes = Figure = Any
 
+__all__ = ["DARK", "FORMATS", "LIGHT", "MIDDLE", "ROUNDING", "Axes", "Figure", "require_matplotlib", "sheet", "write"]
+
 WIDTH = 8.0  # inches
 DPI = 150
 FORMATS = ("svg", "png")
@@ -44,7 +46,7 @@ STYLE = {
 
 
 def require_matplotlib() -> None:
-    """Refuse, in one line, to draw without matplotlib.
+    """Raises ValueError, naming the extra to install, where there is no matplotlib.
 
     >>> require_matplotlib()
     """
@@ -88,6 +90,7 @@ def write(figure: Figure, stem: Path, formats: tuple[str, ...]) -> list[Path]:
         buffer = io.BytesIO()
         with matplotlib.rc_context(STYLE):
             figure.savefig(buffer, format=form, dpi=DPI, metadata=metadata)
+        figure.set_layout_engine("none")  # laid out once is enough: half of the time of a second format
         path = stem.with_suffix(f".{form}")
         write_whole(path, _renumbered(buffer.getvalue()) if form == "svg" else buffer.getvalue())
         paths.append(path)
@@ -97,8 +100,5 @@ def write(figure: Figure, stem: Path, formats: tuple[str, ...]) -> list[Path]:
 def _renumbered(svg: bytes) -> bytes:
     """The same picture with its clip paths numbered: matplotlib names some by where they happen to lie in memory."""
     number: dict[bytes, bytes] = {}
-    return re.sub(
-        rb'(?<=[#"])p[0-9a-f]{10}(?=[)"])',
-        lambda found: number.setdefault(found[0], b"clip%d" % len(number)),
-        svg,
-    )
+    name = re.compile(rb'(?<=[#"])p[0-9a-f]{10}(?=[)"])')
+    return name.sub(lambda found: number.setdefault(found[0], b"clip%d" % len(number)), svg)
