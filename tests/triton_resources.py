@@ -1,4 +1,4 @@
-"""Compiles the rotation kernel, in bf16, for GPUs that need not be here: prints registers per thread and bytes spilled."""
+"""Compiles the rotation kernel, in bf16, for GPUs that are not here: prints registers per thread and bytes spilled."""
 
 import re
 import subprocess
@@ -48,8 +48,9 @@ def resources(target, head_dim, half, angles):
     made = triton.compile(source, target=target, options={"num_warps": 4})
     if target.backend == "hip":
         text = made.asm["amdgcn"]
-        number = lambda name: int(re.search(rf"\.{name}:\s*([0-9]+)", text)[1])
-        return number("vgpr_count"), number("vgpr_spill_count") + number("private_segment_fixed_size")
+        names = ("vgpr_count", "vgpr_spill_count", "private_segment_fixed_size")
+        registers, spilled, private = (int(re.search(rf"\.{name}:\s*([0-9]+)", text)[1]) for name in names)
+        return registers, spilled + private
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])

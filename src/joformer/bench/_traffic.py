@@ -2,14 +2,14 @@
 
     bytes per element = (bytes read + bytes written) / entries of what is rotated
 
-A rotation on a GPU waits for memory, so that bytes are its time. Eager PyTorch starts one kernel per operation and reads
+A rotation on a GPU waits for memory, so that bytes are its time. Eager PyTorch starts one kernel per operation, reads
 and writes every tensor of it once; our kernel reads and writes each entry once. Matrix products are left out: they are
 there without positions too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from joformer.bench._models import peers
+from joformer.bench._measure import Effort, Row
 from joformer.frames import FlatFrames
 from joformer.rotation import _eager, rotate_packed_, unrotate_linear
 
@@ -31,9 +31,10 @@ _UNREAD = {"copy_", "empty", "new_empty", "empty_like", "zeros", "ones", "fill_"
 
 @dataclass
 class Count:
-    """What was counted: bytes read and written, kernels started."""
+    """What was counted: bytes read and written, those of cos and sin apart, kernels started."""
 
     bytes: int = 0
+    tables: int = 0
     launches: int = 0
 
 
@@ -90,7 +91,7 @@ class Counting(TorchDispatchMode):
         made, angles = rest[-2:]
         moved = [p for p, o, its in zip(parts, out, rotated, strict=True) if its or p is not o]
         self.count.bytes += 2 * sum(map(_size, moved)) + sum(map(_size, made)) + _size(angles)
-        self.count.bytes += _size(unit) * (1 if unit.shape[0] > 1 else parts[0].shape[0])
+        self.count.tables += _size(unit) * (1 if unit.shape[0] > 1 else parts[0].shape[0])
         self.count.launches += 1
 
 
@@ -112,8 +113,8 @@ def count(learned: bool, *, kernels: bool) -> tuple[Count, Count, int]:
 
     Example:
         >>> forward, backward, entries = count(learned=False, kernels=True)
-        >>> round(forward.bytes / entries, 1), forward.launches
-        (4.1, 2)
+        >>> forward.bytes / entries, forward.launches
+        (4.0, 2)
     """
     device, dtype = torch.device("meta"), torch.bfloat16
     dim = HEADS * HEAD_DIM
@@ -134,3 +135,30 @@ def count(learned: bool, *, kernels: bool) -> tuple[Count, Count, int]:
             torch.autograd.grad([*parts, out], [fresh, o, linear.weight, *[angles] * learned], grads)
     assert forward is not None
     return forward.count, backward.count, 4 * BATCH * TOKENS * dim
+
+
+def traffic(effort: Effort) -> Iterator[Row]:
+    """Bytes and launches per layer, with our kernel, with PyTorch's operations, and Hugging Face's on q and k."""
+    for kernels, how in ((True, "kernel"), (False, "eager")):
+        for learned, what in ((False, "fixed angles"), (True, "learned angles")):
+            forward, backward, entries = count(learned, kernels=kernels)
+            for found, way in ((forward, "forward"), (backward, "backward")):
+                bars = {"forward": 4.0} if kernels else {}
+                name = f"{how}, {what}, {way}"
+                yield Row(f"bytes per element of q, k, v and o in bf16, {name}", found.bytes / entries, bars.get(way))
+                yield Row(f"launches per layer, {name}", found.launches, 2.0 if way in bars else None)
+    try:
+        from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+    except ImportError:
+        return
+    shape, device = (BATCH, HEADS, TOKENS, HEAD_DIM), torch.device("meta")
+    q, k = (torch.zeros(shape, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    cos = torch.zeros(BATCH, TOKENS, HEAD_DIM, device=device, dtype=torch.bfloat16)
+    with Counting() as forth:
+        rotated = apply_rotary_pos_emb(q, k, cos, cos)
+    with Counting() as back:
+        torch.autograd.grad(rotated, (q, k), [torch.zeros_like(part) for part in rotated])
+    for found, way in ((forth.count, "forward"), (back.count, "backward")):
+        name = f"Hugging Face, {way}"
+        yield Row(f"bytes per element of q and k in bf16, {name}", found.bytes / (2 * q.numel()))
+        yield Row(f"launches per layer, {name}", found.launches)
