@@ -36,15 +36,15 @@ DIMS = (64, 128, 256, 512)
 PERIOD = 16
 
 
-def torn(images: Tensor, dice: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+def torn(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """Pages (30, 32, 32), a scrap of each (30, 12, 12) in noise of σ = 0.3 (ink is 1), and its row and column."""
     across = SIDE // 8
-    pick = torch.randint(len(images), (PAGES, across, across), generator=dice)
+    pick = torch.randint(len(images), (PAGES, across, across), generator=generator)
     pages = images[pick, 0].float().div(255).transpose(2, 3).reshape(PAGES, SIDE, SIDE)
-    at = torch.randint(SIDE - SCRAP + 1, (PAGES, 2), generator=dice)
+    at = torch.randint(SIDE - SCRAP + 1, (PAGES, 2), generator=generator)
     rows, columns = (at[:, k, None] + torch.arange(SCRAP) for k in (0, 1))
     scraps = pages[torch.arange(PAGES)[:, None, None], rows[:, :, None], columns[:, None, :]]
-    scraps = scraps + NOISE * torch.randn(scraps.shape, generator=dice)
+    scraps = scraps + NOISE * torch.randn(scraps.shape, generator=generator)
     return pages, scraps - scraps.mean((1, 2), keepdim=True), at  # without its mean a scrap does not go for mere ink
 
 
@@ -102,7 +102,7 @@ def picture(pages: Tensor, scraps: Tensor, at: Tensor, hits: dict, out) -> None:
     figure = sheet(11, 6.4)
     fine, turning = aligned(pages, scraps, 256), aligned(pages, scraps, 512, (PERIOD, SIDE))
     blurred = correlated(pages, scraps, 2)[0]
-    # A page that tells the story: found by the vector, missed by as many averages, in the lower half.
+    # The page drawn: found by the vector, missed by as many averages, in the lower half.
     telling = ((fine.shift - at).abs() <= 1).all(-1) & ((blurred - at).abs() > 1).any(-1)
     telling &= (blurred <= SIDE - SCRAP).all(-1)  # scores wrap round the page, boxes do not
     one = int((telling.float() + 0.5 * (at[:, 0] >= PERIOD) * (turning.shift[:, 0] + PERIOD == at[:, 0])).argmax())
@@ -141,7 +141,7 @@ def picture(pages: Tensor, scraps: Tensor, at: Tensor, hits: dict, out) -> None:
     curve.set_xscale("log", base=2)
     curve.set_xticks([64, 128, 256, 512, 1024], ["64", "128", "256", "512", "1024"])
     curve.set_ylim(0, 103)
-    curve.set_xlabel("numbers a page is kept in")
+    curve.set_xlabel("numbers kept per page")
     curve.set_title("% of scraps found within a pixel; dots: seeds", fontsize=9)
     curve.legend(frameon=False, title="spent on")
     curve.spines[["top", "right"]].set_visible(False)

@@ -1,19 +1,19 @@
 """A trained Llama gets value transport: all at once, or annealed in?
 
-A small Llama (transformers' own) is trained on the source of Python's standard library. Then it is trained on four
+A small Llama (transformers' own) is trained on the source of Python's standard library. Then training resumes four
 times from the same weights, with the same batches: untouched, with transport at once, and with transport that grows
 from 0 to 1 over an eighth or over half of the steps. Held-out loss is what is compared; the picture has it over steps.
 
     OMP_NUM_THREADS=1 python examples/annealing.py --out annealing.png          about 40 seconds
 
-Seen (three seeds, nats a byte after 80 more steps, and the mean over them):
+Seen (three seeds, nats per byte after 80 more steps, and the mean over them):
 
     untouched                 2.2336   2.2586
     transport at once         2.2321   2.2634
     annealed over an eighth   2.2315   2.2597     over steps −0.0037 [−0.0067, −0.0007] against at once
     annealed over half        2.2321   2.2594     −0.0040 [−0.0121, 0.0041]
 
-A model this small hardly minds. Of a larger one, longer: docs/integrations.md, and results/annealing, made by
+A model this small is hardly affected. A larger one: docs/integrations.md, and results/annealing, made by
 
     python examples/annealing.py --data enwik8.xz --width 128 --layers 4 --context 256 --pretrain 1500 --steps 400 \
         --lr 0.0003 --seed 1 --seeds 5 --results curves.json
@@ -57,21 +57,21 @@ class Work:
         )  # fmt: skip
 
     def loss(self, model, seed: int, step: int) -> torch.Tensor:
-        dice = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        starts = torch.randint(len(self.text.train) - self.given.context, (8,), generator=dice)
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        starts = torch.randint(len(self.text.train) - self.given.context, (8,), generator=generator)
         batch = windows(self.text.train, starts, self.given.context)
         return model(input_ids=batch, labels=batch).loss
 
     @torch.no_grad()
     def judge(self, model) -> float:
-        """Held-out loss, nats a byte."""
+        """Held-out loss, nats per byte."""
         model.eval()
         losses = [model(input_ids=part, labels=part).loss.item() for part in self.held_out.split(8)]
         model.train()
         return sum(losses) / len(losses)
 
     def train_on(self, how: str, weights: dict, seed: int) -> dict[int, float]:
-        """Held-out loss over steps of one way to train on."""
+        """Held-out loss over steps of one way to continue training."""
         given, model = self.given, self.model()
         model.load_state_dict(weights)
         part = {EIGHTH: 8, HALF: 2}.get(how)
@@ -113,7 +113,7 @@ def main() -> None:
         ends = ", ".join(f"{how} {list(curve.values())[-1]:.4f}" for how, curve in done[str(seed)].items())
         print(f"seed {seed}: {ends}", file=sys.stderr, flush=True)
     curves = {how: [list(runs[how].values()) for runs in done.values()] for how in COLOURS}
-    print(f"held-out loss, nats a byte, after {given.steps} more steps, and its mean over them ({len(done)} seeds):")
+    print(f"held-out loss, nats per byte, after {given.steps} more steps, and its mean over them ({len(done)} seeds):")
     for how, runs in curves.items():
         end = sum(run[-1] for run in runs) / len(runs)
         over = sum(sum(run) / len(run) for run in runs) / len(runs)
@@ -134,8 +134,8 @@ def picture(done: dict, out: Path) -> None:
         for number, runs in enumerate(done.values()):
             steps, losses = [int(step) for step in runs[how]], list(runs[how].values())
             axes.plot(steps, losses, color=colour, lw=1.2, alpha=0.8, label=how if number == 0 else None)
-    axes.set_xlabel("steps of training on")
-    axes.set_ylabel("held-out loss, nats a byte")
+    axes.set_xlabel("further training steps")
+    axes.set_ylabel("held-out loss, nats per byte")
     axes.legend(frameon=False, fontsize=8)
     keep(figure, out)
 

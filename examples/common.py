@@ -15,10 +15,10 @@ GREY, ORANGE, BLUE = "#9a9a9a", "#e39a2d", "#2f6fb0"
 
 
 def arguments(doc: str, script: str, **more: int | float | str) -> argparse.Namespace:
-    """--seed, --out and what else is named; a picture that could not be written is said before the work, not after."""
+    """--seed, --seeds, --out and `more`; a picture that cannot be written is reported before the work, not after."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default: 0)")
-    parser.add_argument("--seeds", type=int, default=3, help="how many seeds every figure is of (default: 3)")
+    parser.add_argument("--seeds", type=int, default=3, help="how many seeds every number is the mean of (default: 3)")
     out = Path(script).with_suffix(".png").name
     parser.add_argument("--out", type=Path, default=Path(out), help=f"where the picture goes (default: {out})")
     for name, default in more.items():
@@ -37,7 +37,7 @@ def arguments(doc: str, script: str, **more: int | float | str) -> argparse.Name
     if wrong:
         print(f"{Path(script).name}: {wrong}", file=sys.stderr)
         raise SystemExit(2)
-    torch.set_num_threads(1)  # models this small are fastest so, and the last bits depend on it
+    torch.set_num_threads(1)  # fastest for models this small, and the last bits depend on it
     return given
 
 
@@ -89,6 +89,7 @@ def sheet(width: float, height: float):
 
 
 def keep(figure, out: Path) -> None:
+    """Saves the picture; a disk that is full is one line."""
     try:
         figure.savefig(out, dpi=130)
     except OSError as error:

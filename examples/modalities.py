@@ -4,7 +4,7 @@
     shared     A_word = R_row^r R_col^c, that of the cell it names:     word → its own cell   R_mod⁻¹, for all alike
 
 The image holds six different handwritten digits, 2 × 3, the caption six words; three of the words have changed places.
-Which, only a comparison of each word with its own cell tells: the words as a set always fit. (docs/claims.md row
+Only a comparison of each word with its own cell shows which: the words as a set always fit. (docs/claims.md row
 47: the journey above is the corrected one.) One layer, 200 steps, unseen handwriting, every axis on all planes.
 
     OMP_NUM_THREADS=1 python examples/modalities.py --out modalities.png          about 20 seconds
@@ -18,7 +18,7 @@ Seen (three seeds, 6,000 words each):
     shared, modality axis              99.1 %   (98.9 to 99.2)
 
 Shared coordinates are what counts. The modality axis itself adds nothing here: words and pixels have embeddings of
-their own, which tell the modalities apart already. On separate axes travelling values make the journey easier to learn.
+their own, which tell the modalities apart already. On separate axes value transport makes the journey easier to learn.
 """
 
 import torch
@@ -66,16 +66,16 @@ class Reader(nn.Module):
         return self.compare(self.norm2(x[:, :CELLS])).squeeze(-1)
 
 
-def pages(digits: Labelled, count: int, dice: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Words (count, 6), cells (count, 6, 64), and which words are wrong: three of six, moved round among themselves."""
-    names = torch.rand(count, 10, generator=dice).argsort(1)[:, :CELLS]
+def pages(digits: Labelled, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Words (count, 6), cells (count, 6, 64), and which words are wrong: three of six, exchanged cyclically."""
+    names = torch.rand(count, 10, generator=generator).argsort(1)[:, :CELLS]
     order, counts = digits.labels.argsort(stable=True), digits.labels.bincount(minlength=10)
-    rank = (torch.rand(count, CELLS, generator=dice) * counts[names]).long()  # any of those who wrote this digit
+    rank = (torch.rand(count, CELLS, generator=generator) * counts[names]).long()  # any image of this digit
     pick = order[(counts.cumsum(0) - counts)[names] + rank]
-    moved = torch.rand(count, CELLS, generator=dice).argsort(1)[:, : CELLS // 2]
-    words = names.scatter(1, moved, names.gather(1, moved.roll(1, 1)))
+    swapped = torch.rand(count, CELLS, generator=generator).argsort(1)[:, : CELLS // 2]
+    words = names.scatter(1, swapped, names.gather(1, swapped.roll(1, 1)))
     cells = digits.images[pick, 0].flatten(2).float() / 127.5 - 0.6
-    return words, cells, torch.zeros(count, CELLS).scatter(1, moved, 1.0)
+    return words, cells, torch.zeros(count, CELLS).scatter(1, swapped, 1.0)
 
 
 def main() -> None:
@@ -84,9 +84,9 @@ def main() -> None:
     accuracy = {name: [] for name in SEVERAL}
     looks = {name: torch.zeros(CELLS, CELLS) for name in SEVERAL}
     for seed in range(given.seed, given.seed + given.seeds):
-        dice = torch.Generator().manual_seed(seed)
-        train = [part.split(batch) for part in pages(digits.train, 50 * batch, dice)]
-        words, cells, wrong = pages(digits.test, 1000, dice)
+        generator = torch.Generator().manual_seed(seed)
+        train = [part.split(batch) for part in pages(digits.train, 50 * batch, generator)]
+        words, cells, wrong = pages(digits.test, 1000, generator)
         for name, (where, transport) in SEVERAL.items():
             model = initialise(Reader(where, transport), seed)
 
@@ -98,9 +98,9 @@ def main() -> None:
             with torch.no_grad():
                 accuracy[name].append(100 * ((model(words, cells) > 0) == wrong.bool()).float().mean().item())
             some = cells[:100].clone().requires_grad_()
-            said = model(words[:100], some)
+            answer = model(words[:100], some)
             for word in range(CELLS):  # which pixels the answer about a word depends on
-                (slope,) = torch.autograd.grad(said[:, word].sum(), some, retain_graph=True)
+                (slope,) = torch.autograd.grad(answer[:, word].sum(), some, retain_graph=True)
                 looks[name][word] += slope.norm(dim=-1).mean(0)
     print("is this word of the caption in its place, % right (chance 50):")
     for name, values in accuracy.items():

@@ -15,7 +15,7 @@ Seen (three seeds, 300 clips of the test split):
     scores and values (QKV)    91.8 %   (90.0 to 93.0)
 
 Travelling values learn this sooner, not better: after 500 steps the three have 98.8, 99.8 and 100 % (two seeds).
-Without positions the order of syllables is heard in how they glide and in the voice, which falls.
+Without positions the order of syllables still shows in how they glide and in the falling pitch of the voice.
 """
 
 import torch
@@ -50,9 +50,9 @@ def main() -> None:
             made = model(name, seed, classes)
             fit(made, lambda step, m=made, s=seed: task.loss(m, task.batch(s, step, 0, 1)), steps=100, lr=6e-3)
             with torch.no_grad():
-                said = made(pixels).argmax(-1)
-            accuracy[name].append(100 * (said == truth).float().mean().item())
-            confusion[name].index_put_((truth, said), torch.ones(len(said)), accumulate=True)
+                predicted = made(pixels).argmax(-1)
+            accuracy[name].append(100 * (predicted == truth).float().mean().item())
+            confusion[name].index_put_((truth, predicted), torch.ones(len(predicted)), accumulate=True)
     print("which of 10 words, % right (chance 10):")
     for name, values in accuracy.items():
         line(name, values)
@@ -66,9 +66,9 @@ def main() -> None:
 def picture(data: Images, accuracy: dict, confusion: dict, out) -> None:
     figure = sheet(10.5, 7.2)
     above, below = figure.subfigures(2, 1, height_ratios=(1, 1.25))
-    heard, score = above.subfigures(1, 2, width_ratios=(1.25, 1))
-    heard.suptitle("the same syllables in another order; lines: patches", fontsize=9)
-    for axes, word in zip(heard.subplots(2, 2).flat, ("bada", "daba", "badagu", "gudaba"), strict=True):
+    words, score = above.subfigures(1, 2, width_ratios=(1.25, 1))
+    words.suptitle("the same syllables in another order; lines: patches", fontsize=9)
+    for axes, word in zip(words.subplots(2, 2).flat, ("bada", "daba", "badagu", "gudaba"), strict=True):
         clip = data.test.images[(data.test.labels == data.classes.index(word)).nonzero()[0, 0], 0]
         axes.imshow(clip.numpy(), cmap="Greys", origin="lower", aspect="auto", extent=(0, 1.024, 0, BANDS))
         axes.set_title(word, fontsize=9)

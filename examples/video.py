@@ -45,12 +45,12 @@ class Timeless(FixedFrames):
         return super().forward(positions * torch.tensor([1, 1, 0]), x, **context)
 
 
-def films(digits: Labelled, count: int, dice: torch.Generator) -> Labelled:
+def films(digits: Labelled, count: int, generator: torch.Generator) -> Labelled:
     """(count, 1, row, column, time): the place half-way is uniform, whatever the direction."""
-    chosen = digits.images[torch.randint(len(digits), (count,), generator=dice), 0]
-    labels = torch.randint(8, (count,), generator=dice)
+    chosen = digits.images[torch.randint(len(digits), (count,), generator=generator), 0]
+    labels = torch.randint(8, (count,), generator=generator)
     reach = SPEED * (MOMENTS // 2)
-    middle = torch.randint(reach, FIELD - DIGIT - reach + 1, (count, 1, 2), generator=dice)
+    middle = torch.randint(reach, FIELD - DIGIT - reach + 1, (count, 1, 2), generator=generator)
     when = torch.arange(MOMENTS) - MOMENTS // 2
     place = middle + SPEED * DIRECTIONS[labels][:, None] * when[:, None]  # (count, time, 2)
     video = torch.zeros(count, FIELD, FIELD, MOMENTS, dtype=torch.uint8)
@@ -80,17 +80,19 @@ def main() -> None:
     accuracy = {name: [] for name in (NONE, TIMELESS, SCORES, BOTH)}
     confusion = {name: torch.zeros(8, 8) for name in accuracy}
     for seed in range(given.seed, given.seed + given.seeds):
-        dice = torch.Generator().manual_seed(seed)
-        data = Images(films(digits.train, 1500, dice), films(digits.test, 300, dice), tuple(ARROWS), f"films {seed}")
+        generator = torch.Generator().manual_seed(seed)
+        data = Images(
+            films(digits.train, 1500, generator), films(digits.test, 300, generator), tuple(ARROWS), f"films {seed}"
+        )
         task, truth = ImageTask(data, batch=32), data.test.labels
         pixels = (data.test.images / 255 - data.mean.float()) / data.std.float()
         for name, right in accuracy.items():
             made = model(name, seed)
             fit(made, lambda step, m=made, s=seed, t=task: t.loss(m, t.batch(s, step, 0, 1)), steps=100, lr=8e-3)
             with torch.no_grad():
-                said = made(pixels).argmax(-1)
-            right.append(100 * (said == truth).float().mean().item())
-            confusion[name].index_put_((truth, said), torch.ones(len(said)), accumulate=True)
+                predicted = made(pixels).argmax(-1)
+            right.append(100 * (predicted == truth).float().mean().item())
+            confusion[name].index_put_((truth, predicted), torch.ones(len(predicted)), accumulate=True)
     print("which of 8 directions, % right (chance 12.5):")
     for name, values in accuracy.items():
         line(name, values)

@@ -153,7 +153,7 @@ def test_the_limit_of_time_is_kept_and_no_round_is_cut():
     assert 100 <= machine.now - 2 < 110  # one warm-up of each; the last round may end late
     assert 20 < found.rounds < 50
     assert Machine(0).ratio(60.0, 60.0, seconds=100.0).rounds == 8  # an interval needs as many
-    assert Machine(0).ratio(60.0, 60.0, rounds=2, seconds=100.0).rounds == 2  # unless fewer are asked for
+    assert Machine(0).ratio(60.0, 60.0, rounds=2, seconds=100.0).rounds == 2  # unless fewer are requested
 
 
 def test_all_take_turns_in_an_order_that_is_shuffled():
@@ -227,7 +227,7 @@ def test_rows_tell_noise_from_figures():
 def test_the_loop_is_measured_step_by_step(monkeypatch):
     monkeypatch.setattr("joformer.bench._running.CONFIG", LMConfig(vocab=256, dim=16, layers=1, heads=2))
     monkeypatch.setattr("joformer.bench._running.STEPS", 4)
-    (row,) = looping(ONCE, lambda _: None)
+    (row,) = looping(ONCE)
     assert row.rounds == 2  # of the four, the first two have no pair
     assert row.bar == 1.03
 
@@ -265,7 +265,7 @@ def test_variants_differ_in_transport_alone():
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: s.name)
-def test_shapes_are_those_asked_for(shape):
+def test_shapes_are_those_of_the_paper(shape):
     assert shape.positions().shape == (shape.tokens, shape.axes)
     assert (shape.tokens, shape.dim, shape.heads) in {(197, 384, 6), (65, 128, 4), (512, 256, 4)}
 
@@ -295,18 +295,18 @@ def test_the_language_models_side_by_side_have_the_same_shape():
     assert shape._attn_implementation == "sdpa"
 
 
-def test_rows_beside_llama_measure_whole_steps_and_whole_texts(monkeypatch):
+def test_rows_beside_llama_measure_whole_steps_and_whole_texts(monkeypatch, caplog):
     tiny = LMConfig(vocab=50, dim=32, layers=1, heads=2)
     monkeypatch.setattr("joformer.bench._training.CONFIG", tiny)
     monkeypatch.setattr("joformer.bench._training.GENERATED", 8)
-    reported = []
-    (row,) = llama(ONCE, reported.append)
+    caplog.set_level("INFO", "joformer")
+    (row,) = llama(ONCE)
     assert (row.bar, row.higher) == (1.1, True)
     assert row.value > 0
-    rows = list(generating(ONCE, reported.append))
+    rows = list(generating(ONCE))
     assert [(row.bar, row.higher) for row in rows] == [(1.2, True), (None, True)]
-    assert len(reported) == 3
-    rows = list(transporting(ONCE, reported.append))
+    assert len(caplog.messages) == 3
+    rows = list(transporting(ONCE))
     assert [row.bar for row in rows] == [1.04, 1.05, 1.1, 1.1, None, 1.05, 1.05]
     assert ["bf16" in row.name for row in rows] == [False, False, False, True, False, False, True]
     assert ["strength 0.5" in row.name for row in rows] == [False, False, True, False, False, True, False]
@@ -322,7 +322,7 @@ def test_rows_beside_llama_measure_whole_steps_and_whole_texts(monkeypatch):
 
 
 def test_the_command_starts_within_its_bar():
-    (row,) = starting(ONCE, lambda _: None)
+    (row,) = starting(ONCE)
     assert (row.bar, row.higher) == (1.0, False)
     assert 0 < row.value < 5
 

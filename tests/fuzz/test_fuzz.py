@@ -30,8 +30,7 @@ from scipy.io import wavfile
 
 from joformer import models
 from joformer.experiments import report
-from joformer.experiments.cells import read_json
-from joformer.experiments.results import gather
+from joformer.experiments.results import gather, read
 from joformer.models import ClassifierConfig, LMConfig, ViTConfig
 from joformer.training import Tokenizer, checkpoints, load_audio, load_images, load_labelled, load_text, open_run
 from joformer.training.data.audio import decode_wav
@@ -393,7 +392,7 @@ def test_results(name):
             spoiled = place / "t" / name if name == "table.json" else place / CELLS[3] / name
             spoiled.write_bytes(data)
             loads_or_says(lambda: pages(place))
-            loads_or_says(lambda: read_json(spoiled))
+            loads_or_says(lambda: read(spoiled))
 
     check()
 

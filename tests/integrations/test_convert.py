@@ -280,7 +280,7 @@ def test_interrupted_it_ends_with_the_same_bits(made, annealed, tmp_path, caplog
     else:
         assert sum("trying" in line for line in lines) == (2 if damage == "all" else 1)
     if begin:
-        assert lines[-1] == f"{tmp_path / 'out'} goes on from step {begin} of 6"
+        assert lines[-1] == f"{tmp_path / 'out'} resumes at step {begin} of 6"
     assert record == annealed[1]
     assert weights(tmp_path / "out") == weights(annealed[0])
 

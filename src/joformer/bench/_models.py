@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from joformer import positions
 from joformer.attention import JourneyAttention
-from joformer.attention._functional import Transport
+from joformer.attention._options import Transport
 from joformer.frames import FixedFrames, FramesModule, NoFrames
 from joformer.models._blocks import Block
 

@@ -93,7 +93,9 @@ def _leave(code: int) -> None:
 def _parse(words: list[str]) -> Any:
     if words[:1] == ["train"]:
         # Its options are those of the models and the recipe, which need torch: only who asks for them waits for it.
-        from joformer.cli.train import LM, LMConfig, Monoidal, Recipe, ViT
+        from joformer.cli.train import LM, Monoidal, ViT
+        from joformer.models import LMConfig
+        from joformer.training import Recipe
 
         for shown in (LMConfig, Recipe):  # help is what is said of them, without the examples that are tests
             shown.__doc__ = (shown.__doc__ or "").partition("\n\n    >>>")[0]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from joformer._io import make_folder
 from joformer._log import logger
-from joformer.attention._functional import Transport
+from joformer.attention._options import Transport
 from joformer.cli.console import say
 from joformer.frames._base import Split
 from joformer.models import ClassifierConfig, LMConfig, ViTConfig

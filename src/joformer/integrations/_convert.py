@@ -1,4 +1,4 @@
-"""A folder of somebody's model → a folder of the same model with its values transported, trained on or not.
+"""The folder of a model → a folder of the same model with its values transported, fine-tuned or not.
 
     OUT/
         config.json, model.safetensors, …   as `save_pretrained` writes them; tokenizer and the like as they were
@@ -140,7 +140,7 @@ def convert(
             before = checkpoints.latest(place / CHECKPOINTS)
             if before is not None:
                 require_same(before.state.get("settings", {}), settings, place)
-                logger.info(f"{place} goes on from step {before.step} of {course.steps}")
+                logger.info(f"{place} resumes at step {before.step} of {course.steps}")
             write_json(place / RECORD, record)
             return _trained(model, source, place, record, tokens, course, before)
 

@@ -40,7 +40,7 @@ def tokenizer_of(folder: Path, config: Any) -> Any:
     if not any(found for name in TOKENIZERS for found in folder.glob(name)):
         return None
     try:
-        # With the configuration: that of a transported folder is refused by whoever reads it without joformer.
+        # With the configuration: transformers raises for that of a transported folder.
         return AutoTokenizer.from_pretrained(str(folder), config=config, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise ValueError(f"the tokenizer in {folder} cannot be loaded: {one_line(error)}") from None
@@ -87,7 +87,7 @@ class Tokens:
 
     @classmethod
     def of(cls, text: Text, model: Any, tokenizer: Any, context: int | None, wanted: int) -> Tokens:
-        """The text's bytes as tokens of the model, for `wanted` windows of training; what does not fit is refused."""
+        """The text's bytes as tokens of the model, for `wanted` windows of training; ValueError if they do not fit."""
         vocab = model.get_input_embeddings().num_embeddings
         if tokenizer is None and vocab < 256:
             raise ValueError(

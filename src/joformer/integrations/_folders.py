@@ -20,7 +20,7 @@ NOT_COPIED = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".h
 
 
 def described(source: Path) -> str:
-    """The class that config.json names; a folder that holds no model is refused before anything is imported."""
+    """The class that config.json names; raises ValueError before anything is imported where there is no model."""
     if not source.is_dir():
         raise ValueError(f"{source} does not exist: give the folder of a Hugging Face model")
     try:
@@ -53,7 +53,7 @@ def load_model(source: Path) -> Any:
 
 
 def _save_any_generation(model: Any) -> None:
-    """Many a folder has settings of generation that transformers reads but does not write: they are copied instead."""
+    """Some settings of generation are read by transformers but not written: they are copied instead."""
     from transformers import GenerationConfig
 
     try:
@@ -79,7 +79,7 @@ def require_free(place: Path, source: Path) -> None:
 
 
 def begun(place: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """What was written of this conversion before; one with other settings is refused."""
+    """What was written of this conversion before; raises ValueError where its settings differ."""
     if not (place / RECORD).is_file():
         return None
     try:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from joformer import positions
 from joformer.attention import JourneyAttention, JourneyCache
 from joformer.attention._cache import Unchanged
-from joformer.attention._functional import Transport
+from joformer.attention._options import Transport
 from joformer.frames import CumulativeFrames, FixedFrames, LearnedFrames, NoFrames, ProjectedFrames
 from joformer.models._blocks import Block, LayerFrames, last, require_counts, require_probabilities, run_blocks
 from joformer.models._losses import cross_entropy, linear_cross_entropy

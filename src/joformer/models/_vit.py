@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from joformer import positions
 from joformer.attention import JourneyAttention
-from joformer.attention._functional import Transport
+from joformer.attention._options import Transport
 from joformer.frames import CumulativeFrames, DenseFrames, FixedFrames, LearnedFrames, NoFrames, ProjectedFrames
 from joformer.frames._base import Split
 from joformer.models._blocks import Block, LayerFrames, last, require_counts, require_probabilities, run_blocks

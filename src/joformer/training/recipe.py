@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
@@ -84,7 +84,7 @@ class Recipe:
         return sum(stage.steps for stage in self.sequence)
 
 
-def groups(model: nn.Module, weight_decay: float) -> list[dict]:
+def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """AdamW's two groups: weights of linear layers and embeddings decay; biases, norms, tokens and frequencies do not.
 
     A frequency that decays forgets its position: it is an angle, not a weight.

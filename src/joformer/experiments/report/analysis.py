@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
-from joformer.experiments.gathered import Table
+from joformer.experiments.gathered import Cell, Table
 from joformer.experiments.statistics import LEVEL, Difference, Estimate, Verdict, against, estimate, holm, paired
 
 
@@ -173,7 +173,7 @@ class Analysis:
             first = [(model, None) for model in self.models] if table.reference is not None else []
         return list(dict.fromkeys([*first, *((having, without) for without, having in table.pairs)]))
 
-    def _cells(self, model: str, size: str) -> list:
+    def _cells(self, model: str, size: str) -> list[Cell]:
         return [cell for cell in self.table.cells if cell.model == model and size in cell.measured]
 
     def _parameters(self, model: str, size: str) -> float | None:
