@@ -33,7 +33,7 @@ def register() -> None:
     Called when this module is imported; calling it again changes nothing.
 
     >>> register()
-    >>> AutoConfig.for_model("joformer_vit").to_joformer().model
+    >>> AutoConfig.for_model("joformer_vit").to_joformer().name
     'joformer_axial'
     """
     for config, auto, model in (
