@@ -222,9 +222,9 @@ def _angle_gradient(grad: Tensor, rotated: Tensor, angles: Tensor, layout: Layou
     return -total if inverse else total
 
 
-def _as_gradient(total: Tensor | None, angles: Tensor, inverse: bool) -> Tensor | None:
+def _as_gradient(total: Tensor | None, angles: Tensor | None, inverse: bool) -> Tensor | None:
     """What the kernel summed over heads, also summed over the rows that share the angles."""
-    if total is None:
+    if total is None or angles is None:
         return None
     total = total.sum_to_size(angles.shape).to(angles.dtype)
     return -total if inverse else total
