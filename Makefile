@@ -37,12 +37,13 @@ check: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 3 --dist worksteal -m "not compiled and not refused" $(SHAPES) tests
 
 # timm brings torchvision, whose build does not load beside torch for the CPU and would break transformers: both lie in
-# a folder of their own, which only the tests of timm look into.
+# a folder of their own, which only the tests of timm look into. Triton, which comes with torch for GPUs, likewise.
 # The stamp is newer than what it was made from unless that changed: the second run needs no network.
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) -e ".[dev]"
 	$(PIP) --no-deps --upgrade --target $(VENV)/timm timm torchvision
+	$(PIP) --no-deps --upgrade --target $(VENV)/triton triton
 	touch $@
 
 OLDEST := algebra frames attention spectral monoidal models test_rotation.py test_positions.py test_frequencies.py

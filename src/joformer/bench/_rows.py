@@ -18,6 +18,7 @@ from joformer.bench import _transforms as transforms
 from joformer.bench._measure import Effort, Pair, Row, Sampler, compare, peak_bytes, ratio, take_turns, timed
 from joformer.bench._models import SHAPES, Peer, Shape, Transformer, block_of, peers, training_step
 from joformer.bench._running import augmenting, looping
+from joformer.bench._traffic import traffic
 from joformer.bench._training import generating, llama, starting, transporting
 from joformer.frames import FixedFrames, FlatFrames, NoFrames
 from joformer.models._blocks import Block
@@ -223,4 +224,5 @@ FIGURES: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "augmentation": augmenting,
     "import": importing,
     "start": starting,
+    "traffic": traffic,
 }

@@ -10,8 +10,11 @@ shape (batch or 1, tokens, heads or 1, planes, 2), or the same as complex number
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -24,7 +27,64 @@ from joformer.frames import Layout
 # What rotates a tensor: the unit of the rotation, the unit of its inverse, the plane layout.
 UnitPair = tuple[Tensor, Tensor, Layout]
 
+_WANTED = os.environ.get("JOFORMER_KERNELS", "")
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether a kernel of ours rotates tensors like x: on GPUs where Triton is installed, unless they are float64.
+
+    JOFORMER_KERNELS=eager turns kernels off; JOFORMER_KERNELS=triton takes them on any device, for tests with
+    TRITON_INTERPRET=1.
+    """
+    return (
+        (x.is_cuda or x.device.type == "xpu" or _WANTED == "triton") and x.dtype != torch.float64 and _triton_is_here()
+    )
+
+
+@cache
+def _triton_is_here() -> bool:
+    return _WANTED != "eager" and find_spec("triton") is not None
+
+
+def _rotate_parts(
+    parts: Sequence[Tensor],
+    out: Sequence[Tensor],
+    unit: Tensor,
+    layout: Layout,
+    *,
+    rotated: Sequence[bool] = (True,),
+    made: Sequence[Tensor] = (),
+    inverse: bool = False,
+) -> Tensor | None:
+    """Rotates parts into `out`, in one launch for up to three.
+
+    Args:
+        parts: ``(batch, tokens, heads, head_dim)`` each.
+        out: Where they go; a part may be its own `out`.
+        unit: ``(cos θ, sin θ)`` as `for_kernel` returns it for kernels.
+        layout: The plane layout.
+        rotated: Which parts are rotated; the others are copied.
+        made: The rotated parts, where `parts` are their gradients and that of the angles is wanted.
+        inverse: Rotate by −θ.
+
+    Returns:
+        The gradient of the angles per row of the batch, ``(batch, tokens, frame heads, planes)``, if `made` is given.
+    """
+    from joformer.rotation import _ops
+
+    angles = None
+    if made:
+        angles = unit.new_empty(*parts[0].shape[:2], *unit.shape[2:4])
+    read = [part if part.stride(-1) == 1 else part.contiguous() for part in parts]
+    written = [
+        one if one.stride(-1) == 1 else torch.empty(one.shape, dtype=one.dtype, device=one.device) for one in out
+    ]
+    _ops.rotate_parts(read, written, unit, list(rotated), layout == "half", False, inverse, list(made), angles)
+    for one, its in zip(out, written, strict=True):
+        if one is not its:
+            one.copy_(its)
+    return angles
 
 
 def inverse_unit(unit: Tensor) -> Tensor:
@@ -41,6 +101,8 @@ def for_kernel(unit: Tensor, layout: Layout, heads: int) -> Tensor:
     fifth faster at 16 planes, a tenth slower at 32). It is left out where the unit differs from row to row, which
     would cost memory that grows with the batch.
     """
+    if has_kernels(unit):  # which read the unit once for all heads that share it
+        return unit
     if layout == "interleaved":
         unit = torch.view_as_complex(unit)
     if heads > 1 and unit.shape[3] < 32 and unit.shape[:3].numel() == unit.shape[1] > 1:
@@ -80,6 +142,9 @@ def new_like(x: Tensor) -> Tensor:
 
 def rotate_into(x: Tensor, unit: Tensor, layout: Layout, out: Tensor) -> None:
     """Write the rotated x into out, which may be x itself."""
+    if has_kernels(x):
+        _rotate_parts([x], [out], unit, layout)
+        return
     if unit.dtype is _COMPLEX.get(x.dtype):
         _, _, heads, planes = unit.shape
         if 2 * planes == x.shape[3] and heads in (1, x.shape[2]):
@@ -157,6 +222,14 @@ def _angle_gradient(grad: Tensor, rotated: Tensor, angles: Tensor, layout: Layou
     return -total if inverse else total
 
 
+def _as_gradient(total: Tensor | None, angles: Tensor | None, inverse: bool) -> Tensor | None:
+    """What the kernel summed over heads, also summed over the rows that share the angles."""
+    if total is None or angles is None:
+        return None
+    total = total.sum_to_size(angles.shape).to(angles.dtype)
+    return -total if inverse else total
+
+
 class Rotate(torch.autograd.Function):
     """Eager rotation. Differentiable twice, since its backward is written with itself."""
 
@@ -174,6 +247,10 @@ class Rotate(torch.autograd.Function):
         angles, rotated = ctx.saved_tensors
         unit, back, layout = ctx.units
         to_x = to_angles = None
+        if has_kernels(grad) and not torch.is_grad_enabled():
+            to_x = new_like(grad)
+            total = _rotate_parts([grad], [to_x], unit, layout, made=[] if rotated is None else [rotated], inverse=True)
+            return to_x, _as_gradient(total, angles, ctx.inverse), None, None
         if ctx.needs_input_grad[0]:
             to_x = Rotate.apply(grad, angles, (back, unit, layout), not ctx.inverse)
         if rotated is not None:
@@ -188,17 +265,23 @@ class Plan:
     Attributes:
         widths: (heads, head_dim) of each part.
         runs: Stretches that one call rotates: start, stop, head_dim, unit, layout.
-        units: What rotates each part.
+        rotated: Which parts are rotated.
+        units: What rotates each part, where a backward may follow.
     """
 
     widths: tuple[tuple[int, int], ...]
     runs: tuple[tuple[int, int, int, Tensor, Layout], ...]
+    rotated: tuple[bool, ...]
     units: tuple[UnitPair | None, ...]
 
 
 def rotate_packed_into_parts(packed: Tensor, plan: Plan) -> Sequence[Tensor]:
     """Rotate (batch, tokens, width) in place and cut it into its parts."""
     batch, tokens, width = packed.shape
+    if has_kernels(packed):
+        parts = cut_heads(packed, plan.widths)
+        _rotate_parts(parts, parts, *plan.runs[0][3:], rotated=plan.rotated)
+        return parts
     for start, stop, dim, unit, layout in plan.runs:
         stretch = packed if stop - start == width else packed[..., start:stop]
         x = stretch.view(batch, tokens, (stop - start) // dim, dim)
@@ -222,6 +305,13 @@ class RotatePacked(torch.autograd.Function):
         plan, saved = ctx.plan, ctx.saved_tensors  # read once: checkpointing hands each tensor out a single time
         n = len(saved) // 2
         angles, rotated = saved[:n] or (None,) * len(grads), saved[n:]
+        if has_kernels(grads[0]) and not torch.is_grad_enabled():
+            packed = grads[0].new_empty(*grads[0].shape[:2], sum(heads * dim for heads, dim in plan.widths))
+            (unit, _, layout), *_ = (units for units in plan.units if units)
+            total = _rotate_parts(
+                grads, cut_heads(packed, plan.widths), unit, layout, rotated=plan.rotated, made=rotated, inverse=True
+            )
+            return packed, None, *([_as_gradient(total, angles[0], False)] + [None] * (n - 1))[:n]
         to_angles = [
             _angle_gradient(g, y, a, units[2], inverse=False) if units and a.requires_grad else None
             for g, y, a, units in zip(grads, rotated, angles, plan.units, strict=False)
@@ -270,6 +360,10 @@ class UnrotateLinear(torch.autograd.Function):
             results[4] = grad.sum((0, 1))
         if to_o or to_angles:
             inner = (grad @ weight).view(o.shape)
+            if has_kernels(inner) and not again:
+                total = _rotate_parts([inner], [inner], unit, layout, made=[home] * to_angles, inverse=True)
+                results[:2] = inner, _as_gradient(total, angles, True)
+                return tuple(results)
             if to_angles:
                 results[1] = _angle_gradient(inner, home, angles, layout, inverse=True)
             if again:

@@ -92,7 +92,7 @@ def packed_plan(frames: FlatFrames, packed: Tensor, widths: Widths, rotated: tup
             (start, stop, dim, unit(frames, dtype, (stop - start) // dim, inverse=False), frames.layout)
             for start, stop, dim in stretches
         ]
-        plan = plans[key] = Plan(widths, tuple(runs), tuple(units))
+        plan = plans[key] = Plan(widths, tuple(runs), rotated, tuple(units))
     return plan
 
 

@@ -173,7 +173,8 @@ def unrotate_linear(
         rotate_into(o, unit, frames.layout, o)
         return linear(o.flatten(2))
     units = unit_pair(frames, o.dtype, o.shape[2], inverse=True)
-    if is_plain(linear) and not torch.is_autocast_enabled(o.device.type) and o.dtype == linear.weight.dtype:
+    cast = not o.is_meta and torch.is_autocast_enabled(o.device.type)
+    if is_plain(linear) and not cast and o.dtype == linear.weight.dtype:
         return UnrotateLinear.apply(o, frames.angles, units, linear.weight, linear.bias)
     return linear(Rotate.apply(o, frames.angles, units, True).flatten(2))
 

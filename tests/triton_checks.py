@@ -1,0 +1,257 @@
+"""The Triton kernel, interpreted on the CPU and compiled for GPUs that are not here; test_triton.py runs this.
+
+Interpreted it equals the obvious formula in float64, forward, inverse and backward, for any shapes, and attention that
+uses it equals the reference; damaged it does not; compiled it keeps everything in registers.
+"""
+
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from joformer import FixedFrames, JourneyAttention, LearnedFrames, ProjectedFrames, positions, rotate
+from joformer.rotation import _eager, _triton
+
+
+def obvious(x, theta, half, end, inverse):
+    """R(±θ) x in float64, plane by plane."""
+    planes, y = theta.shape[-1], x.double().clone()
+    theta = theta.double().repeat_interleave(x.shape[2] // theta.shape[2], 2) * (-1 if inverse else 1)
+    start = x.shape[-1] - 2 * planes if end else 0
+    for plane in range(planes):
+        i, j = (plane, plane + planes) if half else (2 * plane, 2 * plane + 1)
+        a, b, cos, sin = x[..., start + i], x[..., start + j], theta[..., plane].cos(), theta[..., plane].sin()
+        y[..., start + i], y[..., start + j] = a * cos - b * sin, a * sin + b * cos
+    return y
+
+
+def unit_of(theta, half):
+    """(cos, sin) in the memory order that frames give it."""
+    both = theta.cos(), theta.sin()
+    return (torch.stack(both).movedim(0, -1) if half else torch.stack(both, -1)).float()
+
+
+shapes = st.fixed_dictionaries(
+    {
+        "batch": st.integers(1, 3),
+        "tokens": st.integers(1, 9),
+        "kv_heads": st.sampled_from([1, 2, 4]),
+        "group": st.integers(1, 3),
+        "frame_heads": st.sampled_from([1, 2, 4]),
+        "rows": st.booleans(),
+        "planes": st.integers(1, 5),
+        "rest": st.integers(0, 3),
+        "half": st.booleans(),
+        "end": st.booleans(),
+        "inverse": st.booleans(),
+        "rotated": st.sampled_from([r for r in itertools.product([True, False], repeat=3) if any(r)]),
+        "dtype": st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+        "seed": st.integers(0, 99),
+    }
+)
+
+
+def cases(some, seed):
+    """q, k, v as parts of one packed projection, and angles that fit."""
+    generator = torch.Generator().manual_seed(seed)
+    frame_heads = min(some["frame_heads"], some["kv_heads"])
+    dim = 2 * some["planes"] + some["rest"]
+    heads = (some["kv_heads"] * some["group"], some["kv_heads"], some["kv_heads"])
+    rows = some["batch"] if some["rows"] else 1
+    theta = torch.rand(rows, some["tokens"], frame_heads, some["planes"], generator=generator, dtype=torch.float64) * 9
+    packed = torch.randn(some["batch"], some["tokens"], sum(heads) * dim, generator=generator).to(some["dtype"])
+    return packed, heads, dim, theta, generator
+
+
+def cut(packed, heads, dim):
+    return [part.unflatten(-1, (-1, dim)) for part in packed.split([h * dim for h in heads], -1)]
+
+
+def bound(dtype):
+    return 4e-6 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
+
+
+def check_forward(module, some):
+    packed, heads, dim, theta, _ = cases(some, some["seed"])
+    half, end, inverse, rotated = some["half"], some["end"], some["inverse"], some["rotated"]
+    parts = cut(packed, heads, dim)
+    wanted = [
+        obvious(part, theta, half, end, inverse) if its else part.double()
+        for part, its in zip(parts, rotated, strict=True)
+    ]
+    unit = unit_of(theta, half)
+    module.launch(parts, parts, unit, rotated, half, end, inverse, [], None)
+    for part, right in zip(parts, wanted, strict=True):
+        torch.testing.assert_close(part.double(), right, rtol=bound(some["dtype"]), atol=bound(some["dtype"]))
+
+
+def check_backward(module, some):
+    """Gradients of the parts, written into one packed tensor, and of the angles, against autograd in float64."""
+    _, heads, dim, theta, generator = cases(some, some["seed"])
+    half, end, inverse, rotated = some["half"], some["end"], some["inverse"], some["rotated"]
+    shape = some["batch"], some["tokens"]
+    inputs = [torch.randn(*shape, h, dim, generator=generator).double().requires_grad_() for h in heads]
+    theta.requires_grad_()
+    outputs = [
+        obvious(x, theta, half, end, inverse) if its else x * 1.0 for x, its in zip(inputs, rotated, strict=True)
+    ]
+    # As attention's backward gives them: heads before tokens in memory.
+    grads = [torch.randn(shape[0], h, shape[1], dim, generator=generator).transpose(1, 2) for h in heads]
+    wanted = torch.autograd.grad(outputs, [*inputs, theta], [g.double() for g in grads])
+    packed = torch.full((*shape, sum(heads) * dim), torch.nan)
+    angles = torch.full((shape[0], shape[1], *theta.shape[2:]), torch.nan)
+    made = [y.detach().float() for y in outputs]
+    unit = unit_of(theta.detach(), half)
+    module.launch(grads, cut(packed, heads, dim), unit, rotated, half, end, not inverse, made, angles)
+    for mine, right in zip(cut(packed, heads, dim), wanted, strict=False):
+        torch.testing.assert_close(mine.double(), right, rtol=4e-6, atol=4e-6)
+    torch.testing.assert_close(angles.sum_to_size(theta.shape).double(), wanted[-1], rtol=2e-5, atol=2e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(shapes)
+def test_forward_and_inverse(some):
+    check_forward(_triton, some)
+
+
+@settings(max_examples=30, deadline=None)
+@given(shapes)
+def test_backward_and_the_gradient_of_the_angles(some):
+    check_backward(_triton, some)
+
+
+def test_decoding_divides_the_heads_among_programs(monkeypatch):
+    some = {
+        "batch": 2, "tokens": 1, "kv_heads": 4, "group": 3, "frame_heads": 1, "rows": False, "planes": 3, "rest": 1,
+        "half": True, "end": False, "inverse": False, "rotated": (True, True, False), "dtype": torch.float32, "seed": 1,
+    }  # fmt: skip
+    grids = []
+    kernel = _triton.rotate_kernel
+
+    class Spy:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            return kernel[grid]
+
+    monkeypatch.setattr(_triton, "rotate_kernel", Spy())
+    check_forward(_triton, some)
+    assert grids == [(1, 2, 12)]
+    check_backward(_triton, some)  # the sum over heads has one order: one program
+    assert grids[-1] == (1, 2, 1)
+
+
+MUTATIONS = {
+    "a sign": ("a * cos - b * sin", "a * cos + b * sin"),
+    "the inverse": ("sin = -sin", "sin = sin"),
+    "a plane": ("mask=ok & (columns < count))", "mask=ok & (columns < count - 1))"),
+    "a stride": ("row * y_row + t * y_token", "row * y_row + t * x_token"),
+    "the frame of a head": ("frame * unit_head", "0 * unit_head"),
+    "the other entries": ("rest < width", "rest < width - 1"),
+    "the angles' sign": ("total if INVERSE else -total", "-total if INVERSE else total"),
+    "a term of the angles": ("total += c * b - d * a", "total += c * b"),
+    "the last tokens": ("ok = t < tokens", "ok = t < tokens - 1"),
+}
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_damaged_kernel_fails(name, tmp_path, monkeypatch):
+    right, wrong = MUTATIONS[name]
+    text = Path(_triton.__file__).read_text()
+    assert right in text
+    path = tmp_path / f"damaged_{list(MUTATIONS).index(name)}.py"
+    path.write_text(text.replace(right, wrong))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    damaged = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, path.stem, damaged)
+    spec.loader.exec_module(damaged)
+    common = {
+        "batch": 2, "tokens": 5, "kv_heads": 2, "group": 2, "frame_heads": 2, "rows": True, "planes": 3, "rest": 2,
+        "end": False, "rotated": (True, True, True), "dtype": torch.float32, "seed": 3,
+    }  # fmt: skip
+    failed = 0
+    for half, inverse, check in itertools.product((True, False), (True, False), (check_forward, check_backward)):
+        try:
+            check(damaged, {**common, "half": half, "inverse": inverse})
+        except AssertionError:
+            failed += 1
+    assert failed
+
+
+def attention_with(frames, dtype, transport, kernels, monkeypatch):
+    """Output and all gradients of an attention layer, with our kernel or with PyTorch's operations."""
+    monkeypatch.setattr(_eager, "has_kernels", _eager.has_kernels if kernels else lambda x: False)
+    torch.manual_seed(0)
+    layer = JourneyAttention(32, 4, kv_heads=2, transport=transport, causal=True).to(dtype)
+    options = {"layout": "half"} if frames.endswith("half") else {}
+    module = {
+        "fixed": lambda: FixedFrames(8, **options),
+        "learned": lambda: LearnedFrames(8, heads=2, **options),
+        "projected": lambda: ProjectedFrames(32, 8, heads=2, **options),
+    }[frames.split()[0]]()
+    x = torch.randn(2, 7, 32).to(dtype).requires_grad_()
+    y = layer(x, module(positions.sequence(7), x.to(torch.promote_types(dtype, torch.float32))))
+    wanted = [x, *layer.parameters(), *module.parameters()]
+    grads = torch.autograd.grad(y, wanted, torch.randn(y.shape).to(dtype), allow_unused=True)
+    return [y.detach(), *(g for g in grads if g is not None)]
+
+
+@pytest.mark.parametrize("transport", ["both", "scores", "values"])
+@pytest.mark.parametrize("frames", ["fixed", "fixed half", "learned", "learned half", "projected"])
+def test_attention_through_the_kernel(frames, transport, monkeypatch):
+    calls = []
+    right = _triton.launch
+    monkeypatch.setattr(_triton, "launch", lambda *given: (calls.append(given), right(*given)))
+    mine = attention_with(frames, torch.float32, transport, True, monkeypatch)
+    with monkeypatch.context() as patch:
+        oracle = attention_with(frames, torch.float64, transport, False, patch)
+    # Forward and backward, one launch each for q, k and v together; where values are transported the output too,
+    # which is rotated once more for the gradient of the projection.
+    packed, output = 2, 3 if transport != "scores" else 0
+    assert len(calls) == packed + output
+    for ours, theirs in zip(mine, oracle, strict=True):
+        torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_of_angles_cancel_over_a_sequence(monkeypatch):
+    """Gauge: rotating all frames alike changes nothing, so that the gradients of the angles sum to zero."""
+    torch.manual_seed(0)
+    from joformer import FlatFrames
+
+    angles = torch.randn(1, 9, 1, 4, requires_grad=True)
+    layer, x = JourneyAttention(32, 4, causal=True), torch.randn(2, 9, 32)
+    layer(x, FlatFrames.of(angles)).square().sum().backward()
+    assert angles.grad.abs().max() > 1e-3
+    assert angles.grad.sum(1).abs().max() < 1e-5 * angles.grad.abs().sum()
+
+
+def test_no_layout_in_memory_is_too_odd():
+    frames = FixedFrames(8)(positions.sequence(5))
+    x = torch.randn(2, 8, 5, 4).permute(0, 2, 3, 1)  # head_dim is not contiguous
+    assert _eager.has_kernels(x)
+    torch.testing.assert_close(rotate(x, frames), rotate(x.double(), frames).float(), rtol=1e-5, atol=1e-5)
+
+
+def test_compiled_it_stays_in_registers(tmp_path):
+    """Compile only, bf16: no spills, at most 96 registers, for three generations of NVIDIA's cards and one of AMD's."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("triton_resources.py"))],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert len(rows) == 48
+    for *what, registers, spilled in rows:
+        assert int(spilled) == 0, what
+        assert 0 < int(registers) <= 96, what
