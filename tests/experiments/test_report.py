@@ -3,6 +3,7 @@
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -471,3 +472,8 @@ def test_nothing_is_written_where_something_is_wrong(tmp_path):
     with pytest.raises(ValueError, match="damaged"):
         Report((path,)).run()
     assert not list(path.glob("report.*"))
+
+
+def test_a_folder_with_a_report_is_gathered_as_the_report():
+    folder = Path(__file__).parents[2] / "results" / "evidence"
+    assert results.gather([folder]) == results.gather([folder / "report.json"])

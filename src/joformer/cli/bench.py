@@ -25,7 +25,7 @@ class Bench:
 
     only: tuple[str, ...] = ()
     """Measure these alone: drift, memory, eager, compiled, rotation, window, decoding, scan, spectral,
-    monoidal, recurrence, llama, generate, transport, loop, augmentation, import, start."""
+    monoidal, recurrence, llama, generate, transport, loop, augmentation, import, start, traffic."""
     repeats: int = 30
     """Rounds of each comparison at least; more follow until its interval is narrower than its distance from the bar."""
     seconds: float = 60.0

@@ -51,6 +51,8 @@ def gather(paths: Sequence[str | Path]) -> Gathered:
             folders = [path] if (path / TABLE).is_file() else _in_order(path)
             if folders:
                 tables += _finished(path, [_from_folder(folder) for folder in folders])
+            elif (path / REPORT).is_file():
+                tables += _reported(path / REPORT)
             elif (path / "config.json").is_file() and (path / "metrics.jsonl").is_file():
                 runs.append(path)
             else:

@@ -33,7 +33,7 @@ def transport_values(
 
     Values are rotated before the cache stores them and the output before its projection, so that every cache and
     attention implementation works unchanged. Calling again changes the strength. Called on a part of a model (one tower
-    of two), it changes that part; called on the whole model afterwards, it changes the rest too. `print(model)` shows
+    of two), it changes that part; called on the whole model afterwards, it changes the rest too. `repr(model)` shows
     the strength of every attention, `save_pretrained` saves which are transported.
 
     Args:
