@@ -115,13 +115,13 @@ def check_backward(module, some):
     torch.testing.assert_close(angles.sum_to_size(theta.shape).double(), wanted[-1], rtol=2e-5, atol=2e-5)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(shapes)
 def test_forward_and_inverse(some):
     check_forward(_triton, some)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(shapes)
 def test_backward_and_the_gradient_of_the_angles(some):
     check_backward(_triton, some)
