@@ -20,15 +20,14 @@ from joformer import FixedFrames, JourneyAttention, LearnedFrames, ProjectedFram
 from joformer.rotation import _eager, _triton
 
 
-def obvious(x, theta, half, end, inverse):
+def obvious(x, theta, half, inverse):
     """R(±θ) x in float64, plane by plane."""
     planes, y = theta.shape[-1], x.double().clone()
     theta = theta.double().repeat_interleave(x.shape[2] // theta.shape[2], 2) * (-1 if inverse else 1)
-    start = x.shape[-1] - 2 * planes if end else 0
     for plane in range(planes):
         i, j = (plane, plane + planes) if half else (2 * plane, 2 * plane + 1)
-        a, b, cos, sin = x[..., start + i], x[..., start + j], theta[..., plane].cos(), theta[..., plane].sin()
-        y[..., start + i], y[..., start + j] = a * cos - b * sin, a * sin + b * cos
+        a, b, cos, sin = x[..., i], x[..., j], theta[..., plane].cos(), theta[..., plane].sin()
+        y[..., i], y[..., j] = a * cos - b * sin, a * sin + b * cos
     return y
 
 
@@ -49,7 +48,6 @@ shapes = st.fixed_dictionaries(
         "planes": st.integers(1, 5),
         "rest": st.integers(0, 3),
         "half": st.booleans(),
-        "end": st.booleans(),
         "inverse": st.booleans(),
         "rotated": st.sampled_from([r for r in itertools.product([True, False], repeat=3) if any(r)]),
         "dtype": st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
@@ -80,14 +78,13 @@ def bound(dtype):
 
 def check_forward(module, some):
     packed, heads, dim, theta, _ = cases(some, some["seed"])
-    half, end, inverse, rotated = some["half"], some["end"], some["inverse"], some["rotated"]
+    half, inverse, rotated = some["half"], some["inverse"], some["rotated"]
     parts = cut(packed, heads, dim)
     wanted = [
-        obvious(part, theta, half, end, inverse) if its else part.double()
-        for part, its in zip(parts, rotated, strict=True)
+        obvious(part, theta, half, inverse) if its else part.double() for part, its in zip(parts, rotated, strict=True)
     ]
     unit = unit_of(theta, half)
-    module.launch(parts, parts, unit, rotated, half, end, inverse, [], None)
+    module.launch(parts, parts, unit, rotated, half, inverse, [], None)
     for part, right in zip(parts, wanted, strict=True):
         torch.testing.assert_close(part.double(), right, rtol=bound(some["dtype"]), atol=bound(some["dtype"]))
 
@@ -95,21 +92,19 @@ def check_forward(module, some):
 def check_backward(module, some):
     """Gradients of the parts, written into one packed tensor, and of the angles, against autograd in float64."""
     _, heads, dim, theta, generator = cases(some, some["seed"])
-    half, end, inverse, rotated = some["half"], some["end"], some["inverse"], some["rotated"]
+    half, inverse, rotated = some["half"], some["inverse"], some["rotated"]
     shape = some["batch"], some["tokens"]
     inputs = [torch.randn(*shape, h, dim, generator=generator).double().requires_grad_() for h in heads]
     theta.requires_grad_()
-    outputs = [
-        obvious(x, theta, half, end, inverse) if its else x * 1.0 for x, its in zip(inputs, rotated, strict=True)
-    ]
+    outputs = [obvious(x, theta, half, inverse) if its else x * 1.0 for x, its in zip(inputs, rotated, strict=True)]
     # As attention's backward gives them: heads before tokens in memory.
     grads = [torch.randn(shape[0], h, shape[1], dim, generator=generator).transpose(1, 2) for h in heads]
     wanted = torch.autograd.grad(outputs, [*inputs, theta], [g.double() for g in grads])
     packed = torch.full((*shape, sum(heads) * dim), torch.nan)
     angles = torch.full((shape[0], shape[1], *theta.shape[2:]), torch.nan)
-    made = [y.detach().float() for y in outputs]
+    results = [y.detach().float() for y in outputs]
     unit = unit_of(theta.detach(), half)
-    module.launch(grads, cut(packed, heads, dim), unit, rotated, half, end, not inverse, made, angles)
+    module.launch(grads, cut(packed, heads, dim), unit, rotated, half, not inverse, results, angles)
     for mine, right in zip(cut(packed, heads, dim), wanted, strict=False):
         torch.testing.assert_close(mine.double(), right, rtol=4e-6, atol=4e-6)
     torch.testing.assert_close(angles.sum_to_size(theta.shape).double(), wanted[-1], rtol=2e-5, atol=2e-5)
@@ -130,7 +125,7 @@ def test_backward_and_the_gradient_of_the_angles(some):
 def test_decoding_divides_the_heads_among_programs(monkeypatch):
     some = {
         "batch": 2, "tokens": 1, "kv_heads": 4, "group": 3, "frame_heads": 1, "rows": False, "planes": 3, "rest": 1,
-        "half": True, "end": False, "inverse": False, "rotated": (True, True, False), "dtype": torch.float32, "seed": 1,
+        "half": True, "inverse": False, "rotated": (True, True, False), "dtype": torch.float32, "seed": 1,
     }  # fmt: skip
     grids = []
     kernel = _triton.rotate_kernel
@@ -142,9 +137,9 @@ def test_decoding_divides_the_heads_among_programs(monkeypatch):
 
     monkeypatch.setattr(_triton, "rotate_kernel", Spy())
     check_forward(_triton, some)
-    assert grids == [(1, 2, 12)]
+    assert grids == [(2, 12)]
     check_backward(_triton, some)  # the sum over heads has one order: one program
-    assert grids[-1] == (1, 2, 1)
+    assert grids[-1] == (2, 1)
 
 
 MUTATIONS = {
@@ -173,7 +168,7 @@ def test_a_damaged_kernel_fails(name, tmp_path, monkeypatch):
     spec.loader.exec_module(damaged)
     common = {
         "batch": 2, "tokens": 5, "kv_heads": 2, "group": 2, "frame_heads": 2, "rows": True, "planes": 3, "rest": 2,
-        "end": False, "rotated": (True, True, True), "dtype": torch.float32, "seed": 3,
+        "rotated": (True, True, True), "dtype": torch.float32, "seed": 3,
     }  # fmt: skip
     failed = 0
     for half, inverse, check in itertools.product((True, False), (True, False), (check_forward, check_backward)):
@@ -229,6 +224,24 @@ def test_gradients_of_angles_cancel_over_a_sequence(monkeypatch):
     layer(x, FlatFrames.of(angles)).square().sum().backward()
     assert angles.grad.abs().max() > 1e-3
     assert angles.grad.sum(1).abs().max() < 1e-5 * angles.grad.abs().sum()
+
+
+def test_four_parts_and_none_at_all():
+    from joformer import FlatFrames
+    from joformer.rotation import rotate_packed_
+
+    angles = torch.randn(1, 5, 1, 2, requires_grad=True)
+    packed, grad = torch.randn(2, 5, 16), torch.randn(2, 5, 1, 4)
+    frames = FlatFrames.of(angles)
+    parts = rotate_packed_(packed.clone().requires_grad_() * 1, [(1, 4)] * 4, [frames] * 4)
+    (mine,) = torch.autograd.grad(parts, angles, [grad] * 4)
+    wide = FlatFrames.of(angles.detach().double().requires_grad_())
+    right = [rotate(part.unflatten(-1, (1, 4)), wide) for part in packed.double().split(4, -1)]
+    (theirs,) = torch.autograd.grad(right, wide.angles, [grad.double()] * 4)
+    for ours, other in zip(parts, right, strict=True):
+        torch.testing.assert_close(ours.double(), other, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=1e-5)
+    assert rotate(torch.randn(0, 5, 1, 4), frames).shape == (0, 5, 1, 4)
 
 
 def test_no_layout_in_memory_is_too_odd():

@@ -26,14 +26,14 @@ def resources(target, head_dim, half, angles):
         "UNIT_SIDE": 4096 * planes if half else 1,
     }
     for at in range(3):
-        constants |= {f"DIM{at}": head_dim, f"OFFSET{at}": 0, f"ROTATED{at}": True, f"COPIED{at}": False}
+        constants |= {f"DIM{at}": head_dim, f"ROTATED{at}": True, f"COPIED{at}": False}
     types = {
         name: "constexpr"
         if name in constants
         else "*fp32"
         if name in ("unit", "angles")
         else "*bf16"
-        if re.fullmatch(r"(x|y|made)[0-9]", name)
+        if re.fullmatch(r"(x|y|result)[0-9]", name)
         else "i32"
         for name in kernel.arg_names
     }

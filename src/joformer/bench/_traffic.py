@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from joformer.bench._measure import Effort, Row
 from joformer.frames import FlatFrames
-from joformer.rotation import _eager, rotate_packed_, unrotate_linear
+from joformer.rotation import _kernels, rotate_packed_, unrotate_linear
 
 BATCH, TOKENS, HEADS, HEAD_DIM = 2, 256, 8, 64
 """Few enough to count in a moment; bytes per element hardly depend on them."""
@@ -88,16 +88,16 @@ class Counting(TorchDispatchMode):
 
     def _count_kernel(self, parts: Any, out: Any, unit: Any, rotated: Any, *rest: Any) -> None:
         """The loads and stores of our kernel: each entry once, cos and sin once per row of the batch."""
-        made, angles = rest[-2:]
+        results, angles = rest[-2:]
         moved = [p for p, o, its in zip(parts, out, rotated, strict=True) if its or p is not o]
-        self.count.bytes += 2 * sum(map(_size, moved)) + sum(map(_size, made)) + _size(angles)
+        self.count.bytes += 2 * sum(map(_size, moved)) + sum(map(_size, results)) + _size(angles)
         self.count.tables += _size(unit) * (1 if unit.shape[0] > 1 else parts[0].shape[0])
         self.count.launches += 1
 
 
 @contextmanager
 def _with_kernels() -> Iterator[None]:
-    with patch.object(_eager, "_WANTED", "triton"), patch.object(_eager, "_triton_is_here", lambda: True):
+    with patch.object(_kernels, "_WANTED", "triton"), patch.object(_kernels, "_triton_is_here", lambda: True):
         yield
 
 
@@ -124,7 +124,7 @@ def count(learned: bool, *, kernels: bool) -> tuple[Count, Count, int]:
     o = torch.zeros(BATCH, TOKENS, HEADS, HEAD_DIM, device=device, dtype=dtype, requires_grad=True)
     linear = nn.Linear(dim, dim, bias=False, device=device, dtype=dtype)
     widths = [(HEADS, HEAD_DIM)] * 3
-    with _with_kernels() if kernels else patch.object(_eager, "_WANTED", "eager"):
+    with _with_kernels() if kernels else patch.object(_kernels, "_WANTED", "eager"):
         for counting in (nullcontext(), Counting()):  # the first layer prepares what all share
             fresh = packed * 1
             with counting as forward:

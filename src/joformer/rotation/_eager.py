@@ -2,7 +2,7 @@
 
     y = R(θ) x plane by plane:   y₁ = x₁ cos θ − x₂ sin θ,   y₂ = x₁ sin θ + x₂ cos θ
 
-In eager mode one complex product per tensor, in place where the tensor may be overwritten; under the compiler and under
+In eager mode one complex product per tensor (on GPUs one kernel, `_kernels`), in place where the tensor may be overwritten; under the compiler and under
 `torch.func` the same in real arithmetic, which they see through. Everywhere `unit` is (cos θ, ± sin θ) with
 shape (batch or 1, tokens, heads or 1, planes, 2), or the same as complex numbers where pairs are neighbours; x is
 (batch, tokens, heads, head_dim).
@@ -10,11 +10,8 @@ shape (batch or 1, tokens, heads or 1, planes, 2), or the same as complex number
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -23,68 +20,12 @@ from torch.nn import functional as F
 
 from joformer._precision import arithmetic_dtype
 from joformer.frames import Layout
+from joformer.rotation._kernels import has_kernels, rotate_parts
 
 # What rotates a tensor: the unit of the rotation, the unit of its inverse, the plane layout.
 UnitPair = tuple[Tensor, Tensor, Layout]
 
-_WANTED = os.environ.get("JOFORMER_KERNELS", "")
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
-
-
-def has_kernels(x: Tensor) -> bool:
-    """Whether a kernel of ours rotates tensors like x: on GPUs where Triton is installed, unless they are float64.
-
-    JOFORMER_KERNELS=eager turns kernels off; JOFORMER_KERNELS=triton takes them on any device, for tests with
-    TRITON_INTERPRET=1.
-    """
-    return (
-        (x.is_cuda or x.device.type == "xpu" or _WANTED == "triton") and x.dtype != torch.float64 and _triton_is_here()
-    )
-
-
-@cache
-def _triton_is_here() -> bool:
-    return _WANTED != "eager" and find_spec("triton") is not None
-
-
-def _rotate_parts(
-    parts: Sequence[Tensor],
-    out: Sequence[Tensor],
-    unit: Tensor,
-    layout: Layout,
-    *,
-    rotated: Sequence[bool] = (True,),
-    made: Sequence[Tensor] = (),
-    inverse: bool = False,
-) -> Tensor | None:
-    """Rotates parts into `out`, in one launch for up to three.
-
-    Args:
-        parts: ``(batch, tokens, heads, head_dim)`` each.
-        out: Where they go; a part may be its own `out`.
-        unit: ``(cos θ, sin θ)`` as `for_kernel` returns it for kernels.
-        layout: The plane layout.
-        rotated: Which parts are rotated; the others are copied.
-        made: The rotated parts, where `parts` are their gradients and that of the angles is wanted.
-        inverse: Rotate by −θ.
-
-    Returns:
-        The gradient of the angles per row of the batch, ``(batch, tokens, frame heads, planes)``, if `made` is given.
-    """
-    from joformer.rotation import _ops
-
-    angles = None
-    if made:
-        angles = unit.new_empty(*parts[0].shape[:2], *unit.shape[2:4])
-    read = [part if part.stride(-1) == 1 else part.contiguous() for part in parts]
-    written = [
-        one if one.stride(-1) == 1 else torch.empty(one.shape, dtype=one.dtype, device=one.device) for one in out
-    ]
-    _ops.rotate_parts(read, written, unit, list(rotated), layout == "half", False, inverse, list(made), angles)
-    for one, its in zip(out, written, strict=True):
-        if one is not its:
-            one.copy_(its)
-    return angles
 
 
 def inverse_unit(unit: Tensor) -> Tensor:
@@ -143,7 +84,7 @@ def new_like(x: Tensor) -> Tensor:
 def rotate_into(x: Tensor, unit: Tensor, layout: Layout, out: Tensor) -> None:
     """Write the rotated x into out, which may be x itself."""
     if has_kernels(x):
-        _rotate_parts([x], [out], unit, layout)
+        rotate_parts([x], [out], unit, layout)
         return
     if unit.dtype is _COMPLEX.get(x.dtype):
         _, _, heads, planes = unit.shape
@@ -249,7 +190,9 @@ class Rotate(torch.autograd.Function):
         to_x = to_angles = None
         if has_kernels(grad) and not torch.is_grad_enabled():
             to_x = new_like(grad)
-            total = _rotate_parts([grad], [to_x], unit, layout, made=[] if rotated is None else [rotated], inverse=True)
+            total = rotate_parts(
+                [grad], [to_x], unit, layout, results=[] if rotated is None else [rotated], inverse=True
+            )
             return to_x, _as_gradient(total, angles, ctx.inverse), None, None
         if ctx.needs_input_grad[0]:
             to_x = Rotate.apply(grad, angles, (back, unit, layout), not ctx.inverse)
@@ -280,7 +223,7 @@ def rotate_packed_into_parts(packed: Tensor, plan: Plan) -> Sequence[Tensor]:
     batch, tokens, width = packed.shape
     if has_kernels(packed):
         parts = cut_heads(packed, plan.widths)
-        _rotate_parts(parts, parts, *plan.runs[0][3:], rotated=plan.rotated)
+        rotate_parts(parts, parts, *plan.runs[0][3:], rotated=plan.rotated)
         return parts
     for start, stop, dim, unit, layout in plan.runs:
         stretch = packed if stop - start == width else packed[..., start:stop]
@@ -308,8 +251,8 @@ class RotatePacked(torch.autograd.Function):
         if has_kernels(grads[0]) and not torch.is_grad_enabled():
             packed = grads[0].new_empty(*grads[0].shape[:2], sum(heads * dim for heads, dim in plan.widths))
             (unit, _, layout), *_ = (units for units in plan.units if units)
-            total = _rotate_parts(
-                grads, cut_heads(packed, plan.widths), unit, layout, rotated=plan.rotated, made=rotated, inverse=True
+            total = rotate_parts(
+                grads, cut_heads(packed, plan.widths), unit, layout, rotated=plan.rotated, results=rotated, inverse=True
             )
             return packed, None, *([_as_gradient(total, angles[0], False)] + [None] * (n - 1))[:n]
         to_angles = [
@@ -361,7 +304,7 @@ class UnrotateLinear(torch.autograd.Function):
         if to_o or to_angles:
             inner = (grad @ weight).view(o.shape)
             if has_kernels(inner) and not again:
-                total = _rotate_parts([inner], [inner], unit, layout, made=[home] * to_angles, inverse=True)
+                total = rotate_parts([inner], [inner], unit, layout, results=[home] * to_angles, inverse=True)
                 results[:2] = inner, _as_gradient(total, angles, True)
                 return tuple(results)
             if to_angles:

@@ -2,7 +2,7 @@
 
     joformer::rotate_parts      y = R(±θ) x for up to three tensors at once, and the gradient of θ beside it
 
-Used on devices that have kernels of ours, see `kernels`; elsewhere the rotation is made of PyTorch's own operations.
+Imported when a kernel is first needed (`joformer.rotation._kernels`): to register an operator takes time.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 
 @torch.library.custom_op("joformer::rotate_parts", mutates_args=("out", "angles"))
 def rotate_parts(
-    parts: Sequence[Tensor], out: Sequence[Tensor], unit: Tensor, rotated: Sequence[bool], half: bool, end: bool,
-    inverse: bool, made: Sequence[Tensor], angles: Tensor | None,
+    parts: Sequence[Tensor], out: Sequence[Tensor], unit: Tensor, rotated: Sequence[bool], half: bool,
+    inverse: bool, results: Sequence[Tensor], angles: Tensor | None,
 ) -> None:  # fmt: skip
     """Writes ``R(±θ) part`` for up to three parts, in one launch.
 
@@ -27,14 +27,13 @@ def rotate_parts(
         unit: ``(cos θ, sin θ)``, ``(batch or 1, tokens, frame heads, planes, 2)``, float32.
         rotated: Which parts are rotated; the others are copied, or left where they are their own `out`.
         half: The plane layout.
-        end: Whether the planes are the last entries of a head instead of the first.
         inverse: Rotate by −θ.
-        made: What the forward rotation made of each part, where `parts` are its gradients; else empty.
+        results: What the forward rotation wrote for each part, where `parts` are its gradients; else empty.
         angles: Where the gradient of θ is written, ``(batch, tokens, frame heads, planes)``, float32; else None.
     """
     from joformer.rotation import _triton
 
-    _triton.launch(parts, out, unit, rotated, half, end, inverse, made, angles)
+    _triton.launch(parts, out, unit, rotated, half, inverse, results, angles)
 
 
 @rotate_parts.register_fake

@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 
 PARTS = 3
-"""How many tensors one launch rotates."""
+"""How many tensors one launch rotates: Triton has no lists, so that each has arguments of its own."""
 TILE = 1024
 """Planes that a program holds at a time: tokens times planes, 8 of each thread at four warps."""
 PROGRAMS = 512
@@ -55,27 +55,27 @@ def _store(at, columns, count, ok, a, b, step: tl.constexpr, INTERLEAVED: tl.con
 
 @triton.jit
 def _rotate_part(
-    x, y, made, x_row, x_token, x_head, y_row, y_token, y_head, made_row, made_token, made_head,
+    x, y, result, x_row, x_token, x_head, y_row, y_token, y_head, result_row, result_token, result_head,
     row, t, ok, columns, cos, sin, total, first, last,
-    DIM: tl.constexpr, OFFSET: tl.constexpr, ROTATED: tl.constexpr, COPIED: tl.constexpr,
+    DIM: tl.constexpr, ROTATED: tl.constexpr, COPIED: tl.constexpr,
     INTERLEAVED: tl.constexpr, ANGLES: tl.constexpr, PLANES: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Heads `first` to `last` of one part: y = R x, or a copy of x; adds made ∧ x to `total`."""
+    """Heads `first` to `last` of one part: y = R x, or a copy of x; adds result ∧ x to `total`."""
     x_at = x + row * x_row + t * x_token
     y_at = y + row * y_row + t * y_token
     for head in range(first, last):
         if ROTATED:
-            a, b = _load(x_at + head * x_head + OFFSET, columns, PLANES, ok, PLANES, INTERLEAVED, PADDED)
+            a, b = _load(x_at + head * x_head, columns, PLANES, ok, PLANES, INTERLEAVED, PADDED)
             if ANGLES:
-                at = made + row * made_row + t * made_token + head * made_head + OFFSET
+                at = result + row * result_row + t * result_token + head * result_head
                 c, d = _load(at, columns, PLANES, ok, PLANES, INTERLEAVED, PADDED)
                 total += c * b - d * a
-            turned_a, turned_b = a * cos - b * sin, a * sin + b * cos
-            _store(y_at + head * y_head + OFFSET, columns, PLANES, ok, turned_a, turned_b, PLANES, INTERLEAVED, PADDED)
+            rotated_a, rotated_b = a * cos - b * sin, a * sin + b * cos
+            _store(y_at + head * y_head, columns, PLANES, ok, rotated_a, rotated_b, PLANES, INTERLEAVED, PADDED)
         if COPIED:
             # The entries that no plane holds; all of them where the part is not rotated.
-            begin: tl.constexpr = (0 if OFFSET > 0 else 2 * PLANES) if ROTATED else 0
-            width: tl.constexpr = DIM - 2 * PLANES if ROTATED else DIM
+            begin: tl.constexpr = 2 * PLANES if ROTATED else 0
+            width: tl.constexpr = DIM - begin
             rest = tl.arange(0, WIDE)[None, :]
             some = ok & (rest < width)
             value = tl.load(x_at + head * x_head + begin + rest, mask=some, other=0.0)
@@ -85,22 +85,22 @@ def _rotate_part(
 
 @triton.jit
 def rotate_kernel(
-    x0, x1, x2, y0, y1, y2, made0, made1, made2, unit, angles,
-    x0_row, x0_token, x0_head, y0_row, y0_token, y0_head, made0_row, made0_token, made0_head, group0,
-    x1_row, x1_token, x1_head, y1_row, y1_token, y1_head, made1_row, made1_token, made1_head, group1,
-    x2_row, x2_token, x2_head, y2_row, y2_token, y2_head, made2_row, made2_token, made2_head, group2,
-    unit_row, unit_token, unit_head, tokens, chunks, per_chunk, UNIT_PLANE: tl.constexpr, UNIT_SIDE: tl.constexpr,
+    x0, x1, x2, y0, y1, y2, result0, result1, result2, unit, angles,
+    x0_row, x0_token, x0_head, y0_row, y0_token, y0_head, result0_row, result0_token, result0_head, group0,
+    x1_row, x1_token, x1_head, y1_row, y1_token, y1_head, result1_row, result1_token, result1_head, group1,
+    x2_row, x2_token, x2_head, y2_row, y2_token, y2_head, result2_row, result2_token, result2_head, group2,
+    unit_row, unit_token, unit_head, tokens, blocks, chunks, per_chunk, UNIT_PLANE: tl.constexpr,
+    UNIT_SIDE: tl.constexpr,
     DIM0: tl.constexpr, DIM1: tl.constexpr, DIM2: tl.constexpr,
-    OFFSET0: tl.constexpr, OFFSET1: tl.constexpr, OFFSET2: tl.constexpr,
     ROTATED0: tl.constexpr, ROTATED1: tl.constexpr, ROTATED2: tl.constexpr,
     COPIED0: tl.constexpr, COPIED1: tl.constexpr, COPIED2: tl.constexpr,
     INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, ANGLES: tl.constexpr,
     PLANES: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Some tokens of one row: every head whose frame is frame head ``program_id(2) // chunks``."""
-    row = tl.program_id(1).to(tl.int64)
-    frame, chunk = tl.program_id(2) // chunks, tl.program_id(2) % chunks
-    t = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[:, None].to(tl.int64)
+    """Some tokens of one row: every head whose frame is frame head ``program_id(1) // chunks``."""
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    frame, chunk = tl.program_id(1) // chunks, tl.program_id(1) % chunks
+    t = (tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK))[:, None].to(tl.int64)
     ok = t < tokens
     columns = tl.arange(0, PADDED)[None, :]
     at = unit + row * unit_row + t * unit_token + frame * unit_head + columns * UNIT_PLANE
@@ -112,33 +112,36 @@ def rotate_kernel(
     if DIM0 > 0:
         first = frame * group0 + chunk * per_chunk
         total = _rotate_part(
-            x0, y0, made0, x0_row, x0_token, x0_head, y0_row, y0_token, y0_head, made0_row, made0_token, made0_head,
+            x0, y0, result0, x0_row, x0_token, x0_head, y0_row, y0_token, y0_head, result0_row, result0_token,
+            result0_head,
             row, t, ok, columns, cos, sin, total, first, tl.minimum(first + per_chunk, (frame + 1) * group0),
-            DIM0, OFFSET0, ROTATED0, COPIED0, INTERLEAVED, ANGLES, PLANES, PADDED, WIDE,
+            DIM0, ROTATED0, COPIED0, INTERLEAVED, ANGLES, PLANES, PADDED, WIDE,
         )  # fmt: skip
     if DIM1 > 0:
         first = frame * group1 + chunk * per_chunk
         total = _rotate_part(
-            x1, y1, made1, x1_row, x1_token, x1_head, y1_row, y1_token, y1_head, made1_row, made1_token, made1_head,
+            x1, y1, result1, x1_row, x1_token, x1_head, y1_row, y1_token, y1_head, result1_row, result1_token,
+            result1_head,
             row, t, ok, columns, cos, sin, total, first, tl.minimum(first + per_chunk, (frame + 1) * group1),
-            DIM1, OFFSET1, ROTATED1, COPIED1, INTERLEAVED, ANGLES, PLANES, PADDED, WIDE,
+            DIM1, ROTATED1, COPIED1, INTERLEAVED, ANGLES, PLANES, PADDED, WIDE,
         )  # fmt: skip
     if DIM2 > 0:
         first = frame * group2 + chunk * per_chunk
         total = _rotate_part(
-            x2, y2, made2, x2_row, x2_token, x2_head, y2_row, y2_token, y2_head, made2_row, made2_token, made2_head,
+            x2, y2, result2, x2_row, x2_token, x2_head, y2_row, y2_token, y2_head, result2_row, result2_token,
+            result2_head,
             row, t, ok, columns, cos, sin, total, first, tl.minimum(first + per_chunk, (frame + 1) * group2),
-            DIM2, OFFSET2, ROTATED2, COPIED2, INTERLEAVED, ANGLES, PLANES, PADDED, WIDE,
+            DIM2, ROTATED2, COPIED2, INTERLEAVED, ANGLES, PLANES, PADDED, WIDE,
         )  # fmt: skip
     if ANGLES:
-        heads = tl.num_programs(2) // chunks
+        heads = tl.num_programs(1) // chunks
         place = angles + ((row * tokens + t) * heads + frame) * PLANES + columns
         tl.store(place, total if INVERSE else -total, mask=ok & (columns < PLANES))
 
 
 def launch(
-    parts: Sequence[Tensor], out: Sequence[Tensor], unit: Tensor, rotated: Sequence[bool], half: bool, end: bool,
-    inverse: bool, made: Sequence[Tensor], angles: Tensor | None,
+    parts: Sequence[Tensor], out: Sequence[Tensor], unit: Tensor, rotated: Sequence[bool], half: bool,
+    inverse: bool, results: Sequence[Tensor], angles: Tensor | None,
 ) -> None:  # fmt: skip
     """Starts the kernel; arguments as those of `joformer.rotation._ops.rotate_parts`."""
     batch, tokens = parts[0].shape[:2]
@@ -152,30 +155,31 @@ def launch(
     for at in range(PARTS):
         there = at < len(parts)
         x, y = (parts[at], out[at]) if there else (parts[0], out[0])
-        z = made[at] if there and angles is not None else x
+        z = results[at] if there and angles is not None else x
         for held, tensor in zip(tensors, (x, y, z), strict=True):
             held.append(tensor)
             numbers += tensor.stride()[:3]
         dim, group = (x.shape[3], x.shape[2] // frame_heads) if there else (0, 1)
         numbers.append(group)
-        turned = there and rotated[at]
-        rest = dim - 2 * planes if turned else dim
+        rotates = there and rotated[at]
+        rest = dim - 2 * planes if rotates else dim
         copied = there and rest > 0 and y.data_ptr() != x.data_ptr()
         widest, groups = max(widest, rest if copied else 1), max(groups, group)
         constants |= {
-            f"DIM{at}": dim if turned or copied else 0,
-            f"OFFSET{at}": dim - 2 * planes if end else 0,
-            f"ROTATED{at}": turned,
+            f"DIM{at}": dim if rotates or copied else 0,
+            f"ROTATED{at}": rotates,
             f"COPIED{at}": copied,
         }
-    programs = triton.cdiv(tokens, block) * batch * frame_heads
+    blocks = triton.cdiv(tokens, block)
+    programs = blocks * batch * frame_heads
     chunks = 1 if angles is not None else min(groups, triton.cdiv(PROGRAMS, programs))
     per_chunk = triton.cdiv(groups, chunks)
     chunks = triton.cdiv(groups, per_chunk)
     strides = [0 if unit.shape[0] == 1 else unit.stride(0), *unit.stride()[1:]]
-    rotate_kernel[triton.cdiv(tokens, block), batch, frame_heads * chunks](
+    rotate_kernel[blocks * batch, frame_heads * chunks](
         *(tensor for held in tensors for tensor in held), unit, unit if angles is None else angles,
-        *numbers, *strides[:3], tokens, chunks, per_chunk, UNIT_PLANE=strides[3], UNIT_SIDE=strides[4], **constants,
+        *numbers, *strides[:3], tokens, blocks, chunks, per_chunk, UNIT_PLANE=strides[3], UNIT_SIDE=strides[4],
+        **constants,
         INTERLEAVED=not half, INVERSE=inverse, ANGLES=angles is not None, PLANES=planes, PADDED=padded,
         WIDE=triton.next_power_of_2(widest), BLOCK=block,
     )  # fmt: skip
