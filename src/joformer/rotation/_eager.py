@@ -2,10 +2,10 @@
 
     y = R(θ) x plane by plane:   y₁ = x₁ cos θ − x₂ sin θ,   y₂ = x₁ sin θ + x₂ cos θ
 
-In eager mode one complex product per tensor (on GPUs one kernel, `_kernels`), in place where the tensor may be overwritten; under the compiler and under
-`torch.func` the same in real arithmetic, which they see through. Everywhere `unit` is (cos θ, ± sin θ) with
-shape (batch or 1, tokens, heads or 1, planes, 2), or the same as complex numbers where pairs are neighbours; x is
-(batch, tokens, heads, head_dim).
+In eager mode one complex product per tensor, in place where the tensor may be overwritten; on GPUs one kernel
+(`_kernels`); under the compiler and under `torch.func` the same in real arithmetic, which they see through. Everywhere
+`unit` is (cos θ, ± sin θ) with shape (batch or 1, tokens, heads or 1, planes, 2), or the same as complex numbers where
+pairs are neighbours; x is (batch, tokens, heads, head_dim).
 """
 
 from __future__ import annotations
