@@ -17,7 +17,16 @@ settings.load_profile("joformer")
 
 
 # They wait for processes of their own most of the time: begun first, and by every worker, the others fill the time.
-WAITING = ("test_ray", "test_distributed", "test_engine", "test_killed", "test_timm", "test_commands", "test_convert")
+WAITING = (
+    "test_ray",
+    "test_distributed",
+    "test_engine",
+    "test_killed",
+    "test_timm",
+    "test_triton",
+    "test_commands",
+    "test_convert",
+)
 
 
 def pytest_collection_modifyitems(config, items):
