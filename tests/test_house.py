@@ -1,9 +1,12 @@
 """The house: imports go only down the list in the design, and importing joformer brings nothing heavy."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import joformer
 
@@ -94,3 +97,21 @@ def test_public_names_have_docstrings_with_examples():
         assert thing.__doc__, name
         if not hasattr(thing, "__path__") and not hasattr(thing, "__file__"):
             assert ">>>" in thing.__doc__, f"{name} has no example"
+
+
+ONLY_IN = {
+    # What one place does for all, and who may do it.
+    r"isinstance\([^)]*Frames\b": ("frames/",),  # a room knows its own types
+    r"FileLock|fcntl": ("_io.py",),
+    r"hashlib\.blake2b\(.*digest_size=8\)\.digest": ("_seeding.py",),
+    r'!= "mps"|== "mps"': ("_precision.py",),
+    r"\b(say|tell): (Say|Report|Callable)": (),
+    r"CLAIMS\.md": (),
+}
+
+
+@pytest.mark.parametrize("pattern", ONLY_IN)
+def test_one_place_for_one_thing(pattern):
+    found = {str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if re.search(pattern, path.read_text())}
+    assert {file for file in found if not file.startswith(ONLY_IN[pattern])} == set()
+    assert found or not ONLY_IN[pattern]  # a pattern that finds nothing any more would hold nothing

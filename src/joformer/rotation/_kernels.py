@@ -13,7 +13,8 @@ from torch import Tensor
 from joformer.frames import Layout
 
 _WANTED = os.environ.get("JOFORMER_KERNELS", "")
-_AT_ONCE = 3
+PARTS = 3
+"""How many tensors one launch rotates: Triton has no lists, so that each has arguments of its own."""
 
 
 def has_kernels(x: Tensor) -> bool:
@@ -65,8 +66,8 @@ def rotate_parts(
     written = [
         one if one.stride(-1) == 1 else torch.empty(one.shape, dtype=one.dtype, device=one.device) for one in out
     ]
-    for start in range(0, len(parts), _AT_ONCE):
-        some = slice(start, start + _AT_ONCE)
+    for start in range(0, len(parts), PARTS):
+        some = slice(start, start + PARTS)
         angles = None if total is None else torch.empty_like(total)
         _ops.rotate_parts(
             read[some], written[some], unit, list(rotated[some]), layout == "half", inverse, list(results[some]), angles

@@ -20,8 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PARTS = 3
-"""How many tensors one launch rotates: Triton has no lists, so that each has arguments of its own."""
+from joformer.rotation._kernels import PARTS
+
 TILE = 1024
 """Planes that a program holds at a time: tokens times planes, 8 of each thread at four warps."""
 PROGRAMS = 512

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from joformer._io import one_line
 from joformer.verify import _algebra as algebra
 from joformer.verify import _attention as attention
 from joformer.verify import _order as order
@@ -88,8 +89,7 @@ def _check(claim: Claim, seed: int, trials: int) -> Result:
                 measured.append(claim.check(Draw(1_000_003 * seed + 1_009 * claim.row + trial)))
     except Exception as error:
         # A library so wrong that it raises on its own input is a failed claim and no crash.
-        message = f"{type(error).__name__}: {error}".splitlines()[0]
-        return Result(claim, float("inf"), None, time.perf_counter() - start, error=message)
+        return Result(claim, float("inf"), None, time.perf_counter() - start, error=one_line(error, (), first=True))
     gaps = [m.gap for m in measured if m.gap is not None]
     smallest = -worst(*(-g for g in gaps)) if gaps else None
     return Result(claim, worst(*(m.residual for m in measured)), smallest, time.perf_counter() - start)
