@@ -121,14 +121,14 @@ def one_batch() -> Callable[[], object]:
 
 
 def one_cell() -> Callable[[], object]:
-    from joformer.experiments import ImageSource
-    from joformer.experiments.cells import Cell, run
+    from joformer.experiments import Cell, ImageSource, run
     from joformer.models import ClassifierConfig
     from joformer.training import Recipe
 
     source = ImageSource("digits", cells=True)
     source.load()
-    cell = Cell("mnist", "learned", "d = 8", 0, ClassifierConfig(dim=8, shape=(8, 8)), source, Recipe(steps=1))
+    config = ClassifierConfig(dim=8, shape=(8, 8))
+    cell = Cell("learned", "d = 8", 0, config, source, Recipe(steps=1), table="mnist")
 
     def call() -> None:
         with tempfile.TemporaryDirectory() as folder:

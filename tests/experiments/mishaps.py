@@ -21,7 +21,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from joformer.experiments import TABLES, Cell, Plan, TextSource
+from joformer.experiments import TABLES, Cell, TextSource, plan
 from joformer.models import LMConfig
 from joformer.training import Recipe
 
@@ -70,7 +70,7 @@ def attempts(out: Path, fate: str, seed: int = 0) -> list[int]:
     return [json.loads(line)["process"] for line in log.read_text().splitlines()] if log.is_file() else []
 
 
-def plans(scale, data, seeds, steps, sole):
+def tables(scale, data, seeds, steps, sole):
     """The table; --data is MARK."""
     config = LMConfig(vocab=256, dim=16, layers=1, heads=2)
     text = data / "squares.txt"
@@ -78,7 +78,7 @@ def plans(scale, data, seeds, steps, sole):
         text.write_text(" ".join(f"{n} squared is {n * n};" for n in range(400)))
     cells = [
         Cell(
-            "mishaps", fate, "", seed, config,
+            fate, "", seed, config,
             Fated(str(text), context=16, batch=4, held_out=6, fate=fate, mark=str(data)),
             Recipe(
                 steps=steps or (LONG if fate == "lingers" else STEPS), lr=1e-2, log_every=2, evaluate_every=50,
@@ -88,12 +88,7 @@ def plans(scale, data, seeds, steps, sole):
         for fate in FATES
         for seed in seeds
     ]  # fmt: skip
-    return [
-        Plan(
-            name="mishaps", title="Mishaps", scale=scale, source=cells[0].source, metric="bits_per_byte", models=FATES,
-            baseline="plain", cells=tuple(cells),
-        )
-    ]  # fmt: skip
+    return [plan("mishaps", "Mishaps", "bits_per_byte", cells, named=False, scale=scale, baseline="plain")]
 
 
 def command(words: list[str], log: str, limit: int | None = None) -> None:
@@ -106,13 +101,13 @@ def command(words: list[str], log: str, limit: int | None = None) -> None:
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    TABLES["mishaps"] = plans
+    TABLES["mishaps"] = tables
     sys.argv = ["joformer", *words]
     cli.main()
 
 
 if __name__ == "__main__":
-    from mishaps import plans as table
+    from mishaps import tables as table
 
     from joformer import cli
 

@@ -36,8 +36,8 @@ def page(tmp_path_factory):
     _, cells = synthetic.wikipedia()
     synthetic.write(folder, synthetic.everything(), missing=[cells[3]["cell"]])
     synthetic.train_run(folder / "a-rather-long-name-of-a-folder-which-somebody-has-chosen" / "run")
-    gathered = results.gather([folder, *folder.glob("a-*/run")])
-    (folder / "report.html").write_text(report.html(gathered), encoding="utf-8")
+    analysed = report.analysed(results.gather([folder, *folder.glob("a-*/run")]))
+    (folder / "report.html").write_text(report.html(analysed), encoding="utf-8")
     return folder / "report.html"
 
 

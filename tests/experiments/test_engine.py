@@ -16,9 +16,10 @@ from mishaps import AT, LONG, STEPS, attempts, steps_of
 
 from joformer import cli
 from joformer.experiments import TABLES, run
-from joformer.experiments.cells import finished
 from joformer.experiments.engine import Done, run_local
-from joformer.experiments.results import RESULT, TABLE, gather
+from joformer.experiments.results import gather
+from joformer.experiments.running import finished
+from joformer.experiments.tables import RESULT, TABLE
 
 JOBS = 2
 
@@ -78,7 +79,7 @@ def joformer(monkeypatch, capsys):
         for cell in cells:
             yield Done(cell, run(cell, out))
 
-    monkeypatch.setitem(TABLES, "mishaps", mishaps.plans)
+    monkeypatch.setitem(TABLES, "mishaps", mishaps.tables)
     monkeypatch.setattr("joformer.experiments.engine.run_local", in_turn)
 
     def command(*words):
@@ -117,7 +118,7 @@ def files_of(out, *fates):
 
 
 def test_every_mishap_of_a_worker(tmp_path, mark, alone):
-    cells = [cell for plan in mishaps.plans("laptop", mark, (0, 1), None, True) for cell in plan.cells]
+    cells = [cell for plan in mishaps.tables("laptop", mark, (0, 1), None, True) for cell in plan.cells]
     cells = [cell for cell in cells if cell.model != "lingers" and (cell.seed == 0 or cell.model == "plain")]
     out = tmp_path / "out"
     events = [event for event in run_local(cells, out, jobs=JOBS) if event is not None]
@@ -189,7 +190,7 @@ def test_stopped_stopped_killed_and_finished(tmp_path, mark, start, alone):
             until(gone, workers[-1])  # by itself, having saved
         else:
             assert process.exitcode == 128 + number, lines
-            assert lines[-1] == (f"joformer: stopped with 2 of 3 cells finished in {out}; the same command goes on"), (
+            assert lines[-1] == (f"joformer: stopped with 2 of 3 cells finished in {out}; the same command resumes"), (
                 lines
             )
             assert "Traceback" not in log.read_text()
@@ -210,7 +211,7 @@ def test_stopped_stopped_killed_and_finished(tmp_path, mark, start, alone):
     assert steps_of(mark, "lingers") == list(range(LONG))
     assert len(attempts(out, "lingers")) == 4
     results = json.loads((out / "mishaps" / "lingers" / "seed-0" / RESULT).read_text())
-    cells = [cell for plan in mishaps.plans("laptop", mark, (0,), None, True) for cell in plan.cells]
+    cells = [cell for plan in mishaps.tables("laptop", mark, (0,), None, True) for cell in plan.cells]
     assert alone(cells[-1]) == [results["measured"]]
     assert (out / "report.html").is_file()
 
@@ -239,7 +240,7 @@ def test_more_seeds_are_added(joformer, tmp_path, mark):
     code, said, told = joformer(*words, "--seeds", 3)
     assert code == 0
     assert "1 of 3 cells" in told
-    assert "MISHAPS" in said
+    assert "Mishaps" in said
     after = files_of(out, "plain")
     assert {place: after[place] for place in before} == before
     cells = [f"mishaps/plain/seed-{seed}" for seed in range(3)]
@@ -250,9 +251,11 @@ def test_more_seeds_are_added(joformer, tmp_path, mark):
     assert files_of(out, "plain") == after
     # The command of a cell, which the report shows, gives that cell.
     result = json.loads((out / cells[2] / RESULT).read_text())
-    assert result["command"] == f"joformer reproduce mishaps --seeds 3 --data mark --only {cells[2]}"
-    again = [mark if word == "mark" else word for word in result["command"].split()[1:]]  # no whole path is published
-    assert joformer(*again, "--out", tmp_path / "again")[0] == 0
+    assert result["command"] == f"joformer reproduce mishaps --data mark --out out --only {cells[2]}"
+    # No whole path is published.
+    places = {"mark": mark, "out": tmp_path / "again"}
+    again = [places.get(word, word) for word in result["command"].split()[1:]]
+    assert joformer(*again)[0] == 0
     assert json.loads((tmp_path / "again" / cells[2] / RESULT).read_text())["measured"] == result["measured"]
 
 
@@ -293,7 +296,7 @@ def test_what_cannot_go_on_is_one_line(joformer, tmp_path, mark):
 
 def test_a_cell_begun_with_other_settings_is_not_continued(tmp_path, mark):
     """Not finished, so nothing but its checkpoint knows: the run itself refuses."""
-    (plan,) = mishaps.plans("laptop", mark, (0,), None, True)
+    (plan,) = mishaps.tables("laptop", mark, (0,), None, True)
     cell = next(cell for cell in plan.cells if cell.model == "fails")
     with pytest.raises(RuntimeError):
         run(cell, tmp_path)
@@ -303,7 +306,7 @@ def test_a_cell_begun_with_other_settings_is_not_continued(tmp_path, mark):
 
 def test_speed_is_said_where_it_is_known(tmp_path, mark):
     """speed.jsonl is not brought to the disk with the checkpoints: after a power cut it may be torn, or not there."""
-    (plan,) = mishaps.plans("laptop", mark, (0,), None, True)
+    (plan,) = mishaps.tables("laptop", mark, (0,), None, True)
     cell = plan.cells[0]
     first = run(cell, tmp_path)
     assert first["seconds"] > 0
@@ -320,7 +323,7 @@ def test_speed_is_said_where_it_is_known(tmp_path, mark):
 
 def test_a_cell_whose_run_lost_its_last_line_has_its_numbers(tmp_path, mark):
     """As the power could leave it before finished runs were sealed: weights on the disk, the last evaluation not."""
-    (plan,) = mishaps.plans("laptop", mark, (0,), None, True)
+    (plan,) = mishaps.tables("laptop", mark, (0,), None, True)
     cell = plan.cells[0]
     first = run(cell, tmp_path)
     folder = tmp_path / cell.name
@@ -336,7 +339,7 @@ def test_a_cell_whose_run_lost_its_last_line_has_its_numbers(tmp_path, mark):
 
 @pytest.mark.refused
 def test_a_result_that_was_altered_is_not_believed(tmp_path, mark):
-    (plan,) = mishaps.plans("laptop", mark, (0,), None, True)
+    (plan,) = mishaps.tables("laptop", mark, (0,), None, True)
     plan = replace(plan, cells=plan.cells[:1])
     (cell,) = plan.cells
     plan.begin(tmp_path)

@@ -20,7 +20,7 @@ from mishaps import AT, LONG, STEPS, attempts, steps_of
 
 from joformer.experiments import run
 from joformer.experiments.cluster import SWITCH, run_on_ray
-from joformer.experiments.results import RESULT
+from joformer.experiments.tables import RESULT
 
 SCRIPT = Path(__file__).with_name("mishaps.py")
 
@@ -117,7 +117,7 @@ def test_a_command_on_ray_is_stopped_and_goes_on(command, tmp_path):
     process.terminate()
     assert process.wait(120) == 128 + signal.SIGTERM, first.read_text()
     told = first.read_text()
-    assert told.splitlines()[-1] == f"joformer: stopped with 1 of 2 cells finished in {out}; the same command goes on"
+    assert told.splitlines()[-1] == f"joformer: stopped with 1 of 2 cells finished in {out}; the same command resumes"
     assert "Traceback" not in told
     until(lambda: not workers & below(process.pid)[1])
     taken = steps_of(mark, "lingers")
@@ -148,7 +148,7 @@ def test_a_command_on_ray_is_stopped_and_goes_on(command, tmp_path):
     assert any(line.startswith("mishaps/killed/seed-0: failed: Ray gave it up: ") for line in lines), told
     assert len(lines) == 3
     # Nothing of this is seen in the results.
-    (plan,) = mishaps.plans("laptop", mark, (0,), None, True)
+    (plan,) = mishaps.tables("laptop", mark, (0,), None, True)
     calm = {cell.model: cell for cell in plan.cells}
     for fate in ("killed once", "lingers"):
         result = json.loads((out / calm[fate].name / RESULT).read_text())
@@ -188,7 +188,7 @@ def test_one_that_would_listen_to_the_network_is_not_started(monkeypatch, tmp_pa
     monkeypatch.setitem(sys.modules, "ray", outside)
     for name in ("RAY_ADDRESS", SWITCH):
         monkeypatch.delenv(name, raising=False)
-    (plan,) = mishaps.plans("laptop", tmp_path, (0,), None, True)
+    (plan,) = mishaps.tables("laptop", tmp_path, (0,), None, True)
     with pytest.raises(ValueError, match=r"^Ray would listen on 192\.0\.2\.1 .* set RAY_ENABLE_[A-Z_]+=0 .*$"):
         list(run_on_ray(plan.cells, tmp_path))
     assert started == []

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from joformer.experiments.statistics import against, equivalence, estimate, holm, interaction, multiplier, paired
+from joformer.experiments.statistics import against, estimate, holm, interaction, multiplier, paired, pooled
 
 value = st.floats(-1e3, 1e3, allow_subnormal=False).map(lambda x: round(x, 6))
 samples = st.lists(value, min_size=2, max_size=9)
@@ -44,7 +44,7 @@ def test_differences_are_the_paired_t_test(pairs, higher):
     assert found.p == pytest.approx(test.pvalue, rel=1e-6, abs=1e-12)
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high), rel=1e-6, abs=1e-9)
     # The verdict follows from scipy's own test and the sign, by another way than the code's.
-    expected = "undecided" if test.pvalue >= 0.05 else "better" if (test.statistic > 0) == higher else "worse"
+    expected = "inconclusive" if test.pvalue >= 0.05 else "better" if (test.statistic > 0) == higher else "worse"
     if abs(test.pvalue - 0.05) > 1e-6:
         assert found.verdict == expected
 
@@ -54,7 +54,7 @@ def test_differences_are_the_paired_t_test(pairs, higher):
 def test_skewed_differences_are_ratios(pairs, higher):
     ours, theirs = (dict(enumerate(side)) for side in zip(*pairs))
     logs = np.log([x for x, _ in pairs]) - np.log([y for _, y in pairs])
-    found = paired(ours, theirs, higher=higher, skewed=True)
+    found = paired(ours, theirs, higher=higher, log=True)
     assert found.centre == pytest.approx(stats.gmean([x / y for x, y in pairs]), rel=1e-9)
     assert found.null == 1
     if np.std(logs, ddof=1) > 1e-6:
@@ -65,16 +65,14 @@ def test_skewed_differences_are_ratios(pairs, higher):
 
 @settings(max_examples=40)
 @given(st.lists(st.floats(0.5, 2.0), min_size=2, max_size=9), st.booleans())
-def test_against_a_reference_is_the_one_sample_test(values, skewed):
-    found = against(values, 1.0, higher=False, skewed=skewed)
-    moved = np.log(values) if skewed else np.array(values)
+def test_against_a_reference_is_the_one_sample_test(values, log):
+    found = against(values, 1.0, higher=False, log=log)
+    moved = np.log(values) if log else np.array(values)
     if np.std(moved, ddof=1) > 1e-6:
-        test = stats.ttest_1samp(moved, 0.0 if skewed else 1.0)
+        test = stats.ttest_1samp(moved, 0.0 if log else 1.0)
         low, high = test.confidence_interval(0.95)
         assert found.p == pytest.approx(test.pvalue, rel=1e-6, abs=1e-12)
-        assert (found.low, found.high) == pytest.approx(
-            (np.exp(low), np.exp(high)) if skewed else (low, high), rel=1e-6
-        )
+        assert (found.low, found.high) == pytest.approx((np.exp(low), np.exp(high)) if log else (low, high), rel=1e-6)
 
 
 @settings(max_examples=40)
@@ -96,7 +94,7 @@ def test_by_hand():
     found = paired({0: 2.0, 1: 4.0, 2: 6.0}, {0: 1.0, 1: 2.0, 2: 3.0}, higher=True)
     assert (found.centre, found.low, found.high) == pytest.approx((2, -0.484138, 4.484138), abs=1e-6)
     assert found.p == pytest.approx(0.0741799, abs=1e-6)
-    assert found.verdict == "undecided"
+    assert found.verdict == "inconclusive"
 
 
 @pytest.mark.parametrize(("higher", "verdict"), [(True, "better"), (False, "worse")])
@@ -110,7 +108,7 @@ def test_the_direction(higher, verdict):
     back = paired(theirs, ours, higher=higher)
     assert (back.centre, back.low, back.high) == pytest.approx((-found.centre, -found.high, -found.low))
     assert {found.verdict, back.verdict} == {"better", "worse"}
-    ratio = paired(ours, theirs, higher=higher, skewed=True)
+    ratio = paired(ours, theirs, higher=higher, log=True)
     assert ratio.low > 1
     assert ratio.verdict == verdict
     assert against([1.1, 1.11, 1.12], 1.0, higher=higher).verdict == verdict
@@ -133,22 +131,22 @@ def test_pairing_sees_what_seeds_have_in_common():
 
 def test_one_seed_has_no_interval():
     found = paired({0: 1.0}, {0: 2.0}, higher=False)
-    assert (found.low, found.high, found.p, found.verdict) == (None, None, None, "undecided")
+    assert (found.low, found.high, found.p, found.verdict) == (None, None, None, "inconclusive")
     assert found.why == "one seed has no interval"
-    assert (estimate([1.0]).low, estimate([1.0], skewed=True).high) == (None, None)
+    assert (estimate([1.0]).low, estimate([1.0], median=True).high) == (None, None)
 
 
-@pytest.mark.parametrize("skewed", [False, True])
-def test_no_spread_is_no_knowledge(skewed):
+@pytest.mark.parametrize("log", [False, True])
+def test_no_spread_is_no_knowledge(log):
     """Seeds that agree to the bit, or to its rounding, decide nothing: two would otherwise have p = 0."""
-    same = paired(dict.fromkeys(range(5), 0.3), dict.fromkeys(range(5), 0.3), higher=True, skewed=skewed)
-    assert (same.verdict, same.p, same.low) == ("undecided", 1.0, None)
+    same = paired(dict.fromkeys(range(5), 0.3), dict.fromkeys(range(5), 0.3), higher=True, log=log)
+    assert (same.verdict, same.p, same.low) == ("inconclusive", 1.0, None)
     assert same.why == "no difference on all 5 seeds"
-    moved = paired({0: 0.1 + 0.2, 1: 0.3}, {0: 0.15, 1: 0.15}, higher=True, skewed=skewed)
+    moved = paired({0: 0.1 + 0.2, 1: 0.3}, {0: 0.15, 1: 0.15}, higher=True, log=log)
     assert 0.1 + 0.2 != 0.3
-    assert (moved.verdict, moved.p, moved.low) == ("undecided", None, None)
+    assert (moved.verdict, moved.p, moved.low) == ("inconclusive", None, None)
     assert moved.why == "the same difference on all 2 seeds"
-    assert estimate([100.0, 100.0, 100.0], skewed=skewed).low is None
+    assert estimate([100.0, 100.0, 100.0], scale="log" if log else "percent").low is None
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
@@ -159,7 +157,7 @@ def test_intervals_cover_as_often_as_they_say(n):
     for row in draw.normal(size=(times, 3, n)):
         mean = estimate([float(x) for x in centre + row[0]])
         hits += mean.low <= centre <= mean.high
-        skewed = estimate([math.exp(x) for x in centre + row[0]], skewed=True)
+        skewed = estimate([math.exp(x) for x in centre + row[0]], median=True)
         medians += skewed.low <= math.exp(centre) <= skewed.high
         ours = {s: float(row[2][s] + row[1][s] + 0.4) for s in range(n)}
         found = paired(ours, {s: float(row[2][s]) for s in range(n)}, higher=True)
@@ -182,7 +180,7 @@ def test_holm_keeps_false_alarms_rare():
             )
             for _ in range(10)
         ]
-        alone += any(one.verdict != "undecided" for one in found)
+        alone += any(one.verdict != "inconclusive" for one in found)
         corrected += any(p <= 0.05 for p in holm([one.p for one in found]))
     assert alone / times > 0.3
     assert corrected / times < 0.09
@@ -195,8 +193,8 @@ def test_holm_keeps_false_alarms_rare():
         lambda: estimate([]),
         lambda: estimate([1.0, math.nan]),
         lambda: paired({0: 1.0}, {1: 1.0}, higher=True),
-        lambda: paired({0: 0.0}, {0: 1.0}, higher=True, skewed=True),
-        lambda: against([-1.0], 1.0, higher=True, skewed=True),
+        lambda: paired({0: 0.0}, {0: 1.0}, higher=True, log=True),
+        lambda: against([-1.0], 1.0, higher=True, log=True),
         lambda: holm([0.5, 1.5]),
     ],
 )
@@ -210,27 +208,30 @@ def test_refused_in_one_line(wrong):
 def test_equivalence_is_two_one_sided_paired_tests(pairs, delta):
     ours, theirs = (dict(enumerate(side)) for side in zip(*pairs))
     differences = np.array([x - y for x, y in pairs])
-    found = equivalence(ours, theirs, delta)
+    found = paired(ours, theirs, higher=True, delta=delta)
     if not spread(differences):
         return
     above = stats.ttest_1samp(differences, -delta, alternative="greater").pvalue
     below = stats.ttest_1samp(differences, delta, alternative="less").pvalue
-    assert found == pytest.approx(max(above, below), rel=1e-6, abs=1e-12)
+    assert found.same == pytest.approx(max(above, below), rel=1e-6, abs=1e-12)
+    if found.p > 0.05 and abs(found.same - 0.05) > 1e-6:
+        assert found.verdict == ("equivalent" if max(above, below) < 0.05 else "inconclusive")
 
 
 def test_equivalence_of_ratios_works_on_logarithms():
     ours, theirs = {0: 10.0, 1: 20.0, 2: 31.0}, {0: 10.5, 1: 20.2, 2: 30.0}
     logs = [{seed: math.log(x) for seed, x in side.items()} for side in (ours, theirs)]
-    assert equivalence(ours, theirs, 1.2, skewed=True) == pytest.approx(equivalence(*logs, math.log(1.2)))
+    ratio = paired(ours, theirs, higher=True, log=True, delta=1.2)
+    assert ratio.same == pytest.approx(paired(*logs, higher=True, delta=math.log(1.2)).same)
 
 
 def test_equivalence_needs_spread_and_a_margin():
-    assert equivalence({0: 1.0}, {0: 1.0}, 0.1) is None
-    assert equivalence({0: 1.0, 1: 1.0}, {0: 1.0, 1: 1.0}, 0.1) is None
+    assert paired({0: 1.0}, {0: 1.0}, higher=True, delta=0.1).same is None
+    assert paired({0: 1.0, 1: 1.0}, {0: 1.0, 1: 1.0}, higher=True, delta=0.1).same is None
     with pytest.raises(ValueError, match="delta must be above 0"):
-        equivalence({0: 1.0}, {0: 1.0}, 0.0)
+        paired({0: 1.0}, {0: 1.0}, higher=True, delta=0.0)
     with pytest.raises(ValueError, match="delta must be above 1"):
-        equivalence({0: 1.0}, {0: 1.0}, 0.9, skewed=True)
+        paired({0: 1.0}, {0: 1.0}, higher=True, delta=0.9, log=True)
 
 
 @settings(max_examples=40)
@@ -247,7 +248,7 @@ def test_interaction_is_the_paired_test_of_the_difference_of_differences(cells, 
 
 
 def test_interaction_needs_a_seed_that_all_four_have():
-    with pytest.raises(ValueError, match="no seed in common"):
+    with pytest.raises(ValueError, match="none in common"):
         interaction({0: 1.0}, {0: 1.0}, {1: 1.0}, {0: 1.0}, higher=True)
     cells = ({0: 1.0, 1: 1.0}, {0: 2.0, 1: 2.0}, {0: 3.0, 1: 3.0}, {0: 5.0, 1: 5.0, 2: 9.0})
     assert interaction(*cells, higher=True).alone == (2,)
@@ -301,3 +302,50 @@ def test_the_multiplier_says_nothing_of_what_was_before_the_first_evaluation():
     assert multiplier(ours, theirs) == []
     with pytest.raises(ValueError, match="none in common"):
         multiplier(ours, {1: [(10, 1.0)]})
+
+
+@settings(max_examples=60)
+@given(st.lists(st.floats(0, 100).map(lambda x: round(x, 2)), min_size=2, max_size=6))
+def test_the_interval_of_a_percentage_stays_inside(values):
+    found = estimate(values, scale="percent")
+    assert found.centre == pytest.approx(np.mean(values))
+    if found.low is not None:
+        assert 0 <= found.low <= found.centre <= found.high <= 100
+        middling = 20 < np.mean(values) < 80 and stats.sem(values) < 0.3
+        if middling:  # far from the ends the two scales agree
+            low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values))
+            assert (found.low, found.high) == pytest.approx((low, high), abs=0.2)
+
+
+def test_the_interval_of_a_percentage_by_hand():
+    # mean 0.98, s = 0.01: logit = 3.8918, reach = 4.302653 · 0.01/√3 / (0.98 · 0.02) = 1.26741
+    found = estimate([97.0, 98.0, 99.0], scale="percent")
+    assert (found.low, found.high) == pytest.approx((93.2414, 99.4286), abs=1e-3)
+
+
+def test_ratios_are_averaged_as_logarithms():
+    found = estimate([0.5, 2.0, 1.0], scale="log")
+    logs = np.log([0.5, 2.0, 1.0])
+    low, high = np.exp(stats.t.interval(0.95, 2, logs.mean(), stats.sem(logs)))
+    assert (found.centre, found.low, found.high) == pytest.approx((1.0, low, high))
+    assert found.low > 0
+
+
+def test_pooling_averages_within_a_seed_first():
+    """Two pairs whose luck is opposite: seed by seed their mean is steady, though neither is."""
+    one = ({0: 5.0, 1: 1.0, 2: 3.1}, {0: 4.0, 1: 2.0, 2: 3.0})
+    other = ({0: 1.0, 1: 4.0, 2: 2.1, 9: 0.0}, {0: 1.6, 1: 2.7, 2: 2.0})
+    found = pooled([one, other], higher=True)
+    means = [(1.0 - 0.6) / 2, (-1.0 + 1.3) / 2, (0.1 + 0.1) / 2]
+    assert found.p == pytest.approx(stats.ttest_1samp(means, 0).pvalue)
+    assert found.centre == pytest.approx(np.mean(means))
+    assert found.alone == (9,)
+
+
+def test_a_level_for_several_looks():
+    ours, theirs = {0: 1.00, 1: 1.02, 2: 1.01}, {0: 1.10, 1: 1.10, 2: 1.12}
+    once, often = (paired(ours, theirs, higher=False, level=1 - 0.05 / looks) for looks in (1, 20))
+    assert once.verdict == "better"
+    assert often.verdict == "inconclusive"
+    assert often.low < once.low < once.high < often.high
+    assert often.p == pytest.approx(once.p)

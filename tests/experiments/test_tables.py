@@ -16,12 +16,11 @@ import torch
 
 from joformer import cli, paper
 from joformer.experiments import TABLES, ImageSource, TextSource, run, sources
-from joformer.experiments.cells import finished
-from joformer.experiments.compare import is_text
-from joformer.experiments.compare import plans as compared
+from joformer.experiments.compare import tables as compared
 from joformer.experiments.engine import Done
 from joformer.experiments.places import find
-from joformer.experiments.results import RESULT, TABLE
+from joformer.experiments.running import finished
+from joformer.experiments.tables import RESULT, TABLE, read
 from joformer.experiments.variants import NAMES, matched, variant
 from joformer.models import LMConfig, ViTConfig, initialise
 from joformer.models._saving import MODELS, written
@@ -107,37 +106,44 @@ def model_of(config):
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("given", [False, True], ids=["embedded", "data"])
 def test_every_table_is_whole(offline, folder, tmp_path, scale, given):
-    plans = [plan for name in TABLES for plan in planned(name, scale, folder if given else None)]
-    assert {plan.name for plan in plans} == {*TABLES, *(["cifar100-liere"] if scale == "paper" else [])}
-    names = [cell.name for plan in plans for cell in plan.cells]
+    tables = [(name, table) for name in TABLES for table in planned(name, scale, folder if given else None)]
+    assert {table.recipe for _, table in tables} == {*TABLES, *(["cifar100-liere"] if scale == "paper" else [])}
+    names = [cell.name for _, table in tables for cell in table.cells]
     assert len(set(names)) == len(names)
-    for plan in plans:
-        assert plan.scale == scale
-        assert {cell.table for cell in plan.cells} == {plan.name}
-        assert {cell.model for cell in plan.cells} == set(plan.models)
-        assert {cell.seed for cell in plan.cells} == {0, 1}
-        lengths = {str(length) for cell in plan.cells for length in cell.lengths}
-        assert {cell.size for cell in plan.cells if not cell.lengths} | lengths == set(plan.sizes)
-        assert {*sum(plan.pairs, ()), *([plan.baseline] if plan.baseline else []), *plan.paper} <= set(plan.models)
-        assert {size for row in plan.paper.values() for size in row} <= set(plan.sizes)
-        # Every model is paired with itself alone, and every seed has the same cells.
-        assert len(plan.cells) % 2 == 0
-        for cell in plan.cells:
-            assert cell.source == plan.source
+    for name, table in tables:
+        source = table.cells[0].source
+        assert table.scale == scale
+        assert {cell.table for cell in table.cells} == {table.name}
+        assert {cell.seed for cell in table.cells} == {0, 1}
+        # A name carries the data that was used, and no other's.
+        assert table.data == Path(source.data).name
+        assert table.name in (table.recipe, f"{table.data}-{table.recipe}")
+        assert not ({table.name, *table.name.split("-")[:1]} & ({*IMAGES, *TEXTS} - {table.data}))
+        lengths = {str(length) for cell in table.cells for length in cell.lengths}
+        assert {cell.size for cell in table.cells if not cell.lengths} | lengths == set(table.sizes)
+        assert {*sum(table.pairs, ()), *([table.baseline] if table.baseline else []), *table.paper} <= set(table.models)
+        assert {size for row in table.paper.values() for size in row} <= set(table.sizes)
+        assert table.comparable <= (scale == "paper" or table.data == "mnist")
+        for cell in table.cells:
+            assert cell.source == source
             assert cell.describe() == json.loads(json.dumps(cell.describe()))
             assert str(tmp_path) not in json.dumps(cell.describe()), "where data is is nobody's business"
             assert cell.work > 0
-            assert cell.alone == (plan.name == "overhead")
-        about = plan.about()
-        assert about["cells"] == [cell.name for cell in plan.cells]
+            assert cell.alone == (name == "overhead")
+        run = {name for cell in table.cells for name, _ in cell.rivals} or {cell.model for cell in table.cells}
+        assert run == set(table.models)
+        about = table.about()
+        assert about["cells"] == [cell.name for cell in table.cells]
         assert about["unit"]
-        assert about["higher"] == (plan.metric == "accuracy")
+        assert about["higher"] == (table.metric.name == "accuracy")
     if not given:
-        embedded = {plan.source.data for plan in plans}
+        embedded = {table.cells[0].source.data for _, table in tables}
         wanted = {"mnist", "cifar100", "imagenet", "wikipedia", "openwebtext", "words"}
         assert embedded == ({"digits", "stdlib", "words"} if scale == "laptop" else wanted)
-    plans[0].begin(tmp_path / "out")
-    assert json.loads((tmp_path / "out" / plans[0].name / TABLE).read_text()) == plans[0].about()
+    first = tables[0][1]
+    first.begin(tmp_path / "out")
+    kept = read(tmp_path / "out" / first.name / TABLE)
+    assert {key: value for key, value in kept.items() if key != "settings"} == first.about()
 
 
 def test_the_models_are_as_large_as_the_paper_says(offline):
@@ -164,7 +170,7 @@ def test_the_rows_of_the_length_table_are_trained_equally(offline, scale):
     assert len({cell.recipe.total for cell in plan.cells}) == 1
     assert scale == "laptop" or plan.cells[0].recipe.total == 200_000
     assert {cell.lengths for cell in plan.cells} == {tuple(map(int, plan.sizes))}
-    assert plan.cells[0].lengths[0] == plan.source.context
+    assert plan.cells[0].lengths[0] == plan.cells[0].source.context
     if scale == "paper":
         assert plan.cells[0].lengths[:4] == paper.LENGTHS
     assert {cell.config.pattern.count("N") for cell in plan.cells} == {1 if scale == "laptop" else 3}
@@ -181,7 +187,7 @@ def test_the_rows_of_the_length_table_are_trained_equally(offline, scale):
 
 
 def test_the_printed_figures_are_the_papers(offline):
-    printed = {plan.name: plan.paper for name in TABLES for plan in planned(name, "paper", seeds=(0,))}
+    printed = {plan.recipe: plan.paper for name in TABLES for plan in planned(name, "paper", seeds=(0,))}
     dims = [f"d = {dim}" for dim in paper.MNIST_DIMS]
     assert printed["mnist"] == {
         "learned": dict(zip(dims, paper.MNIST["learned"])),
@@ -203,7 +209,7 @@ def test_the_printed_figures_are_the_papers(offline):
         assert printed["length"][model] == dict(zip(("512", "1024", "2048", "4096"), row))
     assert printed["overhead"]["joformer_axial"][""] == round(94 / 72, 2)
     assert printed["transport"] == printed["speech"] == {}
-    # At another scale only what is under the same heading is set beside ours.
+    # At another scale only what is under the same heading is named.
     assert planned("wikipedia")[0].paper["roformer"] == {"n100, L2": 7.24}
     assert planned("cifar100")[0].paper["rope2d"] == {"D = 32": 50.91}
     # … and lengths by their multiple of the length of training.
@@ -219,7 +225,7 @@ def test_other_data_or_settings_are_not_mixed_into_a_table(tmp_path):
         text.write_text(words * 400)
         sources._text.cache_clear()
         source = TextSource(str(text), context=16, batch=4)
-        for plan in compared(source, (seed,), Recipe(steps=2), **({"dim": 16, "heads": 2} | settings)):
+        for plan in compared(source, (seed,), Recipe(steps=2), **({"dim": 16, "heads": 2, "grid": True} | settings)):
             plan.begin(tmp_path / "out")
 
     begin("all work and no play ", 0)
@@ -233,26 +239,22 @@ def test_other_data_or_settings_are_not_mixed_into_a_table(tmp_path):
 
 
 def test_tables_of_version_0_1_are_recognised(tmp_path):
-    """Where a vision model was a name; the checksums of its settings are those that version wrote."""
-    plans = compared(ImageSource("digits", batch=8), (0,), Recipe(steps=2), dim=16, heads=2)
-    plans += planned("overhead", seeds=(0,))
-    said = {
-        "compare": {"none, ": "80d1bebebfe09151", "scores, fixed, ": "34513a0e37bf8a01",
-                    "values, projected, ": "468a8848cf85f6de", "both, learned, ": "c74cd42ee54f47ae"},
-        "cost": {"none, ": "9ec47d892870d834", "both, cumulative, ": "4ac1be4f8a6fcbc8"},
-        "overhead": {"none, ": "6d565db055e87ac9", "joformer_old, ": "329978a401701528",
-                     "joformer_axial_perlayer, ": "6bc53a5fa016ab97"},
-    }  # fmt: skip
-    for plan in plans:
-        place = tmp_path / plan.name / TABLE
-        place.parent.mkdir()
-        place.write_text(json.dumps(plan.about() | {"settings": said[plan.name]}))
-        plan.begin(tmp_path)
-        place.write_text(json.dumps(plan.about() | {"settings": dict.fromkeys(said[plan.name], "0" * 16)}))
-        with pytest.raises(ValueError, match="holds none with other settings or data"):
-            plan.begin(tmp_path)
+    """Where a vision model was a name; the checksums of its settings are those that version wrote.
+
+    Not those of times: they are measured another way now, all models in one process.
+    """
+    table, _ = compared(ImageSource("digits", batch=8), (0,), Recipe(steps=2), dim=16, heads=2, grid=True)
+    said = {"none, ": "80d1bebebfe09151", "scores, fixed, ": "34513a0e37bf8a01",
+            "values, projected, ": "468a8848cf85f6de", "both, learned, ": "c74cd42ee54f47ae"}  # fmt: skip
+    place = tmp_path / table.name / TABLE
+    place.parent.mkdir()
+    place.write_text(json.dumps(table.about() | {"settings": said}))
+    table.begin(tmp_path)
+    place.write_text(json.dumps(table.about() | {"settings": dict.fromkeys(said, "0" * 16)}))
+    with pytest.raises(ValueError, match="holds none with other settings or data"):
+        table.begin(tmp_path)
     # A finished cell, too.
-    cell = next(cell for cell in plans[0].cells if cell.model == "scores, fixed")
+    cell = next(cell for cell in table.cells if cell.model == "scores, fixed")
     described = cell.describe()
     row = {"frames", "split", "transport", "per_layer"}
     before = {name: value for name, value in described["config"].items() if name not in row}
@@ -341,8 +343,6 @@ def test_variants_that_cannot_be():
         variant(LANGUAGE, "both, odd")
     with pytest.raises(ValueError, match=r"^10 parameters are too few for this model's frames: take a wider model$"):
         matched(LANGUAGE, 10)
-    with pytest.raises(ValueError, match=r"^unknown baseline 'RoPE': choose from none;"):
-        compared(TextSource("stdlib"), (0,), Recipe(), baseline="RoPE")
 
 
 def test_cells_of_one_seed_differ_in_nothing_but_the_model(tmp_path):
@@ -396,8 +396,11 @@ def test_what_the_files_tell_to_type(offline, joformer, folder, typed):
     code, said, told = joformer(*words, "--dry-run")
     assert (code, told) == (0, "")
     table = words[1]
-    assert all(re.fullmatch(r"\S+/seed-\d  [\d,]+ parameters, [\d,]+ steps, \S+", line) for line in said.splitlines())
-    assert any(line.startswith(f"{table}/") for line in said.splitlines())
+    assert all(
+        re.fullmatch(r"\S+/seed-\d  ([\d,]+ parameters|\d models timed), [\d,]+ steps, \S+", line)
+        for line in said.splitlines()
+    )
+    assert any(re.match(rf"(\S+-)?{table}/", line) for line in said.splitlines())
     seeds = int(words[words.index("--seeds") + 1]) if "--seeds" in words else 3
     assert len({line.split()[0].rpartition("-")[2] for line in said.splitlines()}) == seeds
 
@@ -405,21 +408,23 @@ def test_what_the_files_tell_to_type(offline, joformer, folder, typed):
 def test_all_tables_at_once(offline, joformer, folder):
     code, said, _ = joformer("reproduce", "--dry-run", "--seeds", 1)
     assert code == 0
-    assert list(dict.fromkeys(line.split("/")[0] for line in said.splitlines())) == list(TABLES)
+    assert list(dict.fromkeys(line.split("/")[0].rpartition("-")[2] for line in said.splitlines())) == list(TABLES)
     # The folder of several tables is not the data of any; what is not in it is embedded.
     (folder / "fsdd").rmdir()
     code, said, _ = joformer("reproduce", "--dry-run", "--seeds", 1, "--data", folder)
     assert code == 0
-    data = {line.split("/")[0]: line.split()[-1] for line in said.splitlines()}
+    data = {line.split("/")[0].rpartition("-")[2]: line.split()[-1] for line in said.splitlines()}
     assert data["speech"] == "words"
     assert data["wikipedia"] == str(folder / "enwik8")
     some = joformer("reproduce", "--dry-run", "--only", "mnist/*/d-2/seed-1", "wikipedia/fixed/n100-l2/seed-0")
+    whole = joformer("reproduce", "--dry-run", "--only", "digits-mnist/*/d-2/seed-1", "stdlib-wikipedia/fixed/*/seed-0")
+    assert some == whole
     assert [line.split()[0] for line in some[1].splitlines()] == [
-        "mnist/learned/d-2/seed-1",
-        "mnist/dft/d-2/seed-1",
-        "mnist/diagonal/d-2/seed-1",
-        *(f"mnist/learned-from-{spread}/d-2/seed-1" for spread in ("0.01", "0.05", "0.5", "3.1")),
-        "wikipedia/fixed/n100-l2/seed-0",
+        "digits-mnist/learned/d-2/seed-1",
+        "digits-mnist/dft/d-2/seed-1",
+        "digits-mnist/diagonal/d-2/seed-1",
+        *(f"digits-mnist/learned-from-{spread}/d-2/seed-1" for spread in ("0.01", "0.05", "0.5", "3.1")),
+        "stdlib-wikipedia/fixed/n100-l2/seed-0",
     ]
 
 
@@ -440,8 +445,8 @@ def test_all_tables_at_once(offline, joformer, folder):
         (["reproduce", "mnist", "--scale", "moon"], "moon"),
         (["compare"], "--data"),
         (["compare", "--data", "missing"], "missing does not exist: give a file or a folder, or a name: stdlib"),
-        (["compare", "--data", "{text}", "--seeds", "0"], "--seeds and --steps are 1 or more, got 0 and 300"),
-        (["compare", "--data", "{text}", "--baseline", "rope"], "unknown baseline 'rope': choose from none; "),
+        (["compare", "--data", "{text}", "--seeds", "0"], "--seeds must be 1 or more, got 0"),
+        (["compare", "--data", "{text}", "--longer", "0"], "--longer must be 1 or more, got 0"),
         (
             ["compare", "--data", "{text}", "--only", "x"],
             "--only x is no cell: they are called like compare/both-fixed/seed-0",
@@ -468,9 +473,9 @@ def test_the_options_are_these():
     parts = (cli.Reproduce, cli.Compare, cli.Report)
     assert {part.__name__: " ".join(field.name for field in dataclasses.fields(part)) for part in parts} == {
         "Reproduce": "tables scale data seeds steps only jobs engine out dry_run json",
-        "Compare": "data seeds steps dim layers heads context vocab batch label size lr baseline only jobs engine out "
-        "json",
-        "Report": "runs out json",
+        "Compare": "data seeds steps longer grid looks dim layers heads context vocab batch label size lr only jobs "
+        "engine out dry_run json",
+        "Report": "runs out text json",
     }
 
 
@@ -519,70 +524,70 @@ def write_sounds(place):
     return place
 
 
-@pytest.mark.parametrize("write", [write_text, write_images, write_sounds])
-def test_compare_answers_for_every_variant(joformer, monkeypatch, tmp_path, write):
-    """In this process, and briefly: that the cells could be run in others is tested elsewhere."""
+@pytest.fixture
+def in_turn(monkeypatch):
+    """Cells in this process, and briefly: that they could be run in others is tested elsewhere."""
 
-    def in_turn(cells, out, *, jobs):
+    def one_by_one(cells, out, *, jobs):
         for cell in cells:
             yield Done(cell, run(cell, out))
 
-    monkeypatch.setattr("joformer.experiments.engine.run_local", in_turn)
+    monkeypatch.setattr("joformer.experiments.engine.run_local", one_by_one)
     monkeypatch.setattr("joformer.experiments.compare.ROUNDS", 1)
     monkeypatch.setattr("joformer.experiments.cost.TURNS", 1)
-    data, seeds = write(tmp_path / "mine"), 2 if write is write_text else 1
-    small = ["--seeds", seeds, "--steps", 1, "--dim", 16, "--layers", 1, "--heads", 2, "--batch", 4, "--context", 16]
-    code, said, told = joformer("compare", "--data", data, *small, "--out", tmp_path / "out")
+
+
+SMALL = ["--steps", 1, "--dim", 16, "--layers", 1, "--heads", 2, "--batch", 4, "--context", 16]
+
+
+@pytest.mark.parametrize("write", [write_text, write_images, write_sounds])
+def test_compare_answers_first(joformer, in_turn, tmp_path, write):
+    data, out = write(tmp_path / "mine"), tmp_path / "out"
+    words = ["compare", "--data", data, "--seeds", 2, "--longer", 2, *SMALL, "--out", out]
+    code, said, told = joformer(*words)
     assert code == 0, told
-    others = [name for name in NAMES if name != "scores, fixed"]
-    sentences = said.rpartition("\n\n")[2].splitlines()
-    # One for each variant beside RoPE; then what values add to scores, where that is not said yet.
-    assert [line.partition(": ")[0] for line in sentences[:12]] == others
-    assert len(sentences) == 12
-    if seeds > 1:
-        assert all(re.search(r": (better|worse|undecided|equal)", line) for line in sentences), sentences
-        assert all(f"{seeds} seeds" in line for line in sentences)
-    assert (tmp_path / "out" / "report.html").is_file()
+    answer, cost, page = said.splitlines()
+    pattern = (
+        r"Does value transport help: mine\. (Value transport|Whether value transport).* after 1 steps: .* \(2 seeds"
+    )
+    assert re.match(pattern, answer), answer
+    assert "after 2 steps" in answer
+    assert re.match(r"What a step takes, beside RoPE\. A step with values takes \d.* × the time, measured once", cost)
+    assert page == str(out / "report.html")
+    result = json.loads((out / "cost" / "round" / "seed-0" / RESULT).read_text())
+    assert result["timed"]["both, fixed"][""]["ratio"] > 0
+    if write is write_text:  # the same command has nothing left to do, and gives the same answer
+        code, again, told = joformer(*words)
+        assert (code, again) == (0, said)
+        assert "9 of 9 cells" in told
+        # … nor has the file that the run wrote down.
+        code, again, told = joformer("compare", "--config", out / "command.toml", "--seeds", 2)
+        assert (code, again) == (0, said), told
+
+
+def test_compare_with_the_whole_grid(joformer, in_turn, tmp_path):
+    data, out = write_text(tmp_path / "mine"), tmp_path / "out"
+    code, said, told = joformer("compare", "--data", data, "--grid", "--seeds", 2, "--longer", 1, *SMALL, "--out", out)
+    assert code == 0, told
+    assert "pooled over 4 kinds of angles (2 seeds)" in said
+    assert "Whether that lasts was not looked at" in said
     # What a step takes is of the model as it is: frames of their own are parameters more.
-    cost = {name: json.loads((tmp_path / "out" / cell_of(name) / RESULT).read_text()) for name in others}
-    more = {name: result["measured"][""]["extra_parameters"] for name, result in cost.items()}
-    assert all(result["measured"][""]["ratio"] > 0 for result in cost.values())
-    assert [name for name in others if more[name] > 0] == others[3:]
-    # The same command has nothing left to do, and gives the same answers.
-    if write is write_text:
-        code, again, told = joformer("compare", "--data", data, *small, "--out", tmp_path / "out")
-        assert (code, again.splitlines()[-12:]) == (0, sentences)
-        assert "38 of 38 cells" in told
+    timed = json.loads((out / "cost" / "round" / "seed-0" / RESULT).read_text())["timed"]
+    others = [name for name in NAMES if name != "scores, fixed"]
+    assert list(timed) == others
+    assert [name for name in others if timed[name][""]["extra_parameters"] > 0] == others[3:]
 
 
-def cell_of(name):
-    return f"cost/{name.replace(', ', '-')}/seed-0"
+def test_looks_stop_when_it_is_decided(joformer, in_turn, tmp_path, monkeypatch):
+    """Two seeds a look: the second look is taken only where the first did not decide."""
+    from joformer.cli import compare
 
-
-def test_text_is_told_from_what_has_classes(tmp_path):
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    assert is_text("stdlib")
-    assert is_text("wikipedia")
-    assert is_text("openwebtext")
-    for name in ("digits", "tones", "words", "mnist", "cifar100", "imagenet"):
-        assert not is_text(name)
-    assert is_text(str(write_text(tmp_path / "notes")))
-    assert not is_text(str(write_images(tmp_path / "pictures")))
-    assert not is_text(str(write_sounds(tmp_path / "sounds")))
-    assert not is_text(str(tmp_path / "sounds" / "low"))
-    (tmp_path / "books").mkdir()
-    write_text(tmp_path / "books" / "one.txt")
-    write_text(tmp_path / "books" / "two.txt.gz")
-    assert is_text(str(tmp_path / "books"))
-    bytes_of = pa.array([{"bytes": b"x", "path": "x.png"}], pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
-    tables = {"articles": ({"title": ["a"], "text": ["b"]}, True), "images": ({"image": bytes_of, "label": [1]}, False)}
-    for name, (columns, wanted) in tables.items():
-        (tmp_path / name).mkdir()
-        parquet.write_table(pa.table(columns), tmp_path / name / "train-0.parquet")
-        assert is_text(str(tmp_path / name)) == wanted
-    (tmp_path / "broken.parquet").write_bytes(b"PAR1 and no more")
-    assert not is_text(str(tmp_path / "broken.parquet"))
-    with pytest.raises(ValueError, match="does not exist"):
-        is_text(str(tmp_path / "nowhere"))
+    data, seen = write_text(tmp_path / "mine"), []
+    for decided, wanted in ((False, [2, 4, 6]), (True, [2])):
+        monkeypatch.setattr(compare, "looked", lambda out, seeds, d=decided: bool(seen.append(seeds)) or d)
+        seen.clear()
+        out = tmp_path / f"out-{decided}"
+        words = ["compare", "--data", data, "--seeds", 2, "--looks", 3, "--longer", 1, *SMALL, "--out", out]
+        assert joformer(*words)[0] == 0
+        assert seen == wanted
+        assert json.loads((out / "compare" / TABLE).read_text())["looks"] == 3

@@ -1,4 +1,4 @@
-"""The command `joformer`: one small dataclass a subcommand, whose docstring and defaults are its help."""
+"""The command `joformer`: one small dataclass per command, whose docstring and defaults are its help."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
 try:
@@ -25,6 +25,7 @@ from joformer.cli.console import say
 from joformer.cli.convert import Convert
 from joformer.cli.evaluate import Evaluate
 from joformer.cli.generate import Generate
+from joformer.cli.options import check_options, meant, polished, with_config
 from joformer.cli.report import Report
 from joformer.cli.reproduce import Reproduce
 from joformer.cli.verify import Verify
@@ -32,19 +33,21 @@ from joformer.cli.verify import Verify
 
 @dataclass(frozen=True)
 class Train:
-    """Train one model: joformer train lm | vit | monoidal. Killed or not, the same command gives the same bits."""
+    """Train one model: lm (language), vit (images, sounds) or monoidal. Killed or not, the same command gives the
+    same bits.
+    """
 
 
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "verify": Verify,
-    "reproduce": Reproduce,
+COMMANDS: dict[str, type[Any]] = {
     "compare": Compare,
-    "report": Report,
-    "bench": Bench,
     "train": Train,
     "generate": Generate,
     "evaluate": Evaluate,
     "convert": Convert,
+    "reproduce": Reproduce,
+    "report": Report,
+    "verify": Verify,
+    "bench": Bench,
 }
 
 
@@ -90,22 +93,56 @@ def _leave(code: int) -> None:
     sys.exit(code)
 
 
-def _parse(words: list[str]) -> Any:
-    if words[:1] == ["train"]:
-        # Its options are those of the models and the recipe, which need torch: only who asks for them waits for it.
-        from joformer.cli.train import LM, Monoidal, ViT
-        from joformer.models import LMConfig
-        from joformer.training import Recipe
+def _parse(typed: list[str]) -> Any:
+    commands, path, rest = COMMANDS, "joformer", typed
+    while True:
+        name, rest = (rest[0], rest[1:]) if rest else ("--help", [])
+        if name in ("-h", "--help"):
+            _help(path, commands)
+        if path == "joformer" and name == "completion":
+            _completion(rest)
+        if name not in commands:
+            choice = meant(name, [*commands]) or f": choose from {', '.join(commands)}"
+            raise ValueError(f"there is no {path} {name}{choice}")
+        path, command = f"{path} {name}", commands[name]
+        if command is not Train:
+            break
+        commands = _trainers()
+    words = with_config(rest, command)
+    check_options(words, command)
+    markers = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
+    return tyro.cli(polished(command), prog=path, args=words, config=markers)
 
-        for shown in (LMConfig, Recipe):  # help is what is said of them, without the examples that are tests
-            shown.__doc__ = (shown.__doc__ or "").partition("\n\n    >>>")[0]
 
-        return tyro.extras.subcommand_cli_from_dict(
-            {"lm": LM, "vit": ViT, "monoidal": Monoidal},
-            prog="joformer train",
-            description=Train.__doc__,
-            args=words[1:],
-            config=(tyro.conf.OmitArgPrefixes,),
+def _trainers() -> dict[str, type[Any]]:
+    """The models that can be trained; their options need torch: only who asks for them waits for it."""
+    from joformer.cli.train import LM, Monoidal, ViT
+
+    return {"lm": LM, "vit": ViT, "monoidal": Monoidal}
+
+
+def _help(path: str, commands: dict[str, type[Any]]) -> None:
+    width = max(map(len, commands)) + 2
+    say(f"usage: {path} COMMAND [OPTIONS]      {path} COMMAND --help lists the options\n", lines=True)
+    for name, command in commands.items():
+        summary = (command.__doc__ or "").partition("\n\n")[0]
+        say(
+            "\n".join(wrap(f"{name:{width}}{' '.join(summary.split())}", 98, subsequent_indent=" " * width)), lines=True
         )
-    about = "Journey operators: what is true of them, what they cost, and whether they help."
-    return tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="joformer", description=about, args=words)
+    if path == "joformer":
+        say(
+            "\njoformer --version prints the version, joformer completion bash|zsh|tcsh a script for the shell.",
+            lines=True,
+        )
+    sys.exit(0)
+
+
+def _completion(rest: list[str]) -> None:
+    """Prints the script that completes commands and options in a shell."""
+    if rest not in (["bash"], ["zsh"], ["tcsh"]):
+        raise ValueError("joformer completion takes a shell: bash, zsh or tcsh")
+    whole: dict[str, Any] = {name: polished(command) for name, command in COMMANDS.items() if command is not Train}
+    whole |= {f"train {name}": polished(command) for name, command in _trainers().items()}
+    tyro.extras.subcommand_cli_from_dict(
+        whole, prog="joformer", args=["--tyro-print-completion", *rest], config=(tyro.conf.OmitArgPrefixes,)
+    )

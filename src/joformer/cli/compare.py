@@ -1,31 +1,35 @@
-"""`joformer compare`: the grid of frames and transport on data of one's own."""
+"""`joformer compare`: does value transport help, on data of one's own."""
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from joformer._log import logger
-from joformer.cli.console import say
-from joformer.cli.grid import Engine, chosen, published, run_plans, show
+from joformer.cli.grid import Engine, chosen, finish, run_tables, show_cells
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Whether transport helps on your data: every kind of frames on every side of attention, parameters, steps and
-    seeds matched; one sentence each: better, worse or undecided, by how much, and at what cost.
+    """Does value transport help on your data? RoPE against RoPE with its values transported, on many seeds.
 
-    Small models, some minutes; interrupted, the same command goes on. Example:
-    joformer compare --data notes.txt --seeds 5 --steps 500
+    Parameters, steps, data and seeds are matched. The answer is one sentence: better, worse, equivalent or
+    inconclusive, by how much, after how many steps; then whether it lasts, and what a step takes. Small models, some
+    minutes; interrupted, the same command resumes. --config FILE takes the options of another run's command.toml.
+    Example: joformer compare --data notes.txt --steps 500
     """
 
     data: str
-    """Text, images or sounds (a folder a class): a file, a folder, parquet; or stdlib, digits, tones, words."""
-    seeds: int = 5
+    """Text, images or sounds (one folder per class): a file, a folder, a table; or stdlib, digits, tones, words."""
+    seeds: int = 8
     """How many seeds: 0, 1, …"""
     steps: int = 300
     """Steps of every run."""
+    longer: int = 4
+    """Run again for so many times the steps, to see whether it lasts; 1 does not look."""
+    grid: bool = False
+    """Every kind of frames (fixed, learned, projected, cumulative) on every side (scores, values, both)."""
+    looks: int = 1
+    """Look at the results so many times, adding --seeds seeds each time until it is decided; the level is adjusted."""
     dim: int = 64
     """The width of the models."""
     layers: int = 2
@@ -44,8 +48,6 @@ class Compare:
     """Side to which images of different sizes are brought."""
     lr: float = 1e-3
     """The highest learning rate."""
-    baseline: str = "scores, fixed"
-    """What all are compared with: RoPE."""
     only: tuple[str, ...] = ()
     """Run these cells alone, by name or pattern: 'compare/*-fixed/*'"""
     jobs: int | None = None
@@ -54,63 +56,79 @@ class Compare:
     """local: processes here. ray: the cluster of RAY_ADDRESS, or a small one started here."""
     out: Path = Path("runs/compare")
     """Where everything is kept; the report too."""
+    dry_run: bool = False
+    """Print the cells and stop."""
     json: bool = False
     """Print the report as JSON instead of sentences."""
 
     def run(self) -> int:
         """Runs the command and returns its exit code."""
-        if self.seeds < 1 or self.steps < 1:
-            raise ValueError(f"--seeds and --steps are 1 or more, got {self.seeds} and {self.steps}")
+        for name in ("seeds", "steps", "longer", "looks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
         from joformer.experiments import ImageSource, TextSource
-        from joformer.experiments.compare import answers, is_name, is_text, plans
+        from joformer.experiments.compare import tables
         from joformer.training import Recipe
 
-        # A path that leads there from everywhere: other processes, on other machines, have folders of their own.
-        path = Path(self.data).expanduser()
-        data = str(path.resolve()) if path.exists() and not is_name(self.data) else self.data
         source: TextSource | ImageSource
-        if is_text(data):
+        data = _resolved(self.data)
+        if _is_text(data):
             source = TextSource(data, vocab=self.vocab, context=self.context, batch=self.batch or 16)
         else:
             source = ImageSource(data, batch=self.batch or 64, label=self.label, size=self.size)
-        source.load()
         every = max(1, self.steps // 4)
         recipe = Recipe(
             steps=self.steps, lr=self.lr, end=0.1, warmup=self.steps // 12, weight_decay=0.01, evaluate_every=every,
             save_every=every, keep=1,
         )  # fmt: skip
         shape = {"dim": self.dim, "layers": self.layers, "heads": self.heads}
-        planned = plans(source, range(self.seeds), recipe, baseline=self.baseline, **shape)
-        planned = chosen(planned, self.only, self._command())
-        if not planned:
-            raise ValueError(f"--only {' '.join(self.only)} is no cell: they are called like compare/both-fixed/seed-0")
-        failed = run_plans(planned, self.out, jobs=self.jobs, engine=self.engine)
-        show(self.out, as_json=self.json)
-        if not self.json:
-            say("")
-            for line in answers(self.out):
-                say(line)
-        if failed:
-            logger.warning(f"{failed} cells failed; the same command tries them again")
-        return 1 if failed else 0
+        failed = 0
+        for look in range(1, self.looks + 1):
+            count = look * self.seeds
+            planned = tables(
+                source, range(count), recipe, longer=self.longer, grid=self.grid, looks=self.looks, **shape
+            )
+            planned = chosen(planned, self, seeds=count)
+            if not planned:
+                like = "compare/both-fixed/seed-0"
+                raise ValueError(f"--only {' '.join(self.only)} is no cell: they are called like {like}")
+            if self.dry_run:
+                show_cells(planned)
+                return 0
+            failed = run_tables(planned, self, order=lambda cell: (cell.recipe.total, cell.seed))
+            if looked(self.out, count):
+                break
+        return finish(self.out, failed, as_json=self.json, only=self.only)
 
-    def _command(self) -> str:
-        plain = Compare(data=self.data)
-        words = ["compare", "--data", published(Path(self.data))]
-        for name in (
-            "seeds",
-            "steps",
-            "dim",
-            "layers",
-            "heads",
-            "context",
-            "vocab",
-            "batch",
-            "label",
-            "size",
-            "lr",
-            "baseline",
-        ):
-            if getattr(self, name) != getattr(plain, name):
-                words += [f"--{name}", str(getattr(self, name))]
-        return shlex.join(words)
+
+def looked(out: Path, seeds: int) -> bool:
+    """Whether the first question is decided; that the results of so many seeds were seen is written down."""
+    from joformer._io import write_json
+    from joformer.experiments.report import analysed
+    from joformer.experiments.results import gather
+    from joformer.experiments.tables import TABLE, read
+
+    place = out / "compare" / TABLE
+    if not place.is_file():  # times alone were asked for
+        return True
+    about = read(place)
+    about["looked"] = list(dict.fromkeys([*about.get("looked", []), seeds]))
+    write_json(place, about)
+    effects = next(iter(analysed(gather([place.parent]))[0].about.effects.values()), [])
+    return bool(effects) and effects[-1][2] != "inconclusive"
+
+
+def _resolved(data: str) -> str:
+    path = Path(data).expanduser()
+    return str(path.resolve()) if path.exists() and data not in ("stdlib", "digits", "tones", "words") else data
+
+
+def _is_text(data: str) -> bool:  # until the data's front door is there
+    from joformer.training.data.records import CLIPS, IMAGES
+    from joformer.training.data.sources import files_under, require_path
+
+    if data in ("stdlib", "digits", "tones", "words"):
+        return data == "stdlib"
+    path = require_path(data)
+    files = files_under(path) if path.is_dir() else [path]
+    return not {file.suffix.lower() for file in files} & {*IMAGES.suffixes, *CLIPS.suffixes}

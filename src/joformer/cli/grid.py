@@ -1,71 +1,90 @@
-"""What `reproduce` and `compare` have in common: running plans, with the time left, and showing what came of them."""
+"""What `reproduce` and `compare` have in common: running tables, with the time left, and showing what came of them."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from joformer._log import Progress, logger
 from joformer.cli.console import say
+from joformer.cli.options import changed, positional, words, write_config
 
 if TYPE_CHECKING:
-    from joformer.experiments import Cell, Plan
+    from joformer.experiments import Cell, Table
 
 Engine = Literal["local", "ray"]
 
 
-def chosen(plans: Sequence[Plan], only: Sequence[str], command: str) -> list[Plan]:
-    """The plans with the cells that were asked for, each with the command that runs it alone."""
-    from dataclasses import replace
-
-    from joformer.experiments.plans import with_command
-
+def chosen(planned: Sequence[Table], command: Any, **instead: Any) -> list[Table]:
+    """The tables with the cells that `command.only` asks for, each with the command that runs it alone."""
+    given = changed(command, ("only", "jobs", "engine")) | instead
+    for name in ("data", "out"):  # as it was typed, but nobody's whole path
+        if name in given and Path(given[name]).is_absolute():
+            given[name] = Path(given[name]).name
+    typed = shlex.join([type(command).__name__.lower(), *words(given, positional(type(command)))])
     kept = []
-    for plan in plans:
-        cells = [c for c in plan.cells if not only or any(c.name == one or fnmatch(c.name, one) for one in only)]
+    for table in planned:
+        cells = [cell for cell in table.cells if not command.only or any(_means(one, cell) for one in command.only)]
         if cells:
-            kept.append(replace(plan, cells=with_command(cells, command)))
+            named = tuple(replace(cell, command=f"joformer {typed} --only {cell.name}") for cell in cells)
+            kept.append(replace(table, cells=named, planned=tuple(cell.name for cell in cells)))
     return kept
 
 
-def published(data: Path) -> str:
-    """The data's folder as a command in a report has it: as it was typed, but nobody's whole path."""
-    return data.name if data.is_absolute() else str(data)
+def _means(pattern: str, cell: Cell) -> bool:
+    """Whether the pattern is of this cell, with the data that its table's name carries or without."""
+    short = cell.name.removeprefix(f"{cell.table.rpartition('-')[0]}-")
+    return any(name == pattern or fnmatch(name, pattern) for name in (cell.name, short))
 
 
-def run_plans(plans: Sequence[Plan], out: Path, *, jobs: int | None, engine: Engine) -> int:
-    """Run every cell that is not finished; how many could not be. Only one command at a time may, in a folder."""
+def show_cells(tables: Sequence[Table]) -> None:
+    """Prints what would be run."""
+    for table in tables:
+        for cell in table.cells:
+            what = f"{1 + len(cell.rivals)} models timed" if cell.alone else f"{cell.parameters:,} parameters"
+            say(f"{cell.name}  {what}, {cell.recipe.total:,} steps, {cell.source.data}")
+
+
+def run_tables(tables: Sequence[Table], command: Any, order: Callable[[Cell], Any] = lambda cell: cell.seed) -> int:
+    """Run every cell that is not finished; how many could not be. Only one command at a time may, in a folder.
+
+    By default a seed of every model before the next: whoever stops early has pairs.
+    """
     from joformer._io import Lock
     from joformer.experiments.cluster import run_on_ray
     from joformer.experiments.engine import run_local, usable_devices
 
-    jobs = usable_devices() if jobs is None else jobs
+    jobs = usable_devices() if command.jobs is None else command.jobs
     if jobs < 1:
         raise ValueError(f"--jobs must be 1 or more, got {jobs}")
-    engines = {"local": run_local, "ray": run_on_ray}
-    with Lock(out):  # two at once would find each other's cells in use, and call them failed
-        return _run_cells(plans, out, jobs, engines[engine])
+    engine = {"local": run_local, "ray": run_on_ray}[command.engine]
+    with Lock(command.out):  # two at once would find each other's cells in use, and call them failed
+        return _run_cells(tables, command, jobs, engine, order)
 
 
-def _run_cells(plans: Sequence[Plan], out: Path, jobs: int, engine: Callable[..., Any]) -> int:
-    from joformer.experiments.cells import finished
-    from joformer.experiments.results import RESULT
+def _run_cells(
+    tables: Sequence[Table], command: Any, jobs: int, engine: Callable[..., Any], order: Callable[[Cell], Any]
+) -> int:
+    from joformer.experiments.running import finished
+    from joformer.experiments.tables import RESULT
 
-    cells = [cell for plan in plans for cell in plan.cells]
+    out, cells = command.out, [cell for table in tables for cell in table.cells]
     done = {cell.name for cell in cells if finished(cell, out) is not None}
-    for plan in plans:
-        plan.begin(out)
+    for table in tables:
+        table.begin(out)
+    write_config(command, out)
     if done:
         logger.info(f"{len(done)} of {len(cells)} cells in {out} are finished already")
-    # A seed of every model before the next: whoever stops early has pairs.
-    left = sorted((cell for cell in cells if cell.name not in done), key=lambda cell: cell.seed)
+    left = sorted((cell for cell in cells if cell.name not in done), key=order)
     failed, asked = 0, list[int]()
     clock = _Clock(left, out, jobs)
     events = engine(left, out, jobs=jobs)
@@ -79,13 +98,13 @@ def _run_cells(plans: Sequence[Plan], out: Path, jobs: int, engine: Callable[...
                         logger.warning(_line(event, clock))
                     elif not progress.on_terminal:
                         logger.info(_line(event, clock))
-                progress.update(clock.done(), f"{clock.count} of {len(left)} cells, {clock.left()} left")
+                progress.update(clock.done(), clock.text())
     except KeyboardInterrupt:
         with suppress(Exception):
             events.close()
         ready = sum((out / cell.name / RESULT).is_file() for cell in cells)  # also those nobody was told of yet
         logger.warning(
-            f"joformer: stopped with {ready} of {len(cells)} cells finished in {out}; the same command goes on"
+            f"joformer: stopped with {ready} of {len(cells)} cells finished in {out}; the same command resumes"
         )
         raise SystemExit(128 + (asked[0] if asked else signal.SIGINT)) from None
     if failed and failed == len(cells):
@@ -109,16 +128,21 @@ def _asked_to_stop(asked: list[int]) -> Iterator[None]:
 
 
 class _Clock:
-    """How much is done and how long the rest will take, judged by what cells of the same table took."""
+    """How much is done and how long the rest will take, by the pace of the last minutes.
+
+    What a cell takes is a guess (`Cell.work`); how fast guesses become done is measured, and with it whatever else
+    keeps the machine busy.
+    """
 
     def __init__(self, cells: Sequence[Cell], out: Path, jobs: int) -> None:
-        self.out, self.jobs, self.began = out, jobs, time.monotonic()
+        self.out, self.jobs = out, jobs
         self.work = {cell.name: cell.work for cell in cells}
         self.waiting = {cell.name: cell for cell in cells}
         self.total = sum(self.work.values())
         self.count = 0
         self._spent: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self._read: dict[str, tuple[float, float]] = {}
+        self._seen: list[tuple[float, float]] = []
 
     def ended(self, cell: Cell, result: dict[str, Any] | None) -> None:
         del self.waiting[cell.name]
@@ -130,13 +154,24 @@ class _Clock:
         return self.total - sum(self.work[name] * (1 - self._share(cell)) for name, cell in self.waiting.items())
 
     def left(self) -> str:
+        """Time left: work left at the pace of its table, times how much slower this command has been than that."""
         everything = [pair for pairs in self._spent.values() for pair in pairs]
         seconds = sum(
             self.work[name] * (1 - self._share(cell)) * _pace(self._spent[cell.table] or everything)
             for name, cell in self.waiting.items()
-        )
-        minutes = seconds / min(self.jobs, max(1, len(self.waiting))) / 60
-        return "less than a minute" if minutes < 1 else f"about {minutes:.0f} min"
+        ) / min(self.jobs, max(1, len(self.waiting)))
+        now, done = time.monotonic(), self.done()
+        self._seen = [*[one for one in self._seen if now - one[0] < 300], (now, done)]
+        then, before = self._seen[0]
+        if now - then > 30 and done > before:  # what was done lately is the better judge
+            seconds = (self.total - done) * (now - then) / (done - before)
+        return "less than a minute left" if seconds < 60 else f"about {seconds / 60:.0f} min left"
+
+    def text(self) -> str:
+        """How far it is, and what is running."""
+        running = [name for name, cell in self.waiting.items() if self._share(cell) > 0]
+        now = f", running {running[0]}{f' and {len(running) - 1} more' * (len(running) > 1)}" if running else ""
+        return f"{self.count} of {len(self.work)} cells, {self.left()}{now}"
 
     def _share(self, cell: Cell) -> float:
         """How much of a cell at work is done, by the last line it logged; looked at every two seconds."""
@@ -156,22 +191,20 @@ def _pace(pairs: Sequence[tuple[float, float]]) -> float:
 
 
 def _line(event: Any, clock: _Clock) -> str:
-    at = f"[{clock.count} of {len(clock.work)}, {clock.left()} left] {event.cell.name}"
+    at = f"[{clock.count} of {len(clock.work)}, {clock.left()}] {event.cell.name}"
     if event.result is None:
         return f"{at}: failed: {event.error}"
-    last = list(event.result["measured"].items())[-1]
-    shown = ", ".join(f"{name} {value:.4g}" for name, value in last[1].items())
-    return f"{at}: {shown}"
+    measured = [*event.result["measured"].values()][-1:]
+    return ": ".join([at, *(", ".join(f"{name} {value:.4g}" for name, value in one.items()) for one in measured)])
 
 
-def show(out: Path, *, as_json: bool) -> None:
-    """Print the tables of a folder, then write their report and say where it is."""
+def finish(out: Path, failed: int, *, as_json: bool, only: Sequence[str] = ()) -> int:
+    """Print one sentence per table, or the report as JSON; write the report, say where it is; the exit code."""
     from joformer.cli.report import Report
-    from joformer.experiments import report
-    from joformer.experiments.results import gather
 
-    if not as_json:
-        for line in report.lines(gather([out])):
-            say(line)
-        say("")
     Report((out,), json=as_json).run()
+    if failed:
+        logger.warning(f"{failed} cells failed; the same command tries them again")
+    if only:
+        logger.warning("--only runs a part of a table: its verdicts are corrected for the comparisons that are there")
+    return 1 if failed else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -11,8 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from joformer._log import logger
-from joformer.cli.console import say
-from joformer.cli.grid import Engine, chosen, published, run_plans, show
+from joformer.cli.grid import Engine, chosen, finish, run_tables, show_cells
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,7 @@ class Reproduce:
     """The tables of the paper, with seeds and intervals: mnist, cifar100, imagenet, wikipedia, length, overhead; and
     which side of attention does the work (transport), sounds (speech). All of them, unless some are named.
 
-    On embedded data in ten minutes on two cores; interrupted, the same command goes on. Example:
+    On embedded data in ten minutes on two cores; interrupted, the same command resumes. Example:
     joformer reproduce mnist wikipedia --data ~/data --seeds 5 --out runs/mine
     """
 
@@ -46,7 +44,7 @@ class Reproduce:
     dry_run: bool = False
     """Print the cells and stop."""
     json: bool = False
-    """Print the report as JSON instead of tables."""
+    """Print the report as JSON instead of sentences."""
 
     def run(self) -> int:
         """Runs the command and returns its exit code."""
@@ -64,41 +62,24 @@ class Reproduce:
             name: TABLES[name](self.scale, self.data, range(self.seeds), self.steps, len(names) == 1)
             for name in wanted or names
         }
-        plans = [plan for several in made.values() for plan in several]
-        if self.data is not None and not any(Path(plan.source.data).is_absolute() for plan in plans):
+        every = [table for several in made.values() for table in several]
+        if self.data is not None and not any(Path(table.cells[0].source.data).is_absolute() for table in every):
             known = "mnist, cifar100, imagenet, enwik8, wikitext-2 or fsdd"
             raise ValueError(f"--data {self.data} has nothing for {', '.join(names)}: give a folder that holds {known}")
-        plans = [plan for name, several in made.items() for plan in chosen(several, self.only, self._command(name))]
-        if not plans:
-            like = next(iter(made.values()))[0].cells[0].name
+        tables = [table for name, several in made.items() for table in chosen(several, self, tables=[name])]
+        if not tables:
+            like = every[0].cells[0].name
             raise ValueError(f"--only {' '.join(self.only)} is no cell of these tables: they are called like {like}")
         if self.dry_run:
-            for plan in plans:
-                for cell in plan.cells:
-                    say(f"{cell.name}  {cell.parameters:,} parameters, {cell.recipe.total:,} steps, {cell.source.data}")
+            show_cells(tables)
             return 0
         if self.data is not None:
-            for plan in plans:
-                logger.info(f"{plan.name}: {plan.source.data}")
-        failed = run_plans(plans, self.out, jobs=self.jobs, engine=self.engine)
-        show(self.out, as_json=self.json)
-        if failed:
-            logger.warning(f"{failed} cells failed; the same command tries them again")
-        return 1 if failed else 0
-
-    def _command(self, name: str) -> str:
-        """The words that give the table's cells, to which --only adds which."""
-        words = ["reproduce", name, "--seeds", str(self.seeds)]
-        if self.scale != "laptop":
-            words += ["--scale", self.scale]
-        if self.data is not None:
-            words += ["--data", published(self.data)]
-        if self.steps is not None:
-            words += ["--steps", str(self.steps)]
-        return shlex.join(words)
+            for table in tables:
+                logger.info(f"{table.name}: {table.cells[0].source.data}")
+        return finish(self.out, run_tables(tables, self), as_json=self.json, only=self.only)
 
 
 def _of(table: str, pattern: str) -> bool:
-    """Whether a pattern of cells may mean cells of this table, or of one that belongs to it."""
+    """Whether a pattern of cells may mean cells of this table, or of one that belongs to it, on whatever data."""
     first = pattern.partition("/")[0]
-    return fnmatch(table, first) or first.startswith(f"{table}-")
+    return fnmatch(table, first) or first.startswith(f"{table}-") or first.endswith(f"-{table}")

@@ -17,10 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from joformer import paper
-from joformer.experiments.cells import Cell
 from joformer.experiments.places import find
-from joformer.experiments.plans import Plan
 from joformer.experiments.sources import ImageSource, Scale
+from joformer.experiments.tables import Cell, Table, plan
 from joformer.models import VARIANTS, ViTConfig
 from joformer.training import Recipe
 
@@ -30,7 +29,7 @@ SETUP_B = tuple(name for name in VARIANTS if name not in (*SETUP_A, *OTHERS))
 EPOCHS = {"laptop": 4, "digits": 10, "paper": 300}
 
 
-def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Plan]:
+def tables(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
     """Setup B; at the paper's scale Setup A as well."""
     where = find(data, ("cifar100",), scale, hub="cifar100", embedded="digits", sole=sole)
     small = where == "digits"
@@ -50,7 +49,7 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
     models = tuple(paper.CIFAR_SCALING) if scale == "laptop" and not small else SETUP_B
     cells = [
         Cell(
-            "cifar100", model, f"D = {dim}", seed,
+            model, f"D = {dim}", seed,
             ViTConfig(
                 model=model, shape=shape, patch=patch, channels=channels, classes=len(images.classes), dim=dim,
                 layers=4, heads=4, dropout=0.1 if scale == "paper" else 0.0,
@@ -70,30 +69,32 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
             if 256 in widths:
                 printed.setdefault(model, {})["D = 256"] = value
     return [
-        Plan(
-            name="cifar100",
-            title="The vision transformers of Setup B",
+        plan(
+            "cifar100",
+            "A small vision transformer (Setup B)",
+            "accuracy",
+            cells,
             scale=scale,
-            source=source,
-            metric="accuracy",
             baseline="rope2d",
-            models=models,
-            sizes=tuple(f"D = {dim}" for dim in widths),
             pairs=tuple((q, v) for q, v, *_ in paper.V_ROTATION.values() if q in models and v in models),
             paper=printed,
             paper_setting="CIFAR-100, 300 epochs, one seed",
+            comparable=_is_the_paper_s(scale, where, steps),
             notes=(
                 f"{total} steps of {source.batch} images, {total / epoch:.3g} epochs; the paper has 300.",
                 *(["Without dropout: runs are short, and it doubles their time."] if scale == "laptop" else []),
                 *(["Digits are not augmented: mirrored or half erased they are other digits."] if small else []),
             ),
-            cells=tuple(cells),
         ),
         *(_setup_a(where, seeds, steps) if scale == "paper" else []),
     ]
 
 
-def _setup_a(where: str, seeds: Sequence[int], steps: int | None) -> list[Plan]:
+def _is_the_paper_s(scale: Scale, where: str, steps: int | None) -> bool:
+    return scale == "paper" and steps is None and Path(where).name == "cifar100"
+
+
+def _setup_a(where: str, seeds: Sequence[int], steps: int | None) -> list[Table]:
     source = ImageSource(where, augment="crop")
     images = source.load()
     epoch = source.steps(1)
@@ -103,7 +104,7 @@ def _setup_a(where: str, seeds: Sequence[int], steps: int | None) -> list[Plan]:
     )  # fmt: skip
     cells = [
         Cell(
-            "cifar100-liere", model, "", seed,
+            model, "", seed,
             ViTConfig(
                 model=model, shape=(32, 32), patch=(4, 4), classes=len(images.classes), dim=384, layers=12, heads=6,
                 hidden=768,
@@ -115,17 +116,16 @@ def _setup_a(where: str, seeds: Sequence[int], steps: int | None) -> list[Plan]:
     ]  # fmt: skip
     (dense, dense_v, _), (liere, liere_v, _) = paper.CIFAR_LIERE["axial-dense"], paper.CIFAR_LIERE["LieRE64"]
     return [
-        Plan(
-            name="cifar100-liere",
-            title="ViT-Tiny of Setup A, curved frames",
+        plan(
+            "cifar100-liere",
+            "ViT-Tiny with curved frames (Setup A)",
+            "accuracy",
+            cells,
             scale="paper",
-            source=source,
-            metric="accuracy",
-            models=tuple(SETUP_A),
             pairs=(("axial_dense", "axial_dense_v"), ("liere64", "liere64_v")),
             paper=dict(zip(SETUP_A, ({"": value} for value in (dense, dense_v, liere, liere_v)), strict=True)),
             paper_setting="CIFAR-100, 400 epochs, one seed",
+            comparable=_is_the_paper_s("paper", where, steps),
             notes=("The feed-forward is 768 wide: only so are there 14.9 million parameters (docs/claims.md row 52).",),
-            cells=tuple(cells),
         )
     ]

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from joformer._io import one_line
-from joformer.experiments.cells import Cell, run
 from joformer.experiments.engine import GRACE, TICK, TRIES, Done
+from joformer.experiments.running import run
+from joformer.experiments.tables import Cell
 from joformer.training import Stopped
 
 SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"

@@ -1,35 +1,31 @@
-"""The grid of transport on anyone's data: text, images or sounds, by name or by path.
+"""Does value transport help on anyone's data: text, images or sounds, by name or by path.
 
-    joformer compare --data notes.txt                         13 models, 5 seeds, 300 steps: some minutes
+    joformer compare --data notes.txt                         RoPE and RoPE + values, 8 seeds, two budgets: some minutes
+    joformer compare --data notes.txt --grid                  every kind of frames on every side: an hour
 
-Every kind of frames on every side (variants.py), parameters, steps, data and seeds matched, each beside RoPE; and what
-a step of each takes, measured on its own.
+Parameters, steps, data and seeds are matched. The question is asked at the budget that was given, and again at a
+longer one: does it last? What a step takes is measured on its own, all models taking turns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from joformer.bench._measure import geometric_mean
-from joformer.experiments.cells import Cell
-from joformer.experiments.plans import Plan
-from joformer.experiments.results import RESULT, TABLE, read
 from joformer.experiments.sources import ImageSource, TextSource
-from joformer.experiments.variants import NAMES, variant
+from joformer.experiments.tables import Cell, Table, plan
+from joformer.experiments.variants import FRAMES, NAMES, variant
 from joformer.models import LMConfig, ViTConfig
 from joformer.models._vit import eighths
 from joformer.training import Recipe
-from joformer.training.data.records import CLIPS, IMAGES
-from joformer.training.data.sources import files_under, is_hub, require_path
 
-ROUNDS = 2
+BASELINE, VALUES = "scores, fixed", "both, fixed"
+ROUNDS = 3
 """How often the time of a step is measured, each time in a process of its own."""
 
 
-def plans(
+def tables(
     source: TextSource | ImageSource,
     seeds: Sequence[int],
     recipe: Recipe,
@@ -37,126 +33,75 @@ def plans(
     dim: int = 64,
     layers: int = 2,
     heads: int = 4,
-    baseline: str = "scores, fixed",
-) -> list[Plan]:
+    longer: int = 1,
+    grid: bool = False,
+    looks: int = 1,
+) -> list[Table]:
     """The table of what is learned, and that of what a step takes.
 
-    >>> compared, timed = plans(TextSource("stdlib", context=32), (0, 1), Recipe(steps=5), dim=32)
-    >>> len(compared.cells), len(timed.cells)
-    (26, 24)
+    >>> compared, timed = tables(TextSource("stdlib", context=32), (0, 1), Recipe(steps=5), dim=32, longer=4)
+    >>> [cell.name for cell in compared.cells][::4], len(timed.cells)
+    (['compare/scores-fixed/seed-0', 'compare/scores-fixed/20-steps/seed-0'], 3)
     """
-    if baseline not in NAMES:
-        raise ValueError(f"unknown baseline {baseline!r}: choose from {'; '.join(NAMES)}")
     loaded: Any = source.load()
     if isinstance(source, TextSource):
         metric = "bits_per_byte"
-        plain: Any = LMConfig(vocab=loaded.tokenizer.vocab, dim=dim, layers=layers, heads=heads, transport="none")
+        none: Any = LMConfig(vocab=loaded.tokenizer.vocab, dim=dim, layers=layers, heads=heads, transport="none")
     else:
         metric = "accuracy"
         channels, *sides = loaded.train.images.shape[1:]
-        shape = tuple(sides)
-        plain = ViTConfig(
-            model="none", shape=shape, patch=eighths(shape), channels=channels, classes=len(loaded.classes), dim=dim,
-            layers=layers, heads=heads, pool="mean",
+        none = ViTConfig(
+            model="none", shape=tuple(sides), patch=eighths(tuple(sides)), channels=channels,
+            classes=len(loaded.classes), dim=dim, layers=layers, heads=heads, pool="mean",
         )  # fmt: skip
-    made = {name: variant(plain, name) for name in NAMES}
-    cells = [Cell("compare", name, "", seed, made[name], source, recipe) for name in NAMES for seed in seeds]
+    names = NAMES if grid else (BASELINE, VALUES)
+    made = {name: variant(none, name) for name in names}
+    budgets = {"": recipe}
+    if longer > 1:
+        total = longer * recipe.total
+        budgets[f"{total} steps"] = replace(recipe, steps=total, warmup=longer * recipe.warmup)
+    cells = [
+        Cell(name, size, seed, made[name], source, how)
+        for size, how in budgets.items()
+        for name in names
+        for seed in seeds
+    ]
     # The cost is that of the model as it is, not of one made narrower elsewhere.
-    full = {name: variant(plain, name, match=False) for name in NAMES}
-    others = [name for name in NAMES if name != baseline]
+    full = {name: variant(none, name, match=False) for name in names}
+    rivals = tuple((name, full[name]) for name in names if name != BASELINE)
     timed = [
-        Cell("cost", name, "", turn, full[name], source, replace(recipe, steps=1), against=full[baseline])
-        for name in others
+        Cell("round", "", turn, full[BASELINE], source, replace(recipe, steps=1), rivals=rivals)
         for turn in range(ROUNDS)
     ]
-    sizes = f"{layers} layers of {dim}, {heads} heads"
+    pairs = tuple((f"scores, {kind}", f"both, {kind}") for kind in FRAMES if kind != "fixed") if grid else ()
     return [
-        Plan(
-            name="compare",
-            title="Frames and transport",
+        plan(
+            "compare",
+            "Does value transport help",
+            metric,
+            cells,
+            named=False,
             scale="laptop",
-            source=source,
-            metric=metric,
-            models=NAMES,
-            baseline=baseline,
-            pairs=tuple(
-                (f"scores, {kind}", f"both, {kind}")
-                for kind in ("fixed", "learned", "projected", "cumulative")
-                if f"scores, {kind}" != baseline
-            ),
+            baseline=BASELINE,
+            pairs=pairs,
+            looks=looks,
             notes=(
-                f"{recipe.total} steps of {source.batch}; {sizes}; parameters matched by the feed-forward's width.",
-                "scores, fixed is RoPE; both is scores and values; none is one model whatever the frames would be.",
+                f"{' and '.join(f'{how.total:,}' for how in budgets.values())} steps of {source.batch}; {layers} "
+                f"layers of {dim}, {heads} heads; parameters matched by the feed-forward's width.",
             ),
-            cells=tuple(cells),
         ),
-        Plan(
-            name="cost",
-            title=f"What a step takes, beside {baseline}",
+        plan(
+            "cost",
+            "What a step takes, beside RoPE",
+            "ratio",
+            timed,
+            named=False,
             scale="laptop",
-            source=source,
-            metric="ratio",
-            models=tuple(others),
+            models=tuple(name for name, _ in rivals),
             reference=1.0,
-            notes=(f"{ROUNDS} rounds, each a process of its own, the best of twenty turns; parameters not matched.",),
-            cells=tuple(timed),
+            notes=(
+                f"{ROUNDS} rounds, each a process of its own in which all models take turns, the best of twenty; "
+                "parameters not matched.",
+            ),
         ),
     ]
-
-
-def answers(out: Path) -> list[str]:
-    """One sentence for each variant: better, worse or undecided, by how much, with what confidence, at what cost."""
-    from joformer.experiments.report import sentences
-
-    if not (out / "compare" / TABLE).is_file():  # times alone were asked for
-        return []
-    results: dict[str, list[dict[str, Any]]] = {}
-    for name in ("compare", "cost"):
-        results[name] = [read(place) for place in sorted((out / name).glob(f"**/{RESULT}"))]
-    times: dict[str, list[float]] = {}
-    for result in results["cost"]:
-        times.setdefault(result["model"], []).append(result["measured"][""]["ratio"])
-    for result in results["compare"]:
-        if result["model"] in times:
-            result["measured"][""]["time_ratio"] = geometric_mean(times[result["model"]])
-    about = read(out / "compare" / TABLE)
-    return sentences(about, results["compare"], pairs=False)  # those are in the report
-
-
-def is_name(data: str) -> bool:
-    """Whether the data is given by name, here or on the hub; a folder of that name is then given as ./NAME.
-
-    >>> is_name("digits"), is_name("./digits")
-    (True, False)
-    """
-    return data in ("stdlib", "digits", "tones", "words") or is_hub(data)
-
-
-def is_text(data: str) -> bool:
-    """Whether the data is text, rather than images or sounds with their classes.
-
-    >>> is_text("stdlib"), is_text("digits")
-    (True, False)
-    """
-    if is_name(data):
-        return data in ("stdlib", "wikipedia", "openwebtext")
-    path = require_path(data)
-    files = files_under(path) if path.is_dir() else [path]
-    suffixes = {file.suffix.lower() for file in files}
-    if suffixes & {*IMAGES.suffixes, *CLIPS.suffixes}:
-        return False
-    tables = [file for file in files if file.suffix.lower() == ".parquet"]
-    return _holds_text(tables[0]) if tables else True
-
-
-def _holds_text(table: Path) -> bool:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    try:
-        kinds = [field.type for field in parquet.read_schema(table)]
-    except (OSError, pa.ArrowInvalid):
-        return False  # and whoever opens it says what is wrong with it
-    return any(pa.types.is_string(kind) or pa.types.is_large_string(kind) for kind in kinds) and not any(
-        pa.types.is_binary(kind) or pa.types.is_struct(kind) for kind in kinds
-    )

@@ -1,31 +1,39 @@
-"""What a step takes: a model and the one it is compared with, taking turns in one process."""
+"""What a step takes: several models taking turns in one process, the best turn of each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from joformer._seeding import reseed
 from joformer.bench._measure import fastest, keep_freed_memory
-from joformer.experiments.cells import Cell, parameters
 from joformer.models import initialise
 from joformer.models._saving import MODELS, written
 from joformer.training import Processes
 
+if TYPE_CHECKING:
+    from joformer.experiments.tables import Cell
+
 TURNS = 20
 
 
-def measure(cell: Cell) -> dict[str, float]:
-    """Milliseconds of a training step, and how many times those of `cell.against`: the best of turns taken by both."""
+def measure(cell: Cell) -> dict[str, dict[str, float]]:
+    """Of each rival of the cell: milliseconds of a training step, how many times those of `cell.config`, parameters.
+
+    All models take turns, forward, backward and AdamW, and the best of their turns counts: what else happens on the
+    machine only ever adds time.
+    """
     keep_freed_memory()
     processes, task = Processes(cell.recipe.precision), cell.source.task()
     task.to(processes.device)
     batch = task.batch(cell.seed, 0, 0, 1)
+    counts: dict[str, int] = {}
 
-    def step_of(config: Any) -> Callable[[], object]:
+    def step_of(name: str, config: Any) -> Callable[[], object]:
         model = initialise(MODELS[written(config)["model"]](config), cell.seed).to(processes.device).train()
+        counts[name] = sum(weight.numel() for weight in model.parameters())
         optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
         def step() -> None:
@@ -40,10 +48,13 @@ def measure(cell: Cell) -> dict[str, float]:
 
         return step
 
-    best = fastest({"ours": step_of(cell.config), "theirs": step_of(cell.against)}, repeats=TURNS)
-    ratio = best["ours"] / best["theirs"]
+    best = fastest({name: step_of(name, config) for name, config in (("", cell.config), *cell.rivals)}, repeats=TURNS)
     return {
-        "ratio": ratio,
-        "ms": 1000 * best["ours"],
-        "extra_parameters": float(cell.parameters - parameters(cell.against)),
+        name: {
+            "ratio": best[name] / best[""],
+            "ms": 1000 * best[name],
+            "parameters": float(counts[name]),
+            "extra_parameters": float(counts[name] - counts[""]),
+        }
+        for name, _ in cell.rivals
     }

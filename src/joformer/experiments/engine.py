@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from joformer._io import one_line, open_log
-from joformer.experiments.cells import Cell, run
+from joformer.experiments.running import run
+from joformer.experiments.tables import Cell
 from joformer.training import Stopped
 
 LOG = "workers.log"

@@ -1,8 +1,8 @@
 """ImageNet, ViT-S: RoPE in two dimensions against the same with values transported.
 
     joformer reproduce imagenet                               digits and a small model, 200 steps, 3 seeds: a minute
-    joformer reproduce imagenet --data FOLDER                 any folder of images, a folder a class
-    joformer reproduce imagenet --scale paper                 ViT-S, 300 epochs, batch 1,024: some GPU days a run
+    joformer reproduce imagenet --data FOLDER                 any folder of images, one folder per class
+    joformer reproduce imagenet --scale paper                 ViT-S, 300 epochs, batch 1,024: some GPU days per run
 
 Expect: on digits, after 200 steps, some 10 points for transported values; about ViT-S on ImageNet, where the paper has
 +0.40 of one seed after 300 epochs, that says nothing.
@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from joformer import paper
-from joformer.experiments.cells import Cell
 from joformer.experiments.places import find
-from joformer.experiments.plans import Plan
 from joformer.experiments.sources import ImageSource, Scale
+from joformer.experiments.tables import Cell, Table, plan
 from joformer.models import ViTConfig
 from joformer.training import Recipe
 
@@ -28,7 +27,7 @@ MODELS = ("rope2d", "joformer_old")
 SIDE = {"laptop": 64, "paper": 224}
 
 
-def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Plan]:
+def tables(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
     """The table as it is run."""
     where = find(data, ("imagenet",), scale, hub="imagenet", embedded="digits", sole=sole)
     small = where == "digits"
@@ -53,29 +52,26 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
     else:
         shape = {"shape": (224, 224), "patch": (16, 16), "dim": 384, "layers": 12, "heads": 6}
     cells = [
-        Cell(
-            "imagenet", model, "", seed, ViTConfig(model=model, classes=classes, drop_path=0.1, **shape), source, recipe
-        )
+        Cell(model, "", seed, ViTConfig(model=model, classes=classes, drop_path=0.1, **shape), source, recipe)
         for model in MODELS
         for seed in seeds
     ]
     rope, ours, _ = paper.IMAGENET["top-1"]
     return [
-        Plan(
-            name="imagenet",
-            title="The recipe for ImageNet: RoPE in two dimensions, and with values",
+        plan(
+            "imagenet",
+            "The recipe for ImageNet",
+            "accuracy",
+            cells,
             scale=scale,
-            source=source,
-            metric="accuracy",
             baseline="rope2d",
-            models=tuple(MODELS),
             paper={"rope2d": {"": rope}, "joformer_old": {"": ours}},
             paper_setting="ImageNet-1K, ViT-S, 300 epochs, one seed",
+            comparable=scale == "paper" and steps is None and Path(where).name == "imagenet",
             notes=(
                 f"{total} steps of {source.batch} images."
                 + (" A small model on few steps, not ViT-S on ImageNet." if scale == "laptop" else ""),
                 *(["Mirrored, erased and mixed as the recipe has it, digits are often other digits."] if small else []),
             ),
-            cells=tuple(cells),
         )
     ]

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from joformer import paper
-from joformer.experiments.cells import Cell
 from joformer.experiments.places import find
-from joformer.experiments.plans import Plan
 from joformer.experiments.sources import Scale, TextSource
+from joformer.experiments.tables import Cell, Table, plan
 from joformer.models import LMConfig
 from joformer.training import Recipe
 
@@ -33,7 +32,7 @@ MODELS: dict[str, dict[str, Any]] = {
 TEXTS = ("openwebtext", "enwik8", "wikitext-2")
 
 
-def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Plan]:
+def tables(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
     """The table as it is run."""
     where = find(data, TEXTS, scale, hub="openwebtext", embedded="stdlib", sole=sole)
     if scale == "paper":
@@ -50,7 +49,7 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
     vocab = source.load().tokenizer.vocab
     cells = [
         Cell(
-            "length", model, "", seed,
+            model, "", seed,
             LMConfig(vocab=vocab, pattern=pattern, window=32, **shape, **change), source,
             _recipe(model, total, rates, precision), lengths=lengths,
         )
@@ -64,27 +63,25 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
         for model, row in paper.LENGTH.items()
     }
     return [
-        Plan(
-            name="length",
-            title=f"Trained at {source.context} tokens, measured up to {lengths[-1]}",
+        plan(
+            "length",
+            f"Trained at {source.context} tokens, measured up to {lengths[-1]}",
+            "perplexity",
+            cells,
             scale=scale,
-            source=source,
-            metric="perplexity",
-            models=tuple(MODELS),
-            sizes=tuple(map(str, lengths)),
             baseline="rope",
             paper=printed,
             paper_setting="OpenWebText, 163M parameters, trained at 512 tokens, one seed; projected 200,000 steps, "
             "rope 150,000",
+            comparable=scale == "paper" and steps is None and Path(where).name == "openwebtext",
             notes=(
                 f"{total} steps for every row and the same learning rates, in three stages of 2 : 1 : 1; the row of "
                 "projected angles has fixed ones in the first two. Cumulative angles are there from the start.",
                 f"Perplexity of {'bytes' if vocab == 256 else 'tokens'}; {source.held_out} windows at each length, "
                 "other text at each: compare models at a length, not lengths of a model.",
-                "The paper's figures stand at the same multiple of the training length; it trains at 512.",
+                "The paper's figures are for the same multiple of the training length; it trains at 512.",
                 "Content-dependent rows have more parameters, as in the paper.",
             ),
-            cells=tuple(cells),
         )
     ]
 

@@ -1,4 +1,4 @@
-"""One vector an image: learned frequencies, the DFT's, those of the print, and an MLP on the pixels.
+"""One vector per image: learned frequencies, the DFT's, those of the print, and an MLP on the pixels.
 
     joformer reproduce mnist                                  digits 8 × 8, 3 seeds: half a minute
     joformer reproduce mnist --data DATA --seeds 5            DATA/mnist, the paper's recipe: an hour on two cores
@@ -16,10 +16,9 @@ from math import pi, prod
 from pathlib import Path
 
 from joformer import paper
-from joformer.experiments.cells import Cell
 from joformer.experiments.places import find
-from joformer.experiments.plans import Plan
 from joformer.experiments.sources import ImageSource, Scale
+from joformer.experiments.tables import Cell, Table, plan
 from joformer.models import ClassifierConfig
 from joformer.models._classifier import Reading
 from joformer.training import Recipe
@@ -29,7 +28,7 @@ SPREADS = (0.01, 0.05, 0.5, pi)
 """Half-widths of the uniform start of the angles, beside the library's own: the paper does not say what it took."""
 
 
-def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Plan]:
+def tables(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
     """The table as it is run."""
     source = ImageSource(find(data, ("mnist",), scale, hub="mnist", embedded="digits", sole=sole), cells=True)
     images = source.load()
@@ -46,7 +45,7 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
     rows += [(f"learned, from ±{spread:.2g}", "learned", spread, (2,)) for spread in SPREADS]
     cells = [
         Cell(
-            "mnist", name, f"d = {dim}", seed,
+            name, f"d = {dim}", seed,
             ClassifierConfig(dim=dim, shape=shape, classes=classes, frequencies=kind, spread=spread), source, recipe,
         )
         for name, kind, spread, several in rows
@@ -56,32 +55,26 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
     sizes = [f"d = {dim}" for dim in dims]
     printed = {"learned": paper.MNIST["learned"], "diagonal": paper.MNIST["dft"], "mlp": paper.MNIST["mlp"]}
     return [
-        Plan(
-            name="mnist",
-            title="One vector an image",
+        plan(
+            "mnist",
+            "One vector per image",
+            "accuracy",
+            cells,
             scale=scale,
-            source=source,
-            metric="accuracy",
             baseline="dft",
-            models=tuple(name for name, *_ in rows),
-            sizes=tuple(sizes),
             pairs=(("diagonal", "learned"),),
             paper={
                 name: {size: value for size, value in zip(sizes, values, strict=True) if value is not None}
                 for name, values in printed.items()
             },
             paper_setting="MNIST, 50 epochs, d = 2, 8, 32, 784, one seed",
+            comparable=Path(source.data).name == "mnist" and steps is None,
             notes=(
                 "diagonal: the frequencies 2πk/d on both axes that the paper prints and calls the DFT; its figures are "
                 "beside that row. dft: the lowest frequencies of the true grid, at d = 2 the sum of all pixels alone.",
                 "The paper does not say how learned angles start. learned: uniform in ±π √(d / cells), the box that as "
                 "many frequencies of the DFT fill; the other rows start elsewhere.",
-                *(
-                    [f"The last column is d = {full}, the number of pixels here; the paper's is 784."]
-                    if full != 784
-                    else []
-                ),
+                *([f"The last size is d = {full}, the number of pixels; the paper's is 784."] if full != 784 else []),
             ),
-            cells=tuple(cells),
         )
     ]

@@ -1,4 +1,4 @@
-"""Overhead: what a training step takes and what parameters are added, each variant beside RoPE in one process.
+"""Overhead: what a training step takes and what parameters are added, all variants beside RoPE in one process.
 
     joformer reproduce overhead                               3 rounds: two minutes, nothing else running
     joformer reproduce overhead --scale paper                 ViT-S, batch 1,024 in fp16: a GPU
@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from joformer.experiments.cells import Cell
 from joformer.experiments.places import find
-from joformer.experiments.plans import Plan
 from joformer.experiments.sources import ImageSource, Scale
+from joformer.experiments.tables import Cell, Table, plan
 from joformer.models import ViTConfig
 from joformer.training import Recipe
 
@@ -28,7 +27,7 @@ MODELS = ("none", "learned", "joformer_old", "monoidal_axial", "joformer_axial",
 PAPER = 1.31  # 94 hours / 72 hours
 
 
-def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Plan]:
+def tables(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
     """The table as it is measured; seeds are rounds."""
     if scale == "paper":
         where = find(data, ("imagenet",), scale, hub="imagenet", embedded="digits", sole=sole)
@@ -39,26 +38,24 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
         shape = {"shape": (8, 8), "patch": (1, 1), "channels": 1, "classes": 10, "dim": 64, "layers": 4, "heads": 4}
     rope = ViTConfig(model="rope2d", **shape)
     recipe = Recipe(steps=1, precision="fp16" if scale == "paper" else "fp32")
-    cells = [
-        Cell("overhead", model, "", seed, ViTConfig(model=model, **shape), source, recipe, against=rope)
-        for model in MODELS
-        for seed in seeds
-    ]
+    rivals = tuple((model, ViTConfig(model=model, **shape)) for model in MODELS)
+    cells = [Cell("round", "", seed, rope, source, recipe, rivals=rivals) for seed in seeds]
     return [
-        Plan(
-            name="overhead",
-            title="What a step takes, beside RoPE in two dimensions",
+        plan(
+            "overhead",
+            "What a step takes, beside RoPE in two dimensions",
+            "ratio",
+            cells,
+            named=False,
             scale=scale,
-            source=source,
-            metric="ratio",
             models=MODELS,
             reference=1.0,
             paper={"joformer_old": {"": PAPER}, "joformer_axial": {"": PAPER}},
             paper_setting="ViT-S on ImageNet, two H100, one run: 94 hours against 72",
+            comparable=scale == "paper",
             notes=(
-                "Forward, backward and AdamW; both models take turns in one process, the best of twenty counts.",
+                "Forward, backward and AdamW; all models take turns in one process, the best of twenty counts.",
                 f"{rope.layers} layers of {rope.dim}, {rope.grid[0] * rope.grid[1] + 1} tokens, batch {source.batch}.",
             ),
-            cells=tuple(cells),
         )
     ]

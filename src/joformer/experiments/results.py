@@ -13,24 +13,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from statistics import median
 from typing import Any
 
-from joformer._io import MANIFEST, check_folder, one_line, read_json, read_sealed
-from joformer.experiments.gathered import Gathered, Table, as_cell, as_table, finite
+from joformer._io import MANIFEST, check_folder, one_line
+from joformer.experiments.metrics import METRICS
+from joformer.experiments.tables import RESULT, TABLE, Table, finite, read, read_cells, read_table
 
-TABLE, RESULT, REPORT = "table.json", "result.json", "report.json"
+REPORT = "report.json"
 ORDER = ("mnist", "cifar100", "imagenet", "wikipedia", "length", "overhead", "transport", "compare")
 """That of the paper; tables of other names come after."""
-UNITS = {
-    # metric of a training run, the best first: its unit, whether more is better
-    "bits_per_byte": ("bits per byte", False),
-    "accuracy": ("% accuracy", True),
-    "loss": ("nats", False),
-}
 
 
-def gather(paths: Sequence[str | Path]) -> Gathered:
+def gather(paths: Sequence[str | Path]) -> tuple[Table, ...]:
     """Everything finished in folders of reproduce, compare or train, and in reports written before.
 
     >>> gather(["no-such-folder"])
@@ -48,9 +42,9 @@ def gather(paths: Sequence[str | Path]) -> Gathered:
         if path.is_file():
             tables += _reported(path)
         elif path.resolve() not in seen:
-            folders = [path] if (path / TABLE).is_file() else _in_order(path)
-            if folders:
-                tables += _finished(path, [_from_folder(folder) for folder in folders])
+            if folders := [path] if (path / TABLE).is_file() else [place.parent for place in path.glob(f"*/{TABLE}")]:
+                found = sorted(map(_from_folder, sorted(folders)), key=_place)
+                tables += _finished(path, found)
             elif (path / REPORT).is_file():
                 tables += _reported(path / REPORT)
             elif (path / "config.json").is_file() and (path / "metrics.jsonl").is_file():
@@ -60,41 +54,16 @@ def gather(paths: Sequence[str | Path]) -> Gathered:
                     f"{path} holds no results: give a folder of reproduce, compare or train, or a report.json"
                 )
         seen.add(path.resolve())
-    return Gathered((*tables, *_runs(runs)))
+    return (*tables, *_runs(runs))
 
 
-def _in_order(path: Path) -> list[Path]:
-    """The folders of tables below this one."""
-    found = sorted(place.parent for place in path.glob(f"*/{TABLE}"))
-    return sorted(found, key=lambda folder: ORDER.index(folder.name) if folder.name in ORDER else len(ORDER))
-
-
-def read(place: Path, remedy: str = "write it again") -> dict[str, Any]:
-    """The JSON object in this file, checked where it has a checksum; what is none is one line that names `remedy`.
-
-    >>> read(Path("nowhere.json"))
-    Traceback (most recent call last):
-    ValueError: cannot read nowhere.json: No such file or directory
-    """
-    try:
-        content = read_json(place)
-        return read_sealed(place) if "sha256" in content else content
-    except OSError as error:
-        raise ValueError(f"cannot read {place}: {one_line(error)}") from None
-    except ValueError as error:
-        raise ValueError(f"{place} is damaged ({error}): {remedy}") from None
-
-
-def _inside(content: dict[str, Any], key: str, place: Path) -> dict[str, Any]:
-    value = content.get(key) or {}
-    if not isinstance(value, dict):
-        raise ValueError(f"{place} is damaged (its {key} is no JSON object): write it again")
-    return value
+def _place(table: Table) -> int:
+    return ORDER.index(table.recipe) if table.recipe in ORDER else len(ORDER)
 
 
 def _from_folder(folder: Path) -> Table:
     content = read(folder / TABLE)
-    table = as_table(content, [], folder / TABLE)
+    table = read_table(content, (), folder / TABLE)
     results = []
     for name in table.planned:
         parts = PurePosixPath(name).parts
@@ -104,9 +73,9 @@ def _from_folder(folder: Path) -> Table:
         place = (folder.joinpath(*parts[1:]) if parts[0] == table.name else folder.parent / name) / RESULT
         if place.is_file():
             result = read(place)
-            as_cell(result, place)
+            read_cells(result, place)
             results.append(result)
-    return as_table(content, results, folder / TABLE)
+    return read_table(content, results, folder / TABLE)
 
 
 def _finished(path: Path, tables: list[Table]) -> list[Table]:
@@ -123,7 +92,7 @@ def _reported(path: Path) -> list[Table]:
         isinstance(t, dict) and isinstance(t.get("cells"), list) for t in tables
     ):
         raise ValueError(f"{path} is no report.json: give one that `joformer report` wrote, or a folder")
-    return _finished(path, [as_table(table.get("about") or {}, table["cells"], path) for table in tables])
+    return _finished(path, [read_table(table.get("about") or {}, table["cells"], path) for table in tables])
 
 
 def _runs(folders: list[Path]) -> list[Table]:
@@ -133,14 +102,12 @@ def _runs(folders: list[Path]) -> list[Table]:
     for folder in folders:
         damage = _damage(folder)
         config, lines = read(folder / "config.json"), _lines(folder / "metrics.jsonl")
-        metric = next((name for name in UNITS if any(finite(line.get(name)) is not None for line in lines)), None)
+        metric = next((name for name in METRICS if any(finite(line.get(name)) is not None for line in lines)), None)
         if metric is None:
             raise ValueError(f"nothing is finished in {folder}: nothing was measured on held-out data yet")
         run, notices = (_inside(config, key, folder / "config.json") for key in ("run", "notes"))
         recipe = _inside(run, "recipe", folder / "config.json")
         last = next(line for line in reversed(lines) if metric in line)
-        pace = _lines(folder / "speed.jsonl") if (folder / "speed.jsonl").is_file() else []
-        spent = [s for line in pace if (s := finite(line.get("seconds_per_step"))) is not None]
         found.setdefault(metric, []).append(
             {
                 "cell": str(folder),
@@ -149,7 +116,6 @@ def _runs(folders: list[Path]) -> list[Table]:
                 "measured": {"": {key: value for key, value in last.items() if key != "step"}},
                 "curve": lines,
                 "steps": last.get("step"),
-                "step_ms": 1000 * median(spent) if spent else None,
                 "config": run.get("config"),
                 "recipe": recipe,
                 "task": run.get("task"),
@@ -163,23 +129,19 @@ def _runs(folders: list[Path]) -> list[Table]:
             told.append(f"{folder} is not finished: measured after {last.get('step')} of {asked} steps.")
         if damage:
             told.append(f"{damage}: the command that trained it repairs it.")
-    return [
-        as_table(
-            {
-                "name": "runs",
-                "title": "Training runs",
-                "metric": metric,
-                "unit": UNITS[metric][0],
-                "higher": UNITS[metric][1],
-                "models": [result["model"] for result in results],
-                "cells": [result["cell"] for result in results],
-                "notes": notes[metric],
-            },
-            results,
-            folders[0] / "config.json",
-        )
-        for metric, results in found.items()
-    ]
+    tables = []
+    for metric, results in found.items():
+        names = [result["cell"] for result in results]
+        about = {"name": "runs", "title": "Training runs", "metric": metric, "models": names, "cells": names}
+        tables.append(read_table({**about, "notes": notes[metric]}, results, folders[0] / "config.json"))
+    return tables
+
+
+def _inside(content: dict[str, Any], key: str, place: Path) -> dict[str, Any]:
+    value = content.get(key) or {}
+    if not isinstance(value, dict):
+        raise ValueError(f"{place} is damaged (its {key} is no JSON object): write it again")
+    return value
 
 
 def _damage(folder: Path) -> str:

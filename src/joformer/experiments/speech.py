@@ -13,17 +13,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from joformer.experiments.cells import Cell
 from joformer.experiments.places import find
-from joformer.experiments.plans import Plan
 from joformer.experiments.sources import ImageSource, Scale
+from joformer.experiments.tables import Cell, Table, plan
 from joformer.models import ViTConfig
 from joformer.training import Recipe
 
 MODELS = ("none", "rope2d", "joformer_old", "monoidal_axial", "joformer_axial")
 
 
-def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Plan]:
+def tables(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
     """The table as it is run; both scales are the same but for the number of steps."""
     where = find(data, ("fsdd",), scale, hub=None, embedded="words", sole=sole)
     source = ImageSource(where, batch=32)
@@ -38,23 +37,21 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
     shape = {"dim": 32, "layers": 2} if small else {}
     cells = [
         Cell(
-            "speech", model, "", seed,
+            model, "", seed,
             ViTConfig.spectrogram(bands, frames, len(images.classes), model=model, **shape), source, recipe,
         )
         for model in MODELS
         for seed in seeds
     ]  # fmt: skip
     return [
-        Plan(
-            name="speech",
-            title="Spectrograms, two axes",
+        plan(
+            "speech",
+            "Spectrograms, two axes",
+            "accuracy",
+            cells,
             scale=scale,
-            source=source,
-            metric="accuracy",
-            models=MODELS,
             baseline="rope2d",
             pairs=(("monoidal_axial", "joformer_axial"),),
             notes=(f"{total} steps of {source.batch} spectrograms of {bands} bands × {frames} frames.",),
-            cells=tuple(cells),
         )
     ]

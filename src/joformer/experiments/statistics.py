@@ -1,16 +1,20 @@
 """What a few seeds say: intervals, differences on the same seeds, and a correction for having looked often.
 
     mean over n seeds           x̄ ± t₀.₉₇₅(n−1) · s/√n
-    difference on the same n    d_i = x_i − y_i, the same formula; p = P(|t| ≥ |d̄|√n/s)
-    skewed (perplexity)         the median lies between the least and the most of n with probability 1 − 2^(1−n);
-                                differences are ratios, exp of the interval of log x_i − log y_i
+    … in per cent               σ(logit x̄ ± t · s/√n / (x̄(1 − x̄))), x̄ as a share: inside 0 … 100 whatever the seeds
+    … on the log scale          exp of the interval of log x_i; as a median the least and the most of n, which hold the
+                                true one with probability 1 − 2^(1−n)
+    difference on the same n    d_i = x_i − y_i (log x_i − log y_i), the mean's formula; p = P(|t| ≥ |d̄|√n/s)
     Holm over m p-values        p̃_(i) = max_{j≤i} min(1, (m−j+1)·p_(j)), p_(1) ≤ p_(2) ≤ …
     equivalence within δ        two one-sided tests: p = max(P(t ≥ (d̄+δ)√n/s), P(t ≤ (d̄−δ)√n/s))
+    pooled                      d_i = the mean over pairs (x, y) of x_i − y_i, then as a difference
     interaction (2 × 2)         d_i = (both_i − first_i) − (second_i − neither_i), then as a difference
     compute multiplier          m(s) = T_baseline(ℓ) / T_ours(ℓ), ℓ = max(L_ours(s), L_baseline(s)), T = steps to ℓ
+    k looks                     every look has the level 1 − 0.05/k (Bonferroni), whatever was seen before
 
-A verdict is "better" or "worse" where the interval leaves out what no difference would be, and "undecided" otherwise.
-One seed has no interval; nor have seeds that all gave the same number, as their spread is unknown rather than nothing.
+There are four verdicts: "better" or "worse" where p is at most 1 − level; else "equivalent" where the two one-sided
+tests are; else "inconclusive". One seed has no interval; nor have seeds that all gave the same number, as their spread
+is unknown rather than nothing.
 
 Paper: its tables are of one seed; this is what they lack.
 """
@@ -21,19 +25,25 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from statistics import fmean, median, stdev
-from typing import Literal
+from statistics import fmean, stdev
+from statistics import median as middle
+from typing import Any, Literal
+
+from joformer.experiments.metrics import Scale
 
 LEVEL = 0.95
 ROUNDING = 1e-12
 """A spread below this part of the numbers is that of their last bits."""
 
-Verdict = Literal["better", "worse", "undecided"]
+Verdict = Literal["better", "worse", "equivalent", "inconclusive"]
+VERDICTS: tuple[Verdict, ...] = ("better", "worse", "equivalent", "inconclusive")
+Results = Mapping[int, float]
+"""The result of each seed."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The centre (mean, or median if skewed) of n seeds, and where the truth lies with probability `coverage`.
+    """The centre (mean or median) of n seeds, and where the truth lies with probability `coverage`.
 
     >>> Estimate(2.0, 1.0, 3.0, 5, 0.95).n
     5
@@ -50,8 +60,10 @@ class Estimate:
 class Difference:
     """A difference (or ratio) over n seeds; without any it would be `null`. `alone` are seeds only one side has.
 
-    >>> Difference(0.1, None, None, None, 1, 0.0, "undecided", "one seed has no interval").verdict
-    'undecided'
+    `p` is that of "there is none", `same` that of "it is `delta` or more"; None where the seeds cannot say.
+
+    >>> Difference(0.1, None, None, None, 1, 0.0, True, why="one seed has no interval").verdict
+    'inconclusive'
     """
 
     centre: float
@@ -60,108 +72,162 @@ class Difference:
     p: float | None
     n: int
     null: float
-    verdict: Verdict
+    higher: bool
+    same: float | None = None
+    level: float = LEVEL
     why: str = ""
     alone: tuple[int, ...] = ()
 
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict of this comparison alone."""
+        return self.judged(self.p, self.same)
 
-def estimate(values: Sequence[float], *, skewed: bool = False) -> Estimate:
-    """Mean and its 95 % Student-t interval; if skewed the median, with the least and the most.
+    def judged(self, p: float | None, same: float | None) -> Verdict:
+        """The verdict that these p-values give, corrected for other comparisons or not."""
+        alpha = 1 - self.level + 1e-12
+        if p is not None and p <= alpha and self.low is not None:
+            return "better" if (self.centre > self.null) == self.higher else "worse"
+        return "equivalent" if same is not None and same <= alpha else "inconclusive"
 
-    >>> found = estimate([1.0, 2.0, 3.0])
-    >>> [round(x, 3) for x in (found.centre, found.low, found.high)]
-    [2.0, -0.484, 4.484]
-    >>> estimate([3.0, 4.0, 50.0], skewed=True)
-    Estimate(centre=4.0, low=3.0, high=50.0, n=3, coverage=0.75)
+
+def estimate(values: Sequence[float], *, scale: Scale = "linear", median: bool = False) -> Estimate:
+    """The centre of the seeds and its 95 % interval, by the formulas of the module's head.
+
+    Args:
+        values: The result of each seed.
+        scale: "linear", "percent" (0 … 100) or "log".
+        median: The median with the least and the most instead of a mean.
+
+    Returns:
+        The estimate; without bounds where there is one seed, or all are the same.
+
+    Raises:
+        ValueError: If a value is not finite, or outside of its scale.
+
+    Example:
+        >>> found = estimate([1.0, 2.0, 3.0])
+        >>> [round(x, 3) for x in (found.centre, found.low, found.high)]
+        [2.0, -0.484, 4.484]
+        >>> found = estimate([99.0, 99.5, 100.0], scale="percent")
+        >>> round(found.centre, 1), found.high < 100
+        (99.5, True)
+        >>> estimate([3.0, 4.0, 50.0], median=True)
+        Estimate(centre=4.0, low=3.0, high=50.0, n=3, coverage=0.75)
     """
-    numbers = _checked(values)
+    numbers = _checked(values, positive=scale == "log")
     n = len(numbers)
-    if skewed:
+    if median:
         some = n > 1 and min(numbers) < max(numbers)
         low, high = (min(numbers), max(numbers)) if some else (None, None)
-        return Estimate(median(numbers), low, high, n, 1 - 2.0 ** (1 - n))
+        return Estimate(middle(numbers), low, high, n, 1 - 2.0 ** (1 - n))
+    if scale == "log":
+        centre, half = _interval([math.log(x) for x in numbers], 1.0)
+        if half is None:
+            return Estimate(math.exp(centre), None, None, n, LEVEL)
+        return Estimate(math.exp(centre), math.exp(centre - half), math.exp(centre + half), n, LEVEL)
     centre, half = _interval(numbers, max(map(abs, numbers)))
-    low, high = (None, None) if half is None else (centre - half, centre + half)
-    return Estimate(centre, low, high, n, LEVEL)
+    if half is None:
+        return Estimate(centre, None, None, n, LEVEL)
+    share = centre / 100
+    if scale == "percent" and 0 < share < 1:
+        logit, reach = math.log(share / (1 - share)), half / 100 / (share * (1 - share))
+        below, above = (50 * (1 + math.tanh((logit + side) / 2)) for side in (-reach, reach))
+        return Estimate(centre, below, above, n, LEVEL)
+    return Estimate(centre, centre - half, centre + half, n, LEVEL)
 
 
 def paired(
-    ours: Mapping[int, float], baseline: Mapping[int, float], *, higher: bool, skewed: bool = False
+    ours: Results,
+    baseline: Results,
+    *,
+    higher: bool,
+    log: bool = False,
+    delta: float | None = None,
+    level: float = LEVEL,
 ) -> Difference:
-    """Ours minus (if skewed: over) the baseline, seed by seed; `higher` says whether more is better.
+    """Ours minus (with `log`: over) the baseline, seed by seed.
 
-    >>> found = paired({0: 1.2, 1: 1.3, 2: 1.25, 7: 9.0}, {0: 1.0, 1: 1.1, 2: 1.06}, higher=False)
-    >>> round(found.centre, 3), found.verdict, found.n, found.alone
-    (0.197, 'worse', 3, (7,))
+    Args:
+        ours: The result of each seed.
+        baseline: The result of each seed of what it is compared with.
+        higher: Whether more is better.
+        log: Compare logarithms; the result is a ratio.
+        delta: The largest difference (or factor, above 1) that counts as none: gives `same`.
+        level: The level of the interval and of the verdict.
+
+    Returns:
+        The difference over the seeds that both have.
+
+    Raises:
+        ValueError: If there is no seed in common, or `delta` allows no difference.
+
+    Example:
+        >>> found = paired({0: 1.2, 1: 1.3, 2: 1.25, 7: 9.0}, {0: 1.0, 1: 1.1, 2: 1.06}, higher=False)
+        >>> round(found.centre, 3), found.verdict, found.n, found.alone
+        (0.197, 'worse', 3, (7,))
+        >>> paired({0: 1.00, 1: 1.01, 2: 0.99}, {0: 1.01, 1: 1.00, 2: 0.99}, higher=True, delta=0.1).verdict
+        'equivalent'
     """
-    seeds = sorted(ours.keys() & baseline.keys())
-    if not seeds:
-        raise ValueError(f"seeds {sorted(ours)} and {sorted(baseline)} have none in common: run the same for both")
-    left, right = _checked([ours[s] for s in seeds], skewed), _checked([baseline[s] for s in seeds], skewed)
-    if skewed:
-        left, right = [math.log(x) for x in left], [math.log(y) for y in right]
-    scale = max(map(abs, [*left, *right, float(skewed)]))  # a logarithm is rounded like the number 1, not like itself
-    alone = tuple(sorted(ours.keys() ^ baseline.keys()))
-    return _judged([x - y for x, y in zip(left, right, strict=True)], scale, 0.0, higher, skewed, alone)
+    return pooled([(ours, baseline)], higher=higher, log=log, delta=delta, level=level)
 
 
-def against(values: Sequence[float], reference: int | float, *, higher: bool, skewed: bool = False) -> Difference:
-    """The mean (if skewed the geometric one) of values, judged against a fixed reference instead of a baseline.
+def pooled(
+    pairs: Sequence[tuple[Results, Results]],
+    *,
+    higher: bool,
+    log: bool = False,
+    delta: float | None = None,
+    level: float = LEVEL,
+) -> Difference:
+    """The mean over several pairs of ours minus the baseline, within each seed, then judged over seeds.
+
+    Args:
+        pairs: (ours, baseline) of each pair.
+        higher: Whether more is better.
+        log: Compare logarithms.
+        delta: The largest difference that counts as none.
+        level: The level of the interval and of the verdict.
+
+    Returns:
+        The difference over the seeds that all have.
+
+    Example:
+        >>> one, other = ({0: 1.0, 1: 1.1}, {0: 1.2, 1: 1.3}), ({0: 2.0, 1: 2.2}, {0: 2.4, 1: 2.5})
+        >>> round(pooled([one, other], higher=False).centre, 3)
+        -0.275
+    """
+    if delta is not None and not delta > (1 if log else 0):
+        raise ValueError(f"delta must be above {1 if log else 0} to allow a difference, got {delta}")
+    cells = [cell for pair in pairs for cell in pair]
+    seeds, alone = _common(cells)
+    logs = [_checked([cell[seed] for seed in seeds], log) for cell in cells]
+    if log:
+        logs = [[math.log(x) for x in cell] for cell in logs]
+    differences = [fmean(x - y for x, y in zip(of[::2], of[1::2], strict=True)) for of in zip(*logs, strict=True)]
+    # A logarithm is rounded like the number 1, not like itself.
+    scale = max(abs(x) for cell in [*logs, [float(log)]] for x in cell)
+    return _judged(differences, scale, 0.0, higher, log, alone, delta, level)
+
+
+def against(
+    values: Sequence[float], reference: int | float, *, higher: bool, log: bool = False, delta: float | None = None
+) -> Difference:
+    """The mean (with `log` the geometric one) of values, judged against a fixed reference instead of a baseline.
 
     >>> found = against([1.04, 1.05, 1.03], 1.0, higher=False)
     >>> round(found.centre, 3), found.null, found.verdict
     (1.04, 1.0, 'worse')
     """
-    numbers = _checked(values, skewed)
-    if skewed:
+    numbers = _checked(values, log)
+    if log:
         numbers, reference = [math.log(x) for x in numbers], math.log(reference)
-    return _judged(numbers, max(map(abs, [*numbers, reference, float(skewed)])), float(reference), higher, skewed, ())
-
-
-def equivalence(
-    ours: Mapping[int, float], baseline: Mapping[int, float], delta: float, *, skewed: bool = False
-) -> float | None:
-    """The p-value of "they differ by `delta` or more": at most 0.05 says they are the same within it.
-
-    Two one-sided tests (TOST) on the seeds both have.
-
-    Args:
-        ours: Result of each seed.
-        baseline: Result of each seed of what it is compared with.
-        delta: The largest difference that counts as none; where skewed the largest factor, above 1.
-        skewed: Compare logarithms.
-
-    Returns:
-        The larger p-value of the two tests, None where the seeds have no spread or there are fewer than two.
-
-    Raises:
-        ValueError: If `delta` allows no difference at all, or there is no seed in common.
-
-    Example:
-        >>> same = equivalence({0: 1.00, 1: 1.01, 2: 0.99}, {0: 1.01, 1: 1.00, 2: 0.99}, delta=0.1)
-        >>> far = equivalence({0: 1.00, 1: 1.01, 2: 0.99}, {0: 1.11, 1: 1.10, 2: 1.09}, delta=0.1)
-        >>> same < 0.05 < far
-        True
-    """
-    if not delta > (1 if skewed else 0):
-        raise ValueError(f"delta must be above {1 if skewed else 0} to allow a difference, got {delta}")
-    found = paired(ours, baseline, higher=True, skewed=skewed)
-    if found.low is None or found.high is None:
-        return None
-    into = math.log if skewed else float
-    centre, half, margin = into(found.centre), (into(found.high) - into(found.low)) / 2, into(delta)
-    error = half / _quantile(found.n - 1)
-    return max(_tail((margin + centre) / error, found.n - 1), _tail((margin - centre) / error, found.n - 1))
+    scale = max(map(abs, [*numbers, reference, float(log)]))
+    return _judged(numbers, scale, float(reference), higher, log, (), delta)
 
 
 def interaction(
-    neither: Mapping[int, float],
-    first: Mapping[int, float],
-    second: Mapping[int, float],
-    both: Mapping[int, float],
-    *,
-    higher: bool,
-    skewed: bool = False,
+    neither: Results, first: Results, second: Results, both: Results, *, higher: bool, log: bool = False
 ) -> Difference:
     """Whether two changes together give more than the sum of each: (both − first) − (second − neither), by seed.
 
@@ -173,7 +239,7 @@ def interaction(
         second: With the second change alone.
         both: With both.
         higher: Whether more is better.
-        skewed: Compare logarithms; the result is then a ratio of ratios.
+        log: Compare logarithms; the result is then a ratio of ratios.
 
     Returns:
         The difference of differences over the seeds that all four have.
@@ -181,19 +247,16 @@ def interaction(
     Example:
         >>> additive = interaction({0: 1, 1: 2}, {0: 2, 1: 3}, {0: 3, 1: 5}, {0: 4.1, 1: 6}, higher=True)
         >>> round(additive.centre, 3), additive.verdict
-        (0.05, 'undecided')
+        (0.05, 'inconclusive')
     """
     cells = (neither, first, second, both)
-    seeds = sorted(set.intersection(*(set(cell) for cell in cells)))
-    if not seeds:
-        raise ValueError("the four cells have no seed in common: run the same seeds for all")
-    a, b, c, d = (_checked([cell[seed] for seed in seeds], skewed) for cell in cells)
-    if skewed:
+    seeds, alone = _common(cells)
+    a, b, c, d = (_checked([cell[seed] for seed in seeds], log) for cell in cells)
+    if log:
         a, b, c, d = ([math.log(x) for x in cell] for cell in (a, b, c, d))
     differences = [(w - x) - (y - z) for w, x, y, z in zip(d, b, c, a, strict=True)]
-    alone = tuple(sorted(set().union(*cells) - set(seeds)))
-    scale = max(map(abs, [*a, *b, *c, *d, float(skewed)]))
-    return _judged(differences, scale, 0.0, higher, skewed, alone)
+    scale = max(map(abs, [*a, *b, *c, *d, float(log)]))
+    return _judged(differences, scale, 0.0, higher, log, alone)
 
 
 Curve = Sequence[tuple[int, float]]
@@ -222,11 +285,8 @@ def multiplier(ours: Mapping[int, Curve], baseline: Mapping[int, Curve]) -> list
         >>> step, round(found.centre, 2)
         (100, 2.0)
     """
-    seeds = sorted(ours.keys() & baseline.keys())
-    if not seeds:
-        raise ValueError(f"seeds {sorted(ours)} and {sorted(baseline)} have none in common: run the same for both")
+    seeds, alone = _common((ours, baseline))
     shared = set.intersection(*(set(dict(curves[seed])) for seed in seeds for curves in (ours, baseline)))
-    alone = tuple(sorted(ours.keys() ^ baseline.keys()))
     found = []
     for step in sorted(shared):
         logs = []
@@ -281,47 +341,58 @@ def _checked(values: Sequence[float], positive: bool = False) -> list[float]:
     return numbers
 
 
-def _interval(numbers: list[float], scale: float) -> tuple[float, float | None]:
+def _common(cells: Sequence[Mapping[int, Any]]) -> tuple[list[int], tuple[int, ...]]:
+    """The seeds that all cells have, and those that only some have."""
+    seeds = set.intersection(*(set(cell) for cell in cells))
+    if not seeds:
+        raise ValueError(f"{' and '.join(f'seeds {sorted(cell)}' for cell in cells)} have none in common: run the same")
+    return sorted(seeds), tuple(sorted(set().union(*cells) - seeds))
+
+
+def _interval(numbers: list[float], scale: float, level: float = LEVEL) -> tuple[float, float | None]:
     """The mean and half its interval's width, None where one or equal numbers give none; scale is that of rounding."""
     centre, n = fmean(numbers), len(numbers)
     if n == 1 or (spread := stdev(numbers)) <= ROUNDING * scale:
         return centre, None
-    return centre, _quantile(n - 1) * spread / math.sqrt(n)
+    return centre, _quantile(n - 1, level) * spread / math.sqrt(n)
 
 
 def _judged(
-    numbers: list[float], scale: float, null: float, higher: bool, skewed: bool, alone: tuple[int, ...]
+    numbers: list[float],
+    scale: float,
+    null: float,
+    higher: bool,
+    log: bool,
+    alone: tuple[int, ...],
+    delta: float | None = None,
+    level: float = LEVEL,
 ) -> Difference:
-    n, (centre, half) = len(numbers), _interval(numbers, scale)
-    out = math.exp if skewed else float
+    n, (centre, half) = len(numbers), _interval(numbers, scale, level)
+    out = math.exp if log else float
     if half is None:
-        same = abs(centre - null) <= ROUNDING * scale
-        why = "one seed has no interval" if n == 1 else f"{'no' if same else 'the same'} difference on all {n} seeds"
+        none = abs(centre - null) <= ROUNDING * scale
+        why = "one seed has no interval" if n == 1 else f"{'no' if none else 'the same'} difference on all {n} seeds"
         # Where there is nothing to see, nothing was found: that is a comparison made, and it counts for Holm.
-        return Difference(
-            out(centre), None, None, 1.0 if same and n > 1 else None, n, out(null), "undecided", why, alone
-        )
-    verdict: Verdict = "undecided"
-    if abs(centre - null) > half:
-        verdict = "better" if (centre > null) == higher else "worse"
-    t = (centre - null) / (half / _quantile(n - 1))
+        p = 1.0 if none and n > 1 else None
+        return Difference(out(centre), None, None, p, n, out(null), higher, None, level, why, alone)
+    error, same = half / _quantile(n - 1, level), None
+    if delta is not None:
+        margin, away = math.log(delta) if log else delta, centre - null
+        same = max(_tail((margin + away) / error, n - 1), _tail((margin - away) / error, n - 1))
+    p = 2 * _tail(abs(centre - null) / error, n - 1)
     return Difference(
-        out(centre), out(centre - half), out(centre + half), _tails(t, n - 1), n, out(null), verdict, "", alone
+        out(centre), out(centre - half), out(centre + half), p, n, out(null), higher, same, level, "", alone
     )
 
 
 @lru_cache
-def _quantile(freedom: int) -> float:
+def _quantile(freedom: int, level: float) -> float:
     from scipy.stats import t
 
-    return float(t.ppf((1 + LEVEL) / 2, freedom))
+    return float(t.ppf((1 + level) / 2, freedom))
 
 
 def _tail(statistic: float, freedom: int) -> float:
     from scipy.stats import t
 
     return float(t.sf(statistic, freedom))
-
-
-def _tails(statistic: float, freedom: int) -> float:
-    return 2 * _tail(abs(statistic), freedom)

@@ -15,16 +15,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from joformer.experiments.cells import Cell
 from joformer.experiments.places import find
-from joformer.experiments.plans import Plan
 from joformer.experiments.sources import Scale, TextSource
+from joformer.experiments.tables import Cell, Table, plan
 from joformer.experiments.variants import NAMES, SIDES, variant
 from joformer.models import LMConfig
 from joformer.training import Recipe
 
 
-def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Plan]:
+def tables(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
     """The table as it is run."""
     where = find(data, ("wikipedia", "enwik8", "wikitext-2"), scale, hub="wikipedia", embedded="stdlib", sole=sole)
     small, shape = where == "stdlib", dict[str, Any]()
@@ -40,18 +39,15 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
         save_every=every, keep=1, precision="bf16" if scale == "paper" else "fp32",
     )  # fmt: skip
     plain = LMConfig(vocab=source.load().tokenizer.vocab, transport="none", **shape)
-    cells = [
-        Cell("transport", name, "", seed, variant(plain, name), source, recipe) for name in NAMES for seed in seeds
-    ]
+    cells = [Cell(name, "", seed, variant(plain, name), source, recipe) for name in NAMES for seed in seeds]
     frames = [name.partition(", ")[2] for name in NAMES if name.startswith(SIDES[0])]
     return [
-        Plan(
-            name="transport",
-            title="Which side does the work",
+        plan(
+            "transport",
+            "Which side does the work",
+            "bits_per_byte",
+            cells,
             scale=scale,
-            source=source,
-            metric="bits_per_byte",
-            models=NAMES,
             baseline="scores, fixed",
             pairs=tuple((f"scores, {kind}", f"both, {kind}") for kind in frames),
             notes=(
@@ -60,6 +56,5 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
                 "none transports nothing, and so is one model whatever the frames would be.",
                 "scores, fixed is RoPE.",
             ),
-            cells=tuple(cells),
         )
     ]

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from joformer.experiments.cells import parameters
+from joformer.experiments.tables import parameters
 from joformer.models import VARIANTS, LMConfig
 
 FRAMES = ("fixed", "learned", "projected", "cumulative")

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from joformer import paper
-from joformer.experiments.cells import Cell
 from joformer.experiments.places import find
-from joformer.experiments.plans import Plan
 from joformer.experiments.sources import Scale, TextSource
+from joformer.experiments.tables import Cell, Table, plan
 from joformer.models import LMConfig
 from joformer.training import Recipe
 
@@ -37,7 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
 TEXTS = ("wikipedia", "enwik8", "wikitext-2")
 
 
-def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Plan]:
+def tables(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
     """The table as it is run."""
     where = find(data, TEXTS, scale, hub="wikipedia", embedded="stdlib", sole=sole)
     if scale == "paper":
@@ -60,10 +59,7 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
         sizes = {"n100, L2": (100, 2)}
     vocab = source.load().tokenizer.vocab
     cells = [
-        Cell(
-            "wikipedia", model, size, seed, LMConfig(vocab=vocab, dim=dim, layers=layers, heads=1, **change), source,
-            recipe,
-        )
+        Cell(model, size, seed, LMConfig(vocab=vocab, dim=dim, layers=layers, heads=1, **change), source, recipe)
         for size, (dim, layers) in sizes.items()
         for model, change in MODELS.items()
         for seed in seeds
@@ -74,23 +70,21 @@ def plans(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | No
             for model, value in zip(("roformer", "fixed", "learned", "projected"), row, strict=True):
                 printed.setdefault(model, {})[size] = value
     return [
-        Plan(
-            name="wikipedia",
-            title="Language models",
+        plan(
+            "wikipedia",
+            "Language models",
+            "bits_per_byte",
+            cells,
             scale=scale,
-            source=source,
-            metric="bits_per_byte",
             baseline="roformer",
-            models=tuple(MODELS),
-            sizes=tuple(sizes),
             paper=printed,
             paper_metric="perplexity",
             paper_setting="English Wikipedia, BPE of 8,000, 200,000 steps, one seed",
+            comparable=scale == "paper" and steps is None and Path(where).name == "wikipedia",
             notes=(
                 f"{total} steps of {source.batch} windows of {source.context} tokens; vocabulary of {vocab}.",
                 "As in the paper, content-dependent models have more parameters; the table of transport matches them.",
                 "projected is the printed formula, without a base; projected on fixed begins as fixed (row 23).",
             ),
-            cells=tuple(cells),
         )
     ]

@@ -1,11 +1,22 @@
 """One report of runs: a page that needs nothing else, Markdown, JSON, and lines for a terminal.
 
-gathered = results.gather(["out"])
-html(gathered), markdown(gathered), as_json(gathered), lines(gathered)
+report = analysed(results.gather(["out"]))
+html(report), markdown(report), as_json(report), lines(report)
 """
 
-from joformer.experiments.report.page import html
-from joformer.experiments.report.record import as_json
-from joformer.experiments.report.text import lines, markdown, sentences
+from __future__ import annotations
 
-__all__ = ["as_json", "html", "lines", "markdown", "sentences"]
+from collections.abc import Iterable
+
+from joformer.experiments.report.analysis import Analysis
+from joformer.experiments.report.page import html
+from joformer.experiments.report.text import as_json, lines, markdown
+from joformer.experiments.report.words import Wording
+from joformer.experiments.tables import Table
+
+__all__ = ["analysed", "as_json", "html", "lines", "markdown"]
+
+
+def analysed(tables: Iterable[Table]) -> list[Wording]:
+    """Each table with its analysis, which every form of the report shares."""
+    return [Wording(Analysis(table)) for table in tables]

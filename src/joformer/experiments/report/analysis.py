@@ -1,36 +1,49 @@
-"""From the cells of a table to what is said of it: estimates, judged comparisons, costs.
+"""From the cells of a table to what is said of it: estimates, judged comparisons, effects.
 
 All comparisons of one table (variants against the baseline, further pairs, every size) are one family for Holm's
-correction: who looks at twelve intervals must expect one of them to be wrong every second time.
+correction: who looks at twelve intervals must expect one of them to be wrong every second time. Their tests of
+equivalence are another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import fmean
 
-from joformer.experiments.gathered import Cell, Table
-from joformer.experiments.statistics import LEVEL, Difference, Estimate, Verdict, against, estimate, holm, paired
+from joformer.experiments.names import plain, value_effect
+from joformer.experiments.statistics import (
+    LEVEL,
+    Difference,
+    Estimate,
+    Verdict,
+    against,
+    estimate,
+    holm,
+    interaction,
+    multiplier,
+    pooled,
+)
+from joformer.experiments.tables import Table
 
 
 @dataclass(frozen=True)
 class Row:
-    """One model at one size: ours, the paper's figure, the parameters; None where there is none."""
+    """One model at one size: ours, the paper's figure, parameters, what a step takes; None where there is none."""
 
     model: str
     size: str
     ours: Estimate | None
     paper: float | None
     parameters: float | None
+    step_ms: float | None
 
 
 @dataclass(frozen=True)
 class Comparison:
     """One model against another (None: against the table's reference) at one size.
 
-    `corrected` is Holm's p-value among the `family` comparisons of the table.
+    `corrected` is Holm's p-value among the `family` comparisons of the table, `same` that of the test of equivalence.
     """
 
     model: str
@@ -38,37 +51,18 @@ class Comparison:
     size: str
     difference: Difference
     corrected: float | None
+    same: float | None
     family: int
 
     @property
-    def decided(self) -> bool:
-        """Whether the verdict stands after the correction."""
-        return (
-            self.difference.verdict != "undecided"
-            and self.corrected is not None
-            and self.corrected <= 1 - LEVEL + 1e-12
-        )
+    def verdict(self) -> Verdict:
+        """The verdict after the correction: better, worse, equivalent or inconclusive."""
+        return self.difference.judged(self.corrected, self.same)
 
     @property
-    def verdict(self) -> Verdict:
-        """The verdict of the report: that of the difference where it stands after the correction, else undecided."""
-        return self.difference.verdict if self.decided else "undecided"
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a model takes: parameters and, where it was measured beside the baseline, the time of a step.
-
-    The steps of training runs are no such measurement: what else ran at the time is in them too.
-    """
-
-    model: str
-    size: str
-    parameters: float | None
-    step_ms: float | None
-    ratio: float | None
-    more: float | None
-    """Its parameters over the baseline's."""
+    def decided(self) -> bool:
+        """Whether there is a difference beyond doubt."""
+        return self.verdict in ("better", "worse")
 
 
 @dataclass(frozen=True)
@@ -77,18 +71,10 @@ class Analysis:
 
     table: Table
 
-    @cached_property
-    def rows(self) -> list[Row]:
-        """One row per model and size."""
-        table, found = self.table, []
-        for size in table.sizes:
-            for model in self.models:
-                values = list(table.values(model, size).values())
-                paper = table.paper.get(model, {}).get(size)
-                if values or paper is not None:
-                    ours = estimate(values, skewed=table.skewed) if values else None
-                    found.append(Row(model, size, ours, paper, self._parameters(model, size)))
-        return found
+    @property
+    def level(self) -> float:
+        """The level of verdicts: with several planned looks, each has its share of 5 %."""
+        return 1 - (1 - LEVEL) / self.table.looks
 
     @cached_property
     def models(self) -> list[str]:
@@ -96,73 +82,149 @@ class Analysis:
         return list(dict.fromkeys([*self.table.models, *(cell.model for cell in self.table.cells)]))
 
     @cached_property
+    def rows(self) -> list[Row]:
+        """One row per model and size."""
+        table, metric, found = self.table, self.table.metric, []
+        for size in table.sizes:
+            for model in self.models:
+                values = list(table.values(model, size).values())
+                paper = table.paper.get(model, {}).get(size) if table.comparable else None
+                if not values and paper is None:
+                    continue
+                ours = None
+                if values:
+                    inside = metric.scale != "percent" or all(0 <= value <= 100 for value in values)
+                    ours = estimate(values, scale=metric.scale if inside else "linear", median=metric.median)
+                times = table.values(model, size, "ms")
+                found.append(
+                    Row(model, size, ours, paper, self.parameters(model, size), min(times.values(), default=None))
+                )
+        return found
+
+    @cached_property
     def comparisons(self) -> list[Comparison]:
         """Every comparison of the table, corrected for their number."""
-        table, found = self.table, list[tuple[str, str | None, str, Difference]]()
+        table, metric, found = self.table, self.table.metric, list[tuple[str, str | None, str, Difference]]()
         for size in table.sizes:
             for model, other in self._pairs:
                 ours = table.values(model, size)
                 if other is None and ours:
                     assert table.reference is not None
-                    one = against(list(ours.values()), table.reference, higher=table.higher, skewed=table.skewed)
+                    one = against(
+                        list(ours.values()), table.reference, higher=metric.higher, log=metric.log, delta=metric.delta
+                    )
                     found.append((model, other, size, one))
                 elif other is not None and ours.keys() & (theirs := table.values(other, size)).keys():
-                    found.append((model, other, size, paired(ours, theirs, higher=table.higher, skewed=table.skewed)))
+                    found.append((model, other, size, self._bounded(self._paired([(ours, theirs)]))))
         tested = [p for *_, one in found if (p := one.p) is not None]
-        corrected = iter(holm(tested))
+        same = [p for *_, one in found if (p := one.same) is not None]
+        corrected, alike = iter(holm(tested)), iter(holm(same))
         return [
-            Comparison(model, other, size, one, None if one.p is None else next(corrected), len(tested))
+            Comparison(
+                model, other, size, one, None if one.p is None else next(corrected),
+                None if one.same is None else next(alike), len(tested),
+            )
             for model, other, size, one in found
-        ]
+        ]  # fmt: skip
 
     @cached_property
-    def costs(self) -> list[Cost]:
-        """One for each size, or one for all sizes where the same runs measured them all."""
+    def effects(self) -> dict[str, list[tuple[str, Difference, Verdict]]]:
+        """What transporting the values adds, by size: of each kind of angles, and (last) pooled over several.
+
+        Each is what the values were added to, the difference and its verdict; the pooled one is judged alone.
+        """
+        table, found = self.table, dict[str, list[tuple[str, Difference, Verdict]]]()
+        for size in table.sizes:
+            some = [
+                (of, one)
+                for one in self.comparisons
+                if one.size == size and (of := value_effect(table.recipe, one.model, one.other))
+            ]
+            found[size] = [(of, one.difference, one.verdict) for of, one in some]
+            if len(some) > 1:
+                pairs = [(table.values(one.model, size), table.values(str(one.other), size)) for _, one in some]
+                if set.intersection(*(set(side) for pair in pairs for side in pair)):
+                    whole = self._bounded(self._paired(pairs))
+                    found[size].append((f"{len(some)} kinds of angles", whole, whole.verdict))
+        return {size: effects for size, effects in found.items() if effects}
+
+    @cached_property
+    def synergies(self) -> list[tuple[str, Difference]]:
+        """By size: whether learning the angles and transporting the values help each other, where all four were run."""
         table, found = self.table, []
-        together = len(table.sizes) > 1 and all(len(cell.measured) > 1 for cell in table.cells)
-        for size in table.sizes[:1] if together else table.sizes:
-            for model in self.models:
-                took = table.values(model, size, "ms")
-                count = self._parameters(model, size)
-                if not took and count is None:
-                    continue
-                base = None if table.baseline is None else self._parameters(table.baseline, size)
-                if extra := table.values(model, size, "extra_parameters"):
-                    base = None if count is None else count - next(iter(extra.values()))
+        by = {plain(table.recipe, model): model for model in self.models}
+        four = [by.get(which) for which in ("RoPE", "learned RoPE", "RoPE + values", "learned RoPE + values")]
+        for size in table.sizes if all(four) else ():
+            cells = [table.values(str(model), size) for model in four]
+            if set.intersection(*map(set, cells)):
+                neither, learned, values, both = cells
                 found.append(
-                    Cost(
-                        model,
-                        "" if together else size,
-                        count,
-                        fmean(took.values()) if took else None,
-                        self.time_ratio(model, size),
-                        count / base if count is not None and base else None,
+                    (
+                        size,
+                        interaction(neither, learned, values, both, higher=table.metric.higher, log=table.metric.log),
                     )
                 )
         return found
 
-    def time_ratio(self, model: str, size: str) -> float | None:
-        """A step's time over the baseline's where both models took turns, undisturbed by what else ran."""
-        side = self.table.values(model, size, "time_ratio")
-        return fmean(side.values()) if side else None
+    def multipliers(self, model: str, size: str) -> list[tuple[int, Difference]]:
+        """How many times the steps the baseline needs, along the runs; empty where that cannot be said.
+
+        Only where the learning rate is constant after the warm-up is every point of a curve a finished run.
+        """
+        table, key = self.table, self.held_out
+        curves = []
+        for name in (model, table.baseline):
+            cells = [cell for cell in table.cells if cell.model == name and size in cell.measured]
+            if not cells or any(cell.facts("recipe").get("end") != 1.0 for cell in cells):
+                return []
+            lines = {cell.seed: [(int(l["step"]), l[key]) for l in cell.curve if key in l] for cell in cells}
+            curves.append({seed: curve for seed, curve in lines.items() if len(curve) > 1})
+        if table.metric.higher or not (curves[0].keys() & curves[1].keys()):
+            return []
+        return multiplier(curves[0], curves[1])
+
+    @property
+    def held_out(self) -> str:
+        """What the held-out curves show."""
+        name = self.table.metric.name
+        return name if any(name in line for cell in self.table.cells for line in cell.curve) else "loss"
 
     @cached_property
     def remarks(self) -> list[str]:
-        """What the reader must know beside the table's own notes: seeds left out, numbers that are none."""
-        told = []
+        """What the reader must know beside the table's own notes: seeds left out, numbers that are none, looks."""
+        table, found = self.table, []
         for one in self.comparisons:
             if one.difference.alone:
-                told.append(
+                found.append(
                     f"{label(one.model, one.size)} against {one.other}: {seeds(one.difference.alone)} "
                     "only in one of the two, left out of the difference."
                 )
-        for cell in self.table.cells:
-            for size in self.table.sizes:
-                if size in cell.measured and cell.seed not in self.table.values(cell.model, size):
-                    told.append(
-                        f"{cell.name} has no usable {self.table.metric}{' at ' + size if size else ''}, left out."
+        for cell in table.cells:
+            for size in table.sizes:
+                if size in cell.measured and cell.seed not in table.values(cell.model, size):
+                    found.append(
+                        f"{cell.name} has no usable {table.metric.name}{' at ' + size if size else ''}, left out."
                     )
-        return told
+        if len(table.looked) > table.looks:
+            found.append(
+                f"Seeds were added after results had been seen ({', '.join(map(str, table.looked))}): verdicts are "
+                "right less often than they say. --looks plans such looks beforehand."
+            )
+        if table.looks > 1:
+            found.append(
+                f"Planned for {table.looks} looks: every interval and verdict has the level {100 * self.level:.3g} %."
+            )
+        return found
+
+    def _paired(self, pairs: Sequence[tuple[dict[int, float], dict[int, float]]]) -> Difference:
+        metric = self.table.metric
+        return pooled(pairs, higher=metric.higher, log=metric.log, delta=metric.delta, level=self.level)
+
+    def _bounded(self, one: Difference) -> Difference:
+        """Between percentages no difference is beyond 100 points."""
+        if self.table.metric.scale != "percent" or one.low is None or one.high is None:
+            return one
+        return replace(one, low=max(one.low, -100.0), high=min(one.high, 100.0))
 
     @property
     def _pairs(self) -> list[tuple[str, str | None]]:
@@ -173,20 +235,19 @@ class Analysis:
             first = [(model, None) for model in self.models] if table.reference is not None else []
         return list(dict.fromkeys([*first, *((having, without) for without, having in table.pairs)]))
 
-    def _cells(self, model: str, size: str) -> list[Cell]:
-        return [cell for cell in self.table.cells if cell.model == model and size in cell.measured]
-
-    def _parameters(self, model: str, size: str) -> float | None:
+    def parameters(self, model: str, size: str) -> float | None:
+        """How many numbers the model learns at this size."""
         if measured := self.table.values(model, size, "parameters"):
             return next(iter(measured.values()))
-        return next((n for c in self._cells(model, size) if (n := c.number("parameters")) is not None), None)
+        cells = (cell for cell in self.table.cells if cell.model == model and size in cell.measured)
+        return next((count for cell in cells if (count := cell.number("parameters")) is not None), None)
 
 
 def label(model: str, size: str) -> str:
     """A model, and its size where there are several.
 
-    >>> label("both, fixed", ""), label("rope", "512")
-    ('both, fixed', 'rope (512)')
+    >>> label("RoPE + values", ""), label("RoPE", "512")
+    ('RoPE + values', 'RoPE (512)')
     """
     return f"{model} ({size})" if size else model
 

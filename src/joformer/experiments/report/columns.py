@@ -1,13 +1,15 @@
-"""The tables of the report as text: a head and rows, the same for page, Markdown and terminal."""
+"""The tables of the report as text: a head and rows, the same for page, Markdown, terminal and CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
 from dataclasses import dataclass
 
 from joformer.experiments.report.numbers import exact, number, probability
 from joformer.experiments.report.words import Wording
 
-LEFT = frozenset({"model", "ours", "against", "difference", "ratio", "mean", "verdict"})
+LEFT = frozenset({"model", "verdict", "against", "difference", "value"})
 """Columns set to the left; the others are numbers."""
 
 
@@ -23,71 +25,91 @@ class Columns:
         """All rows, group by group."""
         return [row for _, rows in self.groups for row in rows]
 
+    def without(self, name: str) -> Columns:
+        """The same without a column."""
+        at = self.head.index(name)
+        groups = [(size, [row[:at] + row[at + 1 :] for row in rows]) for size, rows in self.groups]
+        return Columns(self.head[:at] + self.head[at + 1 :], groups)
+
 
 def results(words: Wording) -> Columns:
-    """Ours beside the paper's figures; columns that would be empty are left out."""
+    """One row per model: its verdict against the baseline, its value, the difference, what it takes.
+
+    Columns that would be empty are left out; the paper's figures stand there only where the setting is theirs.
+    """
     found, table = words.about.rows, words.table
-    paper, counted = any(row.paper is not None for row in found), any(row.parameters is not None for row in found)
-    other = table.paper_metric.replace("_", " ")
-    # As many digits as the paper prints, which a number does not remember: 90.1 beside 168.67 was 90.10.
+    judged = {
+        (one.model, one.size): one
+        for one in words.about.comparisons
+        if one.other == table.baseline or one.other is None
+    }
     digits = max((len(exact(row.paper).partition(".")[2]) for row in found), default=0)
-    printed = f"paper, {other}" if other and table.paper_metric != table.metric else "paper"
+    printed = (
+        "paper" if table.paper_metric in ("", table.metric.name) else f"paper, {table.paper_metric.replace('_', ' ')}"
+    )
+    paired = table.baseline is not None and bool(judged)
+    columns: list[tuple[str, list[str]]] = [("model", [words.name(row.model) for row in found])]
+    verdicts = [
+        "baseline" if row.model == table.baseline else words.verdict(one.verdict, one.difference) if one else "–"
+        for row in found
+        for one in [judged.get((row.model, row.size))]
+    ]
+    p = [probability(one.corrected) if (one := judged.get((row.model, row.size))) else "" for row in found]
+    base = {row.size: row.parameters for row in found if row.model == table.baseline}
+    more = [
+        number(row.parameters / count, 3) if row.parameters is not None and count else "–"
+        for row in found
+        for count in [base.get(row.size)]
+    ]
+    columns += [("verdict", verdicts)] * bool(judged)
+    columns += [("value", [words.value(row.ours) for row in found])]
+    if paired:
+        gaps = [words.difference(one.difference) if (one := judged.get((row.model, row.size))) else "" for row in found]
+        columns += [("difference", gaps)]
+    columns += [("p, Holm", p)] * any(p)
+    columns += [("n", [str(row.ours.n) if row.ours else "0" for row in found])]
+    columns += [(printed, [number(row.paper, digits) for row in found])] * any(row.paper is not None for row in found)
+    columns += [("ms per step", [number(row.step_ms) for row in found])] * any(row.step_ms is not None for row in found)
+    if any(row.parameters is not None for row in found):
+        columns += [("parameters", [number(row.parameters, 0) for row in found])]
+        columns += [("parameters, ×", more)] * any(text not in ("–", "1.000") for text in more)
+    rows = list(zip(*(values for _, values in columns), strict=True))
     return _grouped(
-        ["model", "ours", "n"] + [printed] * paper + ["parameters"] * counted,
-        [
-            (
-                row.size,
-                [row.model, words.value(row.ours), str(row.ours.n) if row.ours else "0"]
-                + [number(row.paper, digits)] * paper
-                + [number(row.parameters, 0)] * counted,
-            )
-            for row in found
-        ],
+        [name for name, _ in columns], [(row.size, list(cells)) for row, cells in zip(found, rows, strict=True)], words
     )
 
 
-def differences(words: Wording) -> Columns:
-    """Every comparison with its interval, p-values and verdict; who it is against only where that varies."""
-    found = words.about.comparisons
-    several = len({one.other for one in found}) > 1
-    what = "mean" if all(one.other is None for one in found) else "ratio" if words.ratio else "difference"
-    return _grouped(
-        ["model"] + ["against"] * several + [what, "n", "p", "p, Holm", "verdict"],
-        [
-            (
-                one.size,
-                [one.model]
-                + [words.other(one)] * several
-                + [words.difference(one), str(one.difference.n)]
-                + [probability(one.difference.p), probability(one.corrected), words.verdict(one)],
-            )
-            for one in found
-        ],
-    )
+def pairs(words: Wording) -> Columns:
+    """Comparisons with another model than the baseline."""
+    found = [one for one in words.about.comparisons if one.other not in (None, words.table.baseline)]
+    rows = [
+        (
+            one.size,
+            [words.name(one.model), words.name(one.other), words.verdict(one.verdict, one.difference),
+             words.difference(one.difference), probability(one.corrected), str(one.difference.n)],
+        )
+        for one in found
+    ]  # fmt: skip
+    return _grouped(["model", "against", "verdict", "difference", "p, Holm", "n"], rows, words)
 
 
-def costs(words: Wording) -> Columns:
-    """Parameters and, where measured beside the baseline, the time of a step, and how many times the baseline's."""
-    found = words.about.costs
-    timed, ratios = any(cost.step_ms is not None for cost in found), any(cost.ratio is not None for cost in found)
-    more = any(cost.more is not None for cost in found)
-    return _grouped(
-        ["model", "parameters"] + ["parameters, ×"] * more + ["ms a step"] * timed + ["time, ×"] * ratios,
-        [
-            (
-                cost.size,
-                [cost.model, number(cost.parameters, 0)]
-                + [number(cost.more, 3)] * more
-                + [number(cost.step_ms)] * timed
-                + [number(cost.ratio, 2)] * ratios,
-            )
-            for cost in found
-        ],
-    )
+def as_csv(words: Wording) -> str:
+    """Every measured number, one line each: table, data, model, name, size, seed, metric, value."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["table", "data", "model", "name", "size", "seed", "metric", "value"])
+    table = words.table
+    for cell in table.cells:
+        for size, metrics in cell.measured.items():
+            for metric, value in metrics.items():
+                lines.writerow(
+                    [table.name, table.data, cell.model, words.name(cell.model), size, cell.seed, metric, value]
+                )
+    return text.getvalue()
 
 
-def _grouped(head: list[str], rows: list[tuple[str, list[str]]]) -> Columns:
+def _grouped(head: list[str], rows: list[tuple[str, list[str]]], words: Wording) -> Columns:
     groups: dict[str, list[list[str]]] = {}
     for size, row in rows:
-        groups.setdefault(size, []).append(row)
+        groups.setdefault(size or ("" if len(words.table.sizes) == 1 else words.after("").strip()), []).append(row)
     return Columns(head, list(groups.items()))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from joformer.experiments.gathered import Cell
+from joformer.experiments.tables import Cell
 
 MOST = 40
 """Points of a curve: more than a small plot can show would only make the page heavy."""
@@ -42,8 +42,8 @@ def thin(lines: Sequence[dict[str, float]], most: int = MOST) -> list[dict[str, 
 def over_seeds(cells: Sequence[Cell], key: str) -> Curve | None:
     """The curve of this key: at the steps of the seed that has fewest, between them as far as all have come.
 
-    >>> one = lambda seed, y: Cell("", "a", seed, {}, {"curve": [{"step": 0, "loss": y}, {"step": 9, "loss": 1.0}]})
-    >>> over_seeds([one(0, 3.0), one(1, 2.0)], "loss")
+    >>> lines = lambda y: [{"step": 0, "loss": y}, {"step": 9, "loss": 1.0}]
+    >>> over_seeds([Cell("a", "", seed, result={"curve": lines(3.0 - seed)}) for seed in (0, 1)], "loss")
     Curve(steps=[0.0, 9.0], mean=[2.5, 1.0], least=[2.0, 1.0], most=[3.0, 1.0], n=2)
     """
     paths = []

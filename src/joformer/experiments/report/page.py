@@ -1,6 +1,7 @@
 """The report as one page of HTML that needs nothing else: no script, no other file, no network.
 
-Every word that comes from a file is escaped; a policy in the page's head forbids it to load or run anything.
+page.html is the template; jinja2 escapes every word that comes from a file, and a policy in the page's head forbids it
+to load or run anything.
 """
 
 from __future__ import annotations
@@ -8,16 +9,18 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from html import escape
+from functools import cache
 from itertools import groupby
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
-from joformer.experiments.gathered import Cell, Gathered
 from joformer.experiments.report import columns, plots
 from joformer.experiments.report.columns import LEFT, Columns
 from joformer.experiments.report.curves import Curve, over_seeds
 from joformer.experiments.report.numbers import duration, number
-from joformer.experiments.report.words import Wording, wordings
+from joformer.experiments.report.words import Wording
+from joformer.experiments.tables import Cell
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 LATE = 0.2
@@ -26,107 +29,116 @@ BANDS = 6
 """With more lines than these, bands over seeds would hide each other."""
 
 
-def html(gathered: Gathered) -> str:
+def html(report: Sequence[Wording]) -> str:
     """The whole page.
 
-    >>> html(Gathered(())).startswith("<!doctype html>")
+    >>> html([]).startswith("<!doctype html>")
     True
     """
-    tables = wordings(gathered)
-    contents = "".join(
-        f'<li><a href="#{_key(i)}">{escape(w.table.title)}</a><p>{escape(w.summary())}</p></li>'
-        for i, w in enumerate(tables)
+    from markupsafe import Markup
+
+    keys = _unique(
+        [re.sub(r"[^a-z0-9]+", "-", words.table.name.lower()).strip("-") or "table" for words in report], "-"
     )
+    titles = _unique([words.heading for words in report], " ")
+    sections = [_section(key, title, words) for key, title, words in zip(keys, titles, report, strict=True)]
     style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
-    sections = "".join(_section(_key(index), words) for index, words in enumerate(tables))
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><link rel="icon" href="data:,">'
-        f"<title>joformer: report</title><style>{style}</style></head><body>\n"
-        f"<header><h1>What the runs say</h1>{_opening(tables)}"
-        f'<nav aria-label="Contents and summary"><ol>{contents}</ol></nav></header>\n'
-        f"<main>{sections}</main>\n"
-        "<footer><p>Written by <code>joformer report</code>.</p></footer></body></html>\n"
-    )
+    return _template().render(
+        policy=POLICY, style=Markup(style), left=LEFT, opening=_opening(report), sections=sections,
+        grid=_grid(keys, report),
+    )  # fmt: skip
 
 
-def _key(index: int) -> str:
-    return f"table-{index + 1}"
+@cache
+def _template() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    loader = FileSystemLoader(Path(__file__).parent)
+    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html")
 
 
-def _opening(tables: Sequence[Wording]) -> str:
-    done, planned = (
-        sum(len(n) for n in some) for some in ([w.table.cells for w in tables], [w.table.planned for w in tables])
-    )
-    spent = sum(s for w in tables for cell in w.table.cells if (s := cell.number("seconds")) is not None)
-    days = sorted(day for w in tables for cell in w.table.cells if (day := cell.text("finished")[:10]))
+def _unique(names: Sequence[str], between: str) -> list[str]:
+    """The names, a number after each that was there before."""
+    counts, found = Counter[str](), list[str]()
+    for name in names:
+        counts[name] += 1
+        found.append(name if counts[name] == 1 else f"{name}{between}{counts[name]}")
+    return found
+
+
+def _opening(report: Sequence[Wording]) -> str:
+    tables = [words.table for words in report]
+    done = sum(len({cell.name for cell in table.cells}) for table in tables)
+    planned = sum(len(table.planned) for table in tables)
+    spent = sum(s for table in tables for cell in table.cells if (s := cell.number("seconds")) is not None)
+    days = sorted(day for table in tables for cell in table.cells if (day := cell.text("finished")[:10]))
     told = [f"{len(tables)} table{'s' * (len(tables) != 1)}", f"{done} of {max(done, planned)} cells finished"]
     told += [f"{duration(spent)} of training"] * bool(spent)
-    if days:
-        told.append(days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}")
-    return (
-        f'<p class="lead">{escape(", ".join(told))}.</p>'
-        "<p>Brackets hold what is known of a number from the seeds that were run. A verdict compares two models on the "
-        "same seeds; where their difference does not stand out of its interval, or not after correction for the number "
-        "of comparisons in its table, the verdict is <em>undecided</em>, which is a result too. Bold is what is better "
-        "than the baseline. The paper’s own figures are of one seed and have no interval.</p>"
-    )
+    told += [days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"] if days else []
+    return f"{', '.join(told)}."
 
 
-def _section(key: str, words: Wording) -> str:
-    table, about = words.table, words.about
-    facts = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in words.run)
-    parts = [f"<h2>{escape(table.title)}</h2><p>{escape(words.summary())}</p><dl>{facts}</dl>", _results(words)]
-    if table.paper_setting:
-        parts.append(f'<p class="quiet">The paper: {escape(table.paper_setting)}.</p>')
-    parts.append(_over_sizes(key, words))
-    if about.comparisons:
-        parts.append(_differences(key, words))
-    parts.append(_learning(key, words))
-    if about.costs:
-        parts.append(f"<h3>Cost</h3>{_table(words.cost, columns.costs(words))}")
-    if notes := [*about.remarks, *table.notes]:
-        parts.append(f"<h3>Notes</h3><ul>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>")
-    parts.append(_running(words))
-    return f'<section id="{key}">{"".join(parts)}</section>\n'
+def _grid(keys: Sequence[str], report: Sequence[Wording]) -> dict[str, Any]:
+    """Effects by data: what value transport adds to each kind of angles; of many sizes the first and the last."""
+    places, found = [], dict[str, dict[int, dict[str, str]]]()
+    for key, words in zip(keys, report, strict=True):
+        sizes = list(words.about.effects)
+        for size in dict.fromkeys([*sizes[:1], *sizes[-1:]]):
+            more = words.after(size).strip()
+            places.append({"key": key, "data": words.table.data or words.table.name, "more": more})
+            for of, d, verdict in words.about.effects[size]:
+                name = "all of these, pooled" if of.endswith("kinds of angles") else of
+                text = words.difference(d).partition(" [")[0] + words.unit
+                found.setdefault(name, {})[len(places) - 1] = {"verdict": verdict, "text": text}
+    rows = sorted(found, key=lambda name: name.endswith("pooled"))
+    return {"columns": places, "rows": [(n, [found[n].get(at) for at in range(len(places))]) for n in rows]}
 
 
-def _results(words: Wording) -> str:
-    shown = columns.results(words)
-    if not shown.groups:
-        return "<p>Nothing measured yet.</p>"
-    best = {
-        (one.model, one.size)
-        for one in words.about.comparisons
-        if one.decided and one.difference.verdict == "better" and one.other == words.table.baseline
+def _section(key: str, title: str, words: Wording) -> dict[str, Any]:
+    table = words.table
+    curves, curve_tables, shaded = _learning(key, words)
+    places = Counter(_place(cell) for cell in table.cells if _place(cell))
+    return {
+        "key": key,
+        "title": title,
+        "sentences": words.sentences,
+        "run": words.run,
+        "caption": f"{table.metric.label}: {words.centre} [{words.interval}]",
+        "results": columns.results(words),
+        "csv": f"data:text/csv;charset=utf-8,{quote(columns.as_csv(words), errors='replace')}" if table.cells else "",
+        "forests": _forests(key, words),
+        "method": words.method,
+        "pairs": columns.pairs(words),
+        "figures": [*_over_sizes(key, words), *_multipliers(key, words)],
+        "curves": curves,
+        "curve_tables": curve_tables,
+        "shaded": shaded,
+        "notes": words.notes,
+        "missing": table.missing,
+        "planned": len(table.planned),
+        "names": [(name, m) for m in words.about.models if (name := words.name(m)) != m],
+        "places": list(places.items()),
+        "commands": list(dict.fromkeys(cell.text("command") for cell in table.cells if cell.text("command"))),
     }
-    bold = [(row.model, row.size) in best for row in words.about.rows]
-    return _table(f"{words.measure}: {words.centre} [{words.interval}]", shown, bold)
 
 
-def _differences(key: str, words: Wording) -> str:
-    found, figures = words.about.comparisons, []
-    # What is judged against 0 and what against a reference have no axis in common.
-    for index, ((size, null), some) in enumerate(groupby(found, lambda one: (one.size, one.difference.null))):
-        caption = f"<figcaption>{escape(size)}</figcaption>" if len(words.table.sizes) > 1 else ""
-        among = [one for one in found if one.difference.null == null]
-        figures.append(f"<figure>{caption}{plots.differences(f'{key}-d{index}', words, list(some), among)}</figure>")
-    return (
-        f'<h3>{escape(words.judged)}</h3><div class="plots">{"".join(figures)}</div>'
-        f'<p class="quiet">{escape(words.method)} Filled dots are decided after correction.</p>'
-        f"{_table('The same as numbers', columns.differences(words))}"
-    )
+def _forests(key: str, words: Wording) -> list[tuple[str, plots.Plot]]:
+    found = words.about.comparisons
+    drawn = []
+    for index, (size, some) in enumerate(groupby(found, lambda one: one.size)):
+        caption = (size or words.after(size)) if len(words.table.sizes) > 1 else ""
+        drawn.append((caption, plots.forest(f"{key}-d{index}", words, list(some), found)))
+    return drawn
 
 
-def _over_sizes(key: str, words: Wording) -> str:
+def _over_sizes(key: str, words: Wording) -> list[tuple[str, str, plots.Plot]]:
     """The metric over sizes that are numbers: "512", or "d = 8"."""
     table, series = words.table, []
     matched = [re.fullmatch(r"([^0-9]*)([0-9]{1,9})", size) for size in table.sizes]
     sizes = {size: int(found[2]) for size, found in zip(table.sizes, matched, strict=True) if found}
     prefixes = {found[1] for found in matched if found}
     if len(sizes) < 2 or len(sizes) < len(table.sizes) or len(prefixes) > 1 or min(sizes.values()) < 1:
-        return ""
+        return []
     for index, model in enumerate(words.about.models):
         rows = sorted(
             ((sizes[row.size], row.ours) for row in words.about.rows if row.model == model and row.ours),
@@ -135,32 +147,49 @@ def _over_sizes(key: str, words: Wording) -> str:
         if rows:
             bounds = [one.low for _, one in rows], [one.high for _, one in rows]
             x, y = [float(size) for size, _ in rows], [one.centre for _, one in rows]
-            series.append(plots.Series(model, _index(words, index), x, y, *bounds))
+            series.append(plots.Series(words.name(model), _index(words, index), x, y, *bounds))
     if len({x for one in series for x in one.x}) < 2:
-        return ""
-    name = "length in tokens" if table.name == "length" else prefixes.pop().strip(" =") or "size"
+        return []
+    by_length = table.recipe == "length"
+    name = "length in tokens" if by_length else prefixes.pop().strip(" =") or "size"
     told = (f"{s.name}: {', '.join(f'{number(y)} at {x:g}' for x, y in zip(s.x, s.y, strict=True))}" for s in series)
-    drawn = plots.lines(
-        f"{key}-sizes",
-        f"{table.title}: {words.measure} over {name}",
-        "; ".join(told),
-        series,
-        x_name=name,
-        x_log=True,
-        y_log=table.skewed,
-        points=True,
-    )
-    caption = f"{words.measure} over {name}; {words.centre}, the bars are those of the brackets above"
-    heading = "By length" if table.name == "length" else "By size"
-    return f'<h3>{heading}</h3><figure class="one"><figcaption>{escape(caption)}</figcaption>{drawn}</figure>'
+    plot = plots.lines(
+        f"{key}-sizes", f"{words.heading}: {table.metric.label} over {name}", "; ".join(told), series, x_name=name,
+        x_log=True, y_log=table.metric.log, points=True,
+    )  # fmt: skip
+    caption = f"{table.metric.label} over {name}; {words.centre}, the bars are those of the brackets above"
+    return [("By length" if by_length else "By size", caption, plot)]
 
 
-def _learning(key: str, words: Wording) -> str:
-    table, figures, tables = words.table, [], []
+def _multipliers(key: str, words: Wording) -> list[tuple[str, str, plots.Plot]]:
+    """How many times the steps the baseline needs, along the runs, of each size."""
+    drawn = []
+    for at, size in enumerate(words.table.sizes):
+        series = []
+        for index, model in enumerate(words.about.models):
+            if model != words.table.baseline and len(found := words.about.multipliers(model, size)) > 1:
+                steps, ratios = [float(step) for step, _ in found], [d for _, d in found]
+                bounds = [d.low for d in ratios], [d.high for d in ratios]
+                series.append(
+                    plots.Series(words.name(model), _index(words, index), steps, [d.centre for d in ratios], *bounds)
+                )
+        if series:
+            told = "; ".join(f"{s.name}: {s.y[-1]:.2f} × at step {s.x[-1]:g}" for s in series)
+            late = [y for s in series for x, y in zip(s.x, s.y, strict=True) if x >= LATE * s.x[-1]]
+            base = words.name(words.table.baseline)
+            title = f"{words.heading}: how many times the steps {base} needs{' at ' + size if size else ''}"
+            span = min(0.9, *late), max(1.1, *late)
+            plot = plots.lines(f"{key}-m{at}", title, told, series, x_name="step", y_range=span, y_log=True)
+            caption = f"Steps that {base} needs for the same loss, as a multiple{'; ' + size if size else ''}: {told}"
+            drawn.append(("Compute multiplier", caption, plot))
+    return drawn
+
+
+def _learning(key: str, words: Wording) -> tuple[list[tuple[str, plots.Plot]], list[tuple[str, Columns]], bool]:
     groups: dict[tuple[str, ...], list[Cell]] = {}
-    for cell in table.cells:
+    for cell in words.table.cells:
         groups.setdefault(tuple(cell.measured), []).append(cell)
-    held = table.metric if any(table.metric in line for cell in table.cells for line in cell.curve) else "loss"
+    held, figures, tables, shaded = words.about.held_out, [], [], False
     for index, (sizes, cells) in enumerate(groups.items()):
         size = sizes[0] if len(sizes) == 1 else ""
         for which, title in (("train_loss", "training loss"), (held, f"held-out {held.replace('_', ' ')}")):
@@ -169,34 +198,23 @@ def _learning(key: str, words: Wording) -> str:
                 for model in words.about.models
                 if (curve := over_seeds([cell for cell in cells if cell.model == model], which)) is not None
             }
-            if not found:
-                continue
-            name = f"{size}: {title}" if size else title
-            figures.append(_curves(f"{key}-c{index}-{which == held:d}", words, name, found))
-            tables.append(_curve_table(name, found))
-    if not figures:
-        return ""
-    shaded = "; bands reach from the least to the most seed" if len(words.about.models) <= BANDS else ""
-    return (
-        f'<h3>Learning curves</h3><p class="quiet">Mean over seeds{shaded}. The first steps may leave the plot.</p>'
-        f'<div class="plots">{"".join(figures)}</div>'
-        f"<details><summary>The curves as numbers</summary>{''.join(tables)}</details>"
-    )
+            if found:
+                name = f"{size}: {title}" if size else title
+                few = len(found) <= BANDS
+                shaded |= few and any(curve.n > 1 for curve in found.values())
+                figures.append((name, _curves(f"{key}-c{index}-{which == held:d}", words, name, found, few)))
+                tables.append((f"{name}, mean over seeds", _curve_table(words, found)))
+    return figures, tables, shaded
 
 
-def _curves(key: str, words: Wording, name: str, found: dict[str, Curve]) -> str:
-    few = len(found) <= BANDS
+def _curves(key: str, words: Wording, name: str, found: dict[str, Curve], few: bool) -> plots.Plot:
     series = [
         plots.Series(
-            model,
-            _index(words, words.about.models.index(model)),
-            curve.steps,
-            curve.mean,
-            curve.least if few and curve.n > 1 else [],
-            curve.most if few and curve.n > 1 else [],
+            words.name(model), _index(words, words.about.models.index(model)), curve.steps, curve.mean,
+            *((curve.least, curve.most) if few and curve.n > 1 else ()),
         )
         for model, curve in found.items()
-    ]
+    ]  # fmt: skip
     last = max(curve.steps[-1] for curve in found.values())
     # A loss falls from where it begins to where the differences are: the plot shows the latter.
     late = [
@@ -207,96 +225,30 @@ def _curves(key: str, words: Wording, name: str, found: dict[str, Curve]) -> str
         for y in (low, high)
     ]
     told = "; ".join(
-        f"{model}: {number(curve.mean[0])} at step {curve.steps[0]:g}, "
+        f"{words.name(model)}: {number(curve.mean[0])} at step {curve.steps[0]:g}, "
         f"{number(curve.mean[-1])} at step {curve.steps[-1]:g}"
         for model, curve in found.items()
     )
-    drawn = plots.lines(
-        key, f"{words.table.title}: {name}", told, series, x_name="step", y_range=(min(late), max(late))
-    )
-    return f"<figure><figcaption>{escape(name)}</figcaption>{drawn}</figure>"
+    title = f"{words.heading}: {name}"
+    return plots.lines(key, title, told, series, x_name="step", y_range=(min(late), max(late)))
 
 
-def _curve_table(name: str, found: dict[str, Curve], rows: int = 8) -> str:
+def _curve_table(words: Wording, found: dict[str, Curve], rows: int = 8) -> Columns:
     grid = min((curve.steps for curve in found.values()), key=len)
     chosen = [grid[round(i * (len(grid) - 1) / (rows - 1))] for i in range(rows)] if len(grid) > rows else grid
-    body = []
-    for step in chosen:
-        at = {model: dict(zip(curve.steps, curve.mean, strict=True)).get(step) for model, curve in found.items()}
-        body.append([f"{step:g}", *map(number, at.values())])
-    return _table(f"{name}, mean over seeds", Columns(["step", *found], [("", body)]))
-
-
-def _running(words: Wording) -> str:
-    table = words.table
-    parts = []
-    if table.missing:
-        names = "".join(f"<li>{escape(name)}</li>" for name in table.missing)
-        parts.append(
-            f"<details><summary>{len(table.missing)} of {len(table.planned)} cells are missing</summary>"
-            f"<ul>{names}</ul></details>"
-        )
-    places = Counter(_place(cell) for cell in table.cells if _place(cell))
-    commands = [cell.text("command") for cell in table.cells if cell.text("command")]
-    if places or commands:
-        where = "".join(
-            f"<li>{escape(place)} ({count} cell{'s' * (count != 1)})</li>" for place, count in places.items()
-        )
-        pre = f'<pre tabindex="0" aria-label="Commands">{escape(chr(10).join(commands))}</pre>' if commands else ""
-        parts.append(
-            f"<details><summary>Machine, versions and the command of each cell</summary><ul>{where}</ul>{pre}</details>"
-        )
-    return "".join(parts)
+    means = [dict(zip(curve.steps, curve.mean, strict=True)) for curve in found.values()]
+    body = [[f"{step:g}", *(number(mean.get(step)) for mean in means)] for step in chosen]
+    return Columns(["step", *map(words.name, found)], [("", body)])
 
 
 def _place(cell: Cell) -> str:
     machine, versions = cell.facts("machine"), cell.facts("versions")
     units = {"cores": "cores", "threads": "threads", "memory_gib": "GiB"}
-    told = [
-        f"{value} {units[name]}" if name in units else str(value)
-        for name, value in machine.items()
-        if value is not None
-    ]
+    told = [f"{v} {units[name]}" if name in units else str(v) for name, v in machine.items() if v is not None]
     return ", ".join([*told, *(f"{name} {version}" for name, version in versions.items())])
 
 
 def _index(words: Wording, index: int) -> int | None:
     """Which colour: the baseline has the text's own."""
     models, base = words.about.models, words.table.baseline
-    if models[index] == base:
-        return None
-    return index - (base in models[:index])
-
-
-def _table(caption: str, shown: Columns, bold: Sequence[bool] = ()) -> str:
-    """A table that scrolls within itself; rows of one size are a group under its name."""
-    head, strong = shown.head, iter(bold)
-    top = "".join(f'<th scope="col"{_align(name)}>{escape(name)}</th>' for name in head)
-    bodies = []
-    for size, rows in shown.groups:
-        lines = [f'<tr><th scope="rowgroup" colspan="{len(head)}">{escape(size)}</th></tr>'] if size else []
-        for first, *rest in rows:
-            loud = next(strong, False)
-            cells = "".join(
-                f"<td{_align(name)}>{_value(text, loud and name == 'ours')}</td>"
-                for name, text in zip(head[1:], rest, strict=True)
-            )
-            lines.append(f'<tr><th scope="row"{_align(head[0])}>{escape(first)}</th>{cells}</tr>')
-        bodies.append(f"<tbody>{''.join(lines)}</tbody>")
-    # Focusable, so that it can be scrolled with the keyboard.
-    return (
-        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(caption)}">'
-        f"<table><caption><span>{escape(caption)}</span></caption>"
-        f"<thead><tr>{top}</tr></thead>{''.join(bodies)}</table></div>"
-    )
-
-
-def _align(name: str) -> str:
-    return "" if name in LEFT else ' class="n"'
-
-
-def _value(text: str, strong: bool) -> str:
-    """A number and, quieter, what stands in brackets after it."""
-    centre, bracket, rest = text.partition(" [")
-    inner = f"<strong>{escape(centre)}</strong>" if strong and bracket else escape(centre)
-    return f"{inner} <small>[{escape(rest)}</small>" if bracket else inner
+    return None if models[index] == base else index - (base in models[:index])

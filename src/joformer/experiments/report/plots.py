@@ -1,4 +1,4 @@
-"""Plots as inline SVG, without a library: small, sharp on every screen, in the colours of the page around them.
+"""What the page's plots show, in the coordinates of their SVG (plots.html draws it); without a library.
 
 A plot is 380 units wide, so that on a telephone its letters are as large as the text. Each has a title and a
 description for who cannot see it; nothing is told by colour alone: lines carry their names, rows their verdict.
@@ -7,18 +7,20 @@ description for who cannot see it; nothing is told by colour alone: lines carry 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
+from typing import Any
 
 from joformer.experiments.report.analysis import Comparison
 from joformer.experiments.report.numbers import number
 from joformer.experiments.report.words import Wording
 
-WIDTH, ROW, LETTER = 380, 36, 6.7
-COLOURS = 8
+WIDTH, ROW, LETTER, NAMES = 380, 36, 6.4, 146
+COLOURS = 12
 """How many line colours the page has; after that the dashes change."""
 
+Plot = dict[str, Any]
 Scale = Callable[[float], float]
 
 
@@ -34,40 +36,47 @@ class Series:
     high: Sequence[float | None] = ()
 
 
-def differences(key: str, words: Wording, some: Sequence[Comparison], among: Sequence[Comparison]) -> str:
-    """A dot and its interval for each comparison, over a line where there would be no difference.
+def forest(key: str, words: Wording, some: Sequence[Comparison], among: Sequence[Comparison]) -> Plot:
+    """A row for each comparison: its name, a dot and its whole interval, over a line where no difference would be.
 
     The axis is that of all comparisons in `among`, so that plots of several sizes can be compared. Filled dots are
-    decided after correction; an arrow says that an interval goes on.
+    decided after correction.
     """
-    null, log = some[0].difference.null, words.ratio
-    low, high = _domain(among, null, log)
-    scale = _scale(low, high, 14, WIDTH - 14, log)
+    null, log = some[0].difference.null, words.table.metric.log
+    bounds = [x for one in among for d in [one.difference] for x in (d.centre, d.low, d.high) if x is not None]
+    low, high = _apart_enough(min([null, *bounds]), max([null, *bounds]), log)
+    scale = _scale(low, high, NAMES + 12, WIDTH - 12, log)
     floor = ROW * len(some) + 8
-    parts = [
-        f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="4" y2="{floor}"/>'
-        f'<text class="tick" x="{x:.1f}" y="{floor + 15}" text-anchor="middle">{_signed(tick, null, log)}</text>'
-        for tick in _ticks(low, high, 5, log)
-        for x in [scale(tick)]
-    ]
-    middle = scale(null)
-    parts.append(f'<line class="null" x1="{middle:.1f}" x2="{middle:.1f}" y1="4" y2="{floor}"/>')
+    rows = []
     for index, one in enumerate(some):
-        parts.append(_interval(one, words, scale, (low, high), ROW * index + 4))
-    left, right = ("worse", "better") if words.table.higher else ("better", "worse")
-    parts.append(
-        f'<text class="side" x="8" y="{floor + 33}">← {left}</text>'
-        f'<text class="side" x="{WIDTH - 8}" y="{floor + 33}" text-anchor="end">{right} →</text>'
-    )
-    told = "; ".join(f"{_name(one, words)}: {words.difference(one)}, {words.verdict(one)}" for one in some)
-    what = "ratio" if log else "difference"
-    return _svg(key, f"{words.table.title}: {what} on the same seeds", told, floor + 40, parts)
+        d = one.difference
+        name = (
+            f"{words.name(one.model)} over {words.name(one.other)}" if _is_pair(one, words) else words.name(one.model)
+        )
+        rows.append(
+            {
+                "name": textwrap.wrap(name, int(NAMES / LETTER), max_lines=2, placeholder=" …"),
+                "verdict": one.verdict,
+                "kind": "decided" if one.decided else "open",
+                "y": ROW * index + 26,
+                "centre": scale(d.centre),
+                "span": None if d.low is None or d.high is None else (scale(d.low), scale(d.high)),
+            }
+        )
+    told = "; ".join(words.sentence(one) for one in some)
+    sides = ("worse", "better") if words.table.metric.higher else ("better", "worse")
+    ticks = [{"x": scale(tick), "text": _signed(tick, null, log)} for tick in _ticks(low, high, 4, log)]
+    title = f"{words.heading}: {'ratios' if log else 'differences'}{' at ' + some[0].size if some[0].size else ''}"
+    return {
+        "key": key, "title": title, "told": told, "height": floor + 40, "floor": floor, "null": scale(null),
+        "rows": rows, "ticks": ticks, "sides": sides, "left": NAMES, "width": WIDTH,
+    }  # fmt: skip
 
 
 def lines(
     key: str,
     title: str,
-    description: str,
+    told: str,
     series: Sequence[Series],
     *,
     x_name: str,
@@ -75,107 +84,45 @@ def lines(
     y_log: bool = False,
     y_range: tuple[float, float] | None = None,
     points: bool = False,
-) -> str:
+) -> Plot:
     """Lines with their names at their ends; bounds as a band, or as whiskers where points are drawn."""
     xs = [x for one in series for x in one.x]
     ys = [y for one in series for y in (*one.y, *(b for b in (*one.low, *one.high) if b is not None))]
-    low, high = y_range or (min(ys), max(ys))
-    low, high = _apart_enough(low, high, y_log)
+    low, high = _apart_enough(*(y_range or (min(ys), max(ys))), y_log)
     names = max(len(_short(one.name)) for one in series) * LETTER
     height = max(230, 14 * len(series) + 60)
     right, floor = WIDTH - names - 16, height - 40
     first, last = _apart_enough(min(xs), max(xs), x_log)
-    across = _scale(first, last, 46, right, x_log)
-    up = _scale(low, high, floor, 10, y_log)
-    parts = [
-        f'<line class="grid" x1="46" x2="{right:.1f}" y1="{up(tick):.1f}" y2="{up(tick):.1f}"/>'
-        f'<text class="tick" x="40" y="{up(tick) + 4:.1f}" text-anchor="end">{_tick(tick)}</text>'
-        for tick in _ticks(low, high, 5, y_log)
-    ]
+    across, up = _scale(first, last, 46, right, x_log), _scale(low, high, floor, 10, y_log)
     marks = sorted(set(xs)) if x_log else _ticks(first, last, 4, False)
-    parts += [
-        f'<text class="tick" x="{across(tick):.1f}" y="{floor + 16}" text-anchor="middle">{_tick(tick)}</text>'
-        for tick in marks
-    ]
-    parts.append(
-        f'<text class="side" x="{(46 + right) / 2:.1f}" y="{floor + 33}" text-anchor="middle">{escape(x_name)}</text>'
-    )
-    clip = f"{key}-clip"
-    parts.append(f'<clipPath id="{clip}"><rect x="36" y="6" width="{right - 26:.1f}" height="{floor - 2}"/></clipPath>')
-    parts.append(f'<g clip-path="url(#{clip})">')
-    # Beside each other, as bars on top of each other could not be told apart.
-    aside = {id(one): (index - (len(series) - 1) / 2) * min(4.0, 24 / len(series)) for index, one in enumerate(series)}
-    parts += [_bounds(one, across, up, aside[id(one)] if points else None) for one in series]
-    for one in series:
-        dodge = aside[id(one)] if points else 0.0
-        path = " ".join(f"{across(x) + dodge:.1f},{up(y):.1f}" for x, y in zip(one.x, one.y, strict=True))
-        parts.append(f'<polyline class="line {_class(one.index)}" points="{path}"/>')
-        if points:
-            parts += [
-                f'<circle class="dot {_class(one.index)}" cx="{across(x) + dodge:.1f}" cy="{up(y):.1f}" r="2.6"/>'
-                for x, y in zip(one.x, one.y, strict=True)
-            ]
-    parts.append("</g>")
     ends = [min(max(up(one.y[-1]), 10.0), float(floor)) for one in series]
-    for one, end, place in zip(series, ends, _apart(ends, 13, 10, floor - 3), strict=True):
-        tip = across(one.x[-1])
-        parts.append(
-            f'<path class="leader {_class(one.index)}" d="M{tip + 3:.1f} {end:.1f}L{right + 9:.1f} {place:.1f}"/>'
-            f'<text class="name {_class(one.index)}" x="{right + 12:.1f}" y="{place + 4:.1f}">'
-            f"{escape(_short(one.name))}</text>"
+    drawn = []
+    for index, (one, end, place) in enumerate(zip(series, ends, _apart(ends, 13, 10, floor - 3), strict=True)):
+        # Beside each other, as bars on top of each other could not be told apart.
+        aside = (index - (len(series) - 1) / 2) * min(4.0, 24 / len(series)) if points else 0.0
+        bounded = [
+            (x, a, b) for x, a, b in zip(one.x, one.low, one.high, strict=False) if a is not None and b is not None
+        ]
+        bounds = [(across(x) + aside, up(a), up(b)) for x, a, b in bounded]
+        drawn.append(
+            {
+                "look": "base" if one.index is None else f"s{one.index % COLOURS} d{one.index // COLOURS % 3}",
+                "name": _short(one.name),
+                "points": [(across(x) + aside, up(y)) for x, y in zip(one.x, one.y, strict=True)],
+                "whiskers": bounds if points else [],
+                "band": [] if points else [(x, a) for x, a, _ in bounds] + [(x, b) for x, _, b in bounds[::-1]],
+                "leader": (across(one.x[-1]) + 3, end, right + 9, place),
+            }
         )
-    return _svg(key, title, description, height, parts)
+    return {
+        "key": key, "title": title, "told": told, "height": height, "floor": floor, "right": right, "width": WIDTH,
+        "across": [{"x": across(x), "text": _tick(x)} for x in marks], "x_name": x_name, "dots": points,
+        "up": [{"y": up(y), "text": _tick(y)} for y in _ticks(low, high, 5, y_log)], "series": drawn,
+    }  # fmt: skip
 
 
-def _interval(one: Comparison, words: Wording, scale: Scale, ends: tuple[float, float], top: int) -> str:
-    d, y = one.difference, top + 25
-    kind = "decided" if one.decided else "open"
-    verdict = _brief(one, words)
-    name = _short(_name(one, words), max(8, int((WIDTH - 24) / LETTER) - len(verdict)))
-    parts = [
-        f'<text class="row" x="8" y="{top + 12}">{escape(name)}</text>'
-        f'<text class="verdict" x="{WIDTH - 8}" y="{top + 12}" text-anchor="end">{escape(verdict)}</text>'
-    ]
-    if d.low is not None and d.high is not None:
-        left, right = scale(max(d.low, ends[0])), scale(min(d.high, ends[1]))
-        parts.append(f'<line class="span {kind}" x1="{left:.1f}" x2="{right:.1f}" y1="{y}" y2="{y}"/>')
-        if d.low < ends[0]:
-            parts.append(
-                f'<path class="span {kind}" d="M{left + 6:.1f} {y - 4}L{left:.1f} {y}L{left + 6:.1f} {y + 4}"/>'
-            )
-        if d.high > ends[1]:
-            parts.append(
-                f'<path class="span {kind}" d="M{right - 6:.1f} {y - 4}L{right:.1f} {y}L{right - 6:.1f} {y + 4}"/>'
-            )
-    centre = scale(min(max(d.centre, ends[0]), ends[1]))
-    parts.append(f'<circle class="mark {kind}" cx="{centre:.1f}" cy="{y}" r="4.2"/>')
-    return "".join(parts)
-
-
-def _name(one: Comparison, words: Wording) -> str:
-    return one.model if one.other in (None, words.table.baseline) else f"{one.model} over {one.other}"
-
-
-def _brief(one: Comparison, words: Wording) -> str:
-    if one.difference.why:
-        return "undecided: one seed" if one.difference.n == 1 else "undecided: no spread"
-    return words.verdict(one)
-
-
-def _domain(some: Sequence[Comparison], null: float, log: bool) -> tuple[float, float]:
-    """All dots, and intervals as far as they do not dwarf the rest."""
-    into = math.log if log else float
-    out = math.exp if log else float
-    zero = into(null)
-    dots = [into(one.difference.centre) - zero for one in some]
-    bounds = [
-        into(bound) - zero for one in some for bound in (one.difference.low, one.difference.high) if bound is not None
-    ]
-    usual = sorted(map(abs, bounds))[int(0.8 * (len(bounds) - 1))] if bounds else 0.0
-    most = max(*map(abs, dots), 2 * usual, 1e-9 * max(abs(zero), 1.0))
-    low, high = (max(-most, min([0.0, *dots, *bounds])), min(most, max([0.0, *dots, *bounds])))
-    margin = 0.06 * (high - low)
-    return _apart_enough(out(zero + low - margin), out(zero + high + margin), log)
+def _is_pair(one: Comparison, words: Wording) -> bool:
+    return one.other not in (None, words.table.baseline)
 
 
 def _apart_enough(low: float, high: float, log: bool) -> tuple[float, float]:
@@ -185,36 +132,14 @@ def _apart_enough(low: float, high: float, log: bool) -> tuple[float, float]:
     return (low / 2, high * 2) if log else (low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2)
 
 
-def _bounds(one: Series, across: Scale, up: Scale, aside: float | None) -> str:
-    there = [(x, a, b) for x, a, b in zip(one.x, one.low, one.high, strict=False) if a is not None and b is not None]
-    if not there:
-        return ""
-    if aside is not None:
-        return "".join(
-            f'<path class="whisker {_class(one.index)}" d="M{across(x) + aside:.1f} {up(a):.1f}V{up(b):.1f}"/>'
-            for x, a, b in there
-        )
-    path = [f"{across(x):.1f},{up(a):.1f}" for x, a, _ in there] + [
-        f"{across(x):.1f},{up(b):.1f}" for x, _, b in there[::-1]
-    ]
-    return f'<polygon class="band {_class(one.index)}" points="{" ".join(path)}"/>'
-
-
-def _class(index: int | None) -> str:
-    return "base" if index is None else f"s{index % COLOURS} d{index // COLOURS % 3}"
-
-
-def _short(name: str, most: int = 20) -> str:
-    return name if len(name) <= most else "…" + name[1 - most :]
+def _short(name: str, most: int = 24) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
 
 
 def _scale(low: float, high: float, start: int | float, end: int | float, log: bool) -> Scale:
-    if log:
-        low, high = math.log(low), math.log(high)
-    span = (high - low) or 1.0
-    if log:
-        return lambda value: start + (math.log(value) - low) / span * (end - start)
-    return lambda value: start + (value - low) / span * (end - start)
+    into: Scale = math.log if log else float
+    first, span = into(low), (into(high) - into(low)) or 1.0
+    return lambda value: start + (into(value) - first) / span * (end - start)
 
 
 def _ticks(low: float, high: float, count: int, log: bool) -> list[float]:
@@ -252,11 +177,3 @@ def _apart(wanted: list[float], gap: int, low: int, high: int) -> list[float]:
     for index in reversed(order):
         above = places[index] = min(places[index], above - gap)
     return [places[index] for index in range(len(wanted))]
-
-
-def _svg(key: str, title: str, description: str, height: int, parts: Sequence[str]) -> str:
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-labelledby="{key}-t {key}-d">'
-        f'<title id="{key}-t">{escape(title)}</title><desc id="{key}-d">{escape(description)}</desc>'
-        f"{''.join(parts)}</svg>"
-    )

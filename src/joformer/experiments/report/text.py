@@ -1,95 +1,104 @@
-"""The report as plain text: tables for a terminal, sentences, Markdown."""
+"""The report as plain text: sentences, tables for a terminal, Markdown; and as JSON that can be rendered again."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from joformer.experiments.gathered import Gathered, as_table
+import joformer
 from joformer.experiments.report import columns
-from joformer.experiments.report.analysis import Analysis
 from joformer.experiments.report.columns import LEFT, Columns
-from joformer.experiments.report.words import Wording, wordings
+from joformer.experiments.report.curves import thin
+from joformer.experiments.report.words import Wording
+from joformer.experiments.tables import finite
 
 WIDTH = 100
 SHORTENED = frozenset({"model", "against", "verdict"})
+DROPPED = ("parameters, ×", "parameters", "p, Holm")
+"""Columns that a narrow terminal does without; they are on the page."""
 
 
-def sentences(about: Mapping[str, Any], cells: Iterable[Mapping[str, Any]], *, pairs: bool = True) -> list[str]:
-    """One sentence for each comparison of a table, given as the contents of table.json and its result.json files.
-
-    Without `pairs` only those with the baseline; the correction counts all of them either way.
-
-    >>> about = {"name": "t", "metric": "loss", "unit": "nats", "baseline": "none", "models": ["none", "both"]}
-    >>> made = lambda model, seed, loss: {"cell": "", "model": model, "seed": seed, "measured": {"": {"loss": loss}}}
-    >>> cells = [made("none", s, 2.0 + s) for s in range(3)] + [made("both", s, 1.9 + 1.01 * s) for s in range(3)]
-    >>> sentences(about, cells)
-    ['both: better than none by 0.090 nats [0.065, 0.115], p = 0.004, 3 seeds']
-    """
-    words = Wording(Analysis(as_table(about, cells)))
-    base = words.table.baseline
-    return [words.sentence(one) for one in words.about.comparisons if pairs or one.other == base]
-
-
-def lines(gathered: Gathered) -> list[str]:
-    """Plain tables for a terminal of 100 columns.
-
-    >>> lines(Gathered((as_table({"name": "t", "metric": "loss", "models": ["a"]}, []),)))[0]
-    'T'
-    """
+def lines(report: Sequence[Wording]) -> list[str]:
+    """Plain tables for a terminal of 100 columns."""
     told: list[str] = []
-    for words in wordings(gathered):
-        table = words.table
-        told += [""] * bool(told) + [table.title.upper(), *_wrapped(", ".join(f"{k} {v}" for k, v in words.run)), ""]
+    for words in report:
+        run = ", ".join(f"{name} {value}" for name, value in words.run)
+        told += [""] * bool(told) + [words.heading.upper(), *_wrapped(run)]
+        told += [line for sentence in words.sentences for line in _wrapped(sentence)]
         for above, shown in (
-            (f"{words.measure}: {words.centre} [{words.interval}]", columns.results(words)),
-            (words.judged, columns.differences(words)),
-            (f"{words.cost}.", columns.costs(words)),
+            (f"{words.table.metric.label}: {words.centre} [{words.interval}]", columns.results(words)),
+            ("Other pairs", columns.pairs(words)),
         ):
             if shown.groups:
-                told += [*_wrapped(above), *_plain(shown), ""]
-        told += _wrapped(words.summary())
-        told += [line for note in (*words.about.remarks, *table.notes) for line in _wrapped(note, "- ")]
+                told += ["", *_wrapped(above), *_plain(shown)]
+        told += [""] * bool(words.notes) + [line for note in words.notes for line in _wrapped(note, "- ")]
     return told
 
 
-def markdown(gathered: Gathered) -> str:
+def markdown(report: Sequence[Wording]) -> str:
     """The report as Markdown.
 
-    >>> print(markdown(Gathered(())).splitlines()[0])
+    >>> print(markdown([]).splitlines()[0])
     # joformer: report
     """
     parts = ["# joformer: report\n"]
-    parts += [f"- **{_md(w.table.title)}**: {_md(w.summary())}" for w in wordings(gathered)]
-    for words in wordings(gathered):
+    parts += [f"- **{_md(words.heading)}**: {_md(' '.join(words.sentences))}" for words in report]
+    for words in report:
         table = words.table
-        parts.append(f"\n## {_md(table.title)}\n")
+        parts.append(f"\n## {_md(words.heading)}\n")
+        parts.append(_md(" ".join(words.sentences)) + "\n")
         parts.append(_md("; ".join(f"{name} {value}" for name, value in words.run)) + ".\n")
-        parts.append(f"Ours: {_md(words.measure)}, {words.centre} [{words.interval}].\n")
+        parts.append(f"Values: {_md(table.metric.label)}, {words.centre} [{words.interval}]. {_md(words.method)}\n")
         parts += _md_table(columns.results(words))
-        if table.paper_setting:
-            parts.append(f"\nThe paper: {_md(table.paper_setting)}.")
-        if words.about.comparisons:
-            parts.append(f"\n### {_md(words.judged)}\n\n{_md(words.method)}\n")
-            parts += _md_table(columns.differences(words))
-        if words.about.costs:
-            parts.append(f"\n### Cost\n\n{_md(words.cost)}.\n")
-            parts += _md_table(columns.costs(words))
-        notes = [*words.about.remarks, *table.notes]
+        if columns.pairs(words).groups:
+            parts += ["\n### Other pairs\n", *_md_table(columns.pairs(words))]
+        notes = [*words.notes]
         if table.missing:
             more = f" and {len(table.missing) - 10} more" * (len(table.missing) > 10)
             notes.append(f"Missing: {', '.join(table.missing[:10])}{more}.")
         if notes:
             parts += ["\n### Notes\n", *(f"- {_md(note)}" for note in notes)]
-        if commands := [cell.text("command") for cell in table.cells if cell.text("command")]:
-            parts += [
-                "\n### To run the cells again\n",
-                "```",
-                *(" ".join(c.replace("```", "").split()) for c in commands),
-                "```",
-            ]
+        if commands := list(dict.fromkeys(cell.text("command") for cell in table.cells if cell.text("command"))):
+            again = (" ".join(command.replace("```", "").split()) for command in commands)
+            parts += ["\n### To run the cells again\n", "```", *again, "```"]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def as_json(report: Sequence[Wording]) -> dict[str, Any]:
+    """Tables with their cells (curves thinned) and, under "said", estimates, comparisons and sentences.
+
+    >>> as_json([])["tables"]
+    []
+    """
+    tables = [
+        {
+            "about": words.table.about(),
+            "said": {
+                "sentences": words.sentences,
+                "rows": [asdict(row) for row in words.about.rows],
+                "comparisons": [
+                    {**asdict(one), "verdict": one.verdict, "sentence": words.sentence(one)}
+                    for one in words.about.comparisons
+                ],
+                "remarks": words.about.remarks,
+                "missing": words.table.missing,
+            },
+            "cells": [{**cell.result, "seed": cell.seed, "curve": thin(cell.curve)} for cell in words.table.cells],
+        }
+        for words in report
+    ]
+    return {"joformer": joformer.__version__, "tables": [_jsonable(table) for table in tables]}
+
+
+def _jsonable(value: Any) -> Any:
+    """As JSON has it: without NaN, which it does not know."""
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_jsonable(item) for item in value]
+    return finite(value) if isinstance(value, float) else value
 
 
 def _wrapped(text: str, mark: str = "") -> list[str]:
@@ -97,8 +106,12 @@ def _wrapped(text: str, mark: str = "") -> list[str]:
 
 
 def _plain(shown: Columns) -> list[str]:
-    head, sized = shown.head, any(size for size, _ in shown.groups)
-    widths = [max(map(len, column)) for column in zip(head, *shown.rows, strict=True)]
+    sized = any(size for size, _ in shown.groups)
+    for name in (*DROPPED, ""):
+        head = shown.head
+        widths = [max(map(len, column)) for column in zip(head, *shown.rows, strict=True)]
+        if sum(widths) + 2 * (len(widths) + sized - 1) > WIDTH and name in head:
+            shown = shown.without(name)
     while (over := sum(widths) + 2 * (len(widths) + sized - 1) - WIDTH) > 0:  # numbers stay whole, words give way
         widest = max((i for i, name in enumerate(head) if name in SHORTENED), key=lambda i: widths[i])
         if widths[widest] <= 8:

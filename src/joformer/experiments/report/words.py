@@ -1,18 +1,24 @@
 """How the numbers and verdicts of a table are written, the same in every form of the report.
 
-Numbers have as many digits as their interval deserves. A verdict is what stands after Holm's correction; "undecided" is
-a result, and said as such.
+Numbers have as many digits as their interval deserves, and enough that no rounded bound contradicts its verdict.
+Differences are ours minus (over) the other's, with their sign, everywhere. A verdict is what stands after Holm's
+correction: better, worse, equivalent within the metric's δ, inconclusive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from joformer.experiments.gathered import Gathered, Table
+from joformer.experiments.names import plain, value_effect
 from joformer.experiments.report.analysis import Analysis, Comparison, label, seeds
 from joformer.experiments.report.numbers import digits_for, duration, exact, number, probability
-from joformer.experiments.statistics import LEVEL, Estimate
+from joformer.experiments.statistics import VERDICTS, Difference, Estimate, Verdict
+from joformer.experiments.tables import Table
+
+DATA = frozenset({"mnist", "cifar100", "imagenet", "wikipedia"})
+"""Recipes that are called after a set of data."""
 
 
 @dataclass(frozen=True)
@@ -26,47 +32,58 @@ class Wording:
         """The table that is described."""
         return self.about.table
 
-    @property
+    def name(self, model: str | None) -> str:
+        """What people call the model; a reference is a number."""
+        return exact(self.table.reference) if model is None else plain(self.table.recipe, model)
+
+    @cached_property
+    def heading(self) -> str:
+        """The title with the data and the steps that it is about."""
+        table, steps = self.table, self.table.steps
+        title = table.title.removesuffix(f", on {table.data}")  # as version 0.1 wrote it
+        if table.reference is not None:
+            return title
+        data = (
+            f"{table.data} · {table.recipe} recipe"
+            if table.recipe in DATA and table.data != table.recipe
+            else table.data
+        )
+        after = f", {steps[0]:,} steps" if len(steps) == 1 else ""
+        return f"{title}: {data}{after}" if data else title + after
+
+    @cached_property
     def digits(self) -> int | None:
-        """After the point, for values: two significant ones of the usual interval's half; None where skewed."""
-        if self.table.skewed:
+        """After the point, for values: two significant ones of the usual interval's half; None for medians."""
+        if self.table.metric.median:
             return None
         return digits_for([(o.low, o.high) for row in self.about.rows if (o := row.ours)])
 
-    @property
+    @cached_property
     def difference_digits(self) -> int:
-        """How many digits of a difference are shown."""
-        bounds = [(c.difference.low, c.difference.high) for c in self.about.comparisons]
-        found = digits_for(bounds)
+        """After the point, for differences."""
+        all_of = [one.difference for one in self.about.comparisons]
+        found = digits_for([(d.low, d.high) for d in all_of])
         if found is None:  # one seed: a tenth of the differences themselves
-            found = digits_for([(0.0, (c.difference.centre - c.difference.null) / 10) for c in self.about.comparisons])
-        return 3 if found is None else max(found, 2 if self.ratio else 0)
-
-    @property
-    def ratio(self) -> bool:
-        """Whether differences are ratios."""
-        return self.table.skewed
-
-    @property
-    def measure(self) -> str:
-        """What is measured, in which unit; the unit alone where it says both."""
-        named = any(letter.isalpha() for letter in self.table.unit)
-        return self.table.unit if named else f"{self.table.metric.replace('_', ' ')}, {self.table.unit}"
-
-    @property
-    def unit(self) -> str:
-        """That of differences: between percentages they are points."""
-        return "points" if self.table.unit.startswith("%") else self.table.unit
+            found = digits_for([(0.0, (d.centre - d.null) / 10) for d in all_of])
+        digits = 3 if found is None else max(found, 2 if self.table.metric.log else 0)
+        decided = [one.difference for one in self.about.comparisons if one.decided]
+        decided += [
+            d for some in self.about.effects.values() for _, d, verdict in some if verdict in ("better", "worse")
+        ]
+        while digits < 6 and any(number(x, digits) == number(d.null, digits) for d in decided for x in (d.low, d.high)):
+            digits += 1
+        return digits
 
     @property
     def centre(self) -> str:
         """What stands for several seeds."""
-        return "median" if self.table.skewed else "mean"
+        metric = self.table.metric
+        return "median" if metric.median else "geometric mean" if metric.log else "mean"
 
     @property
     def interval(self) -> str:
         """What stands in brackets."""
-        if not self.table.skewed:
+        if not self.table.metric.median:
             return "95 % interval"
         most = max((row.ours.n for row in self.about.rows if row.ours), default=1)
         return f"least, most: holds the true median with {100 * (1 - 2.0 ** (1 - most)):.0f} % at {most} seeds"
@@ -78,181 +95,208 @@ class Wording:
         text = number(found.centre, self.digits)
         if found.low is None or found.high is None:
             return text if found.n == 1 else f"{text} (all {found.n} the same)"
-        return f"{text} {self.bounds(found.low, found.high, self.digits)}"
+        digits, percent = self.digits, self.table.metric.scale == "percent"
+        while percent and digits is not None and digits < 4 and number(found.high, digits) == number(100, digits):
+            digits += 1  # what is below 100 is not written as 100
+        return f"{text} [{number(found.low, self.digits)}, {number(found.high, digits)}]"
 
-    def bounds(self, low: float, high: float, digits: int | None) -> str:
-        """An interval."""
-        return f"[{number(low, digits)}, {number(high, digits)}]"
+    def difference(self, d: Difference) -> str:
+        """Signed: ours minus (or over) the other's, with its interval."""
+        digits, log = self.difference_digits, self.table.metric.log
+        text = (
+            f"{'+' if not log and d.null == 0 and d.centre > 0 else ''}{number(d.centre, digits)}{' ×' if log else ''}"
+        )
+        return (
+            text if d.low is None or d.high is None else f"{text} [{number(d.low, digits)}, {number(d.high, digits)}]"
+        )
 
-    def difference(self, one: Comparison) -> str:
-        """Signed, as measured: ours minus (or over) the other's, with its interval."""
-        d, digits = one.difference, self.difference_digits
-        sign = "+" if not self.ratio and one.other is not None and d.centre > 0 else ""
-        text = f"{sign}{number(d.centre, digits)}{' ×' if self.ratio else ''}"
-        return text if d.low is None or d.high is None else f"{text} {self.bounds(d.low, d.high, digits)}"
+    @property
+    def unit(self) -> str:
+        """That of differences, after their number; ratios have none."""
+        return "" if self.table.metric.log else f" {self.table.metric.difference_unit}"
 
-    def verdict(self, one: Comparison) -> str:
-        """A verdict, with the reason where there is one."""
-        return f"{one.verdict}: {one.difference.why}" if one.difference.why else one.verdict
-
-    def other(self, one: Comparison) -> str:
-        """What a comparison is made with."""
-        return one.other if one.other is not None else exact(self.table.reference)
+    def verdict(self, verdict: Verdict, d: Difference) -> str:
+        """A verdict, with its margin or the reason why there is none."""
+        if d.why:
+            return f"{verdict}: {'one seed' if d.n == 1 else 'no spread'}"
+        return f"equivalent within {self.table.metric.margin}" if verdict == "equivalent" else verdict
 
     def sentence(self, one: Comparison) -> str:
-        """The comparison in one sentence: verdict, size of the difference in its own direction, what it costs.
+        """The comparison in one sentence."""
+        d, what = one.difference, self.verdict(one.verdict, one.difference)
+        than = f"{what} than" if one.decided else f"{what}, against"
+        p = "" if d.p is None else f", p {'' if d.p < 0.0005 else '= '}{probability(d.p).replace('<', '< ')}"
+        some = f"; {seeds(d.alone)} in only one of the two, left out" if d.alone else ""
+        counted = f"{d.n} seed{'s' * (d.n != 1)}"
+        return (
+            f"{label(self.name(one.model), one.size)}: {than} {self.name(one.other)}: "
+            f"{self.difference(d)}{self.unit}{p}, {counted}{some}"
+        )
 
-        The interval is in the direction of the word before it, so that "lower by 0.03 [0.01, 0.05]" reads as it is.
-        """
-        d, digits, unit, other = one.difference, self.difference_digits, self.unit, self.other(one)
-        decided = one.decided
-        word = "higher" if d.centre > d.null else "lower" if d.centre < d.null else "no different"
-        if self.ratio or one.other is None:
-            amount = f"{number(d.centre, digits)}{' ×' if self.ratio else ''}"
-            bounds = "" if d.low is None or d.high is None else f" {self.bounds(d.low, d.high, digits)}"
-            said = f"{self.table.metric.replace('_', ' ')} {amount}{bounds}"
-            text = f"{d.verdict} than {other}: {said}" if decided else f"{said} against {other}"
-        else:
-            amount, (low, high) = number(abs(d.centre), digits), (d.low, d.high)
-            if d.centre < 0 and low is not None and high is not None:
-                low, high = -high, -low
-            bounds = "" if low is None or high is None else f" {self.bounds(low, high, digits)}"
-            text = (
-                f"{d.verdict} than {other} by {amount} {unit}{bounds}"
-                if decided
-                else f"{amount} {unit} {word} than {other}{bounds}"
-            )
-        if not decided:
-            text = f"undecided: {d.why}; {text}" if d.why else f"undecided: {text}"
-        parts = [f"{label(one.model, one.size)}: {text}"]
-        if d.p is not None:
-            parts.append(f"p {'' if d.p < 0.0005 else '= '}{probability(d.p).replace('<', '< ')}")
-        parts.append(f"{d.n} seed{'s' * (d.n != 1)}")
-        told = ", ".join(parts)
-        if d.verdict != "undecided" and one.family > 1:
-            told += f"; after correction for {one.family} comparisons {'still' if one.decided else 'no longer'} decided"
-        if d.alone:
-            told += f"; {seeds(d.alone)} in only one of the two, left out"
-        ratio = self.about.time_ratio(one.model, one.size)
-        if ratio is not None and one.other == self.table.baseline:
-            told += f"; a step takes {ratio:.2f} × the time"
-        return told
+    # -- the answer first --------------------------------------------------------------------------------------------
 
-    def summary(self) -> str:
-        """The table in one sentence: who is better, worse, undecided."""
-        table, found = self.table, self.about.comparisons
-        done = f"{len(table.cells)} of {len(table.planned)} cells finished. " if table.missing else ""
+    @cached_property
+    def sentences(self) -> list[str]:
+        """The table in a few sentences, the answer first."""
+        table, found = self.table, []
+        done = (
+            f"{len({cell.name for cell in table.cells})} of {len(table.planned)} cells finished. "
+            if table.missing
+            else ""
+        )
         if not table.cells:
-            return f"{done}Nothing to compare yet."
-        if not found:
-            measured = [row for row in self.about.rows if row.ours]
-            best = (max if table.higher else min)(
-                measured, key=lambda row: row.ours.centre if row.ours else 0.0, default=None
+            return [f"{done}Nothing to compare yet."]
+        if not self.about.comparisons:
+            return [done + self._best()]
+        if table.reference is not None:
+            found += self._costs()
+        else:
+            sizes = list(self.about.effects)
+            shown = sizes[:1] if table.recipe == "compare" else list(dict.fromkeys([*sizes[:1], *sizes[-1:]]))
+            found += [self._effect(size) for size in shown]
+            if table.recipe == "compare":
+                found.append(self._lasting(sizes))
+        if not found or len(self.about.comparisons) > max(1, len(self.about.effects)):
+            found.append(self._counted())
+        for size, d in self.about.synergies:
+            word = {"better": "more than", "worse": "less than", "equivalent": "as much as"}.get(d.verdict, "")
+            at = f" at {size}" if size and len(table.sizes) > 1 else ""
+            found.append(
+                f"Learned angles and values together{at}: {word + ' the sum of each' if word else 'inconclusive'}, "
+                f"interaction {self.difference(d)}{self.unit}."
             )
-            if best is None:
-                return f"{done}Nothing usable was measured."
-            said = f"{self.value(best.ours)} {table.unit}"
-            named = (
-                f"{label(best.model, best.size)}: {said}"
-                if len(measured) == 1
-                else f"{label(best.model, best.size)} comes first with {said}"
+        return [done + found[0], *found[1:]]
+
+    def after(self, size: str) -> str:
+        """For how long models of this size were trained, and at which size they were measured: " after 600 steps"."""
+        steps = {n for cell in self.table.cells if size in cell.measured and (n := cell.number("steps")) is not None}
+        at = f" at {size}" if size and not size.endswith("steps") and len(self.table.sizes) > 1 else ""
+        return at + (f" after {int(steps.pop()):,} steps" if len(steps) == 1 else "")
+
+    def _effect(self, size: str) -> str:
+        of, d, verdict = self.about.effects[size][-1]
+        pooled = len(self.about.effects[size]) > 1
+        word = {
+            "better": "Value transport helps",
+            "worse": "Value transport hurts",
+            "equivalent": "Value transport makes no difference",
+            "inconclusive": "Whether value transport helps is inconclusive",
+        }[verdict]
+        what = f"pooled over {of}" if pooled else f"{of} + values against {of}"
+        margin = f", equivalent within {self.table.metric.margin}" if verdict == "equivalent" else ""
+        counted = f"{d.n} seed{'s' * (d.n != 1)}{', ' + d.why if d.why else ''}"
+        return f"{word}{self.after(size)}: {self.difference(d)}{self.unit}{margin}, {what} ({counted})."
+
+    def _lasting(self, sizes: Sequence[str]) -> str:
+        if len(sizes) < 2:
+            return "Whether that lasts was not looked at (--longer 4 does)."
+        first, (_, d, then) = self.about.effects[sizes[0]][-1][2], self.about.effects[sizes[-1]][-1]
+        if then == "inconclusive":
+            word = "Whether that lasts is inconclusive"
+        elif first in ("better", "worse"):
+            word = "It lasts" if then == first else "It does not last"
+        else:
+            word = {"better": "Longer, it helps", "worse": "Longer, it hurts"}.get(
+                then, "Longer, it makes no difference"
             )
-            return f"{done}{named}; nothing to compare it with, so no verdict."
+        return f"{word}:{self.after(sizes[-1])} {self.difference(d)}{self.unit}."
+
+    def _costs(self) -> list[str]:
+        for one in self.about.comparisons:
+            if self.name(one.model) == "RoPE + values":
+                d = one.difference
+                if d.low is None or d.high is None or d.low <= d.null <= d.high:
+                    noise = "within noise of" if d.low is not None else "measured once, beside"
+                    return [f"A step with values takes {self.difference(d)} the time, {noise} RoPE's."]
+                return [f"A step with values takes {self.difference(d)} the time of RoPE's."]
+        return []
+
+    def _best(self) -> str:
+        measured = [(row, row.ours) for row in self.about.rows if row.ours]
+        if not measured:
+            return "Nothing usable was measured."
+        higher = self.table.metric.higher
+        best, ours = (max if higher else min)(measured, key=lambda pair: pair[1].centre)
+        named, said = label(self.name(best.model), best.size), f"{self.value(ours)} {self.table.metric.unit}"
+        first = f"{named}: {said}" if len(measured) == 1 else f"{named} comes first with {said}"
+        return f"{first}; nothing to compare it with, so no verdict."
+
+    def _counted(self) -> str:
+        """How many comparisons have which verdict; by name where they are few."""
         told = []
-        for kind in ("better", "worse", "undecided"):
-            if some := [one for one in found if one.verdict == kind]:
-                why = {one.difference.why for one in some}
-                told.append(
-                    f"{kind}: {self._listed(some)}" + (f" ({why.pop()})" if len(why) == 1 and why != {""} else "")
-                )
-        whom = table.baseline if table.baseline is not None else exact(table.reference)
-        start = "In pairs" if whom == "–" else f"Against {whom}"
-        return f"{done}{start}, {'; '.join(told)}."
+        for kind in VERDICTS:
+            if some := [one for one in self.about.comparisons if one.verdict == kind]:
+                names = list(dict.fromkeys(self._named(one) for one in some))
+                listed = f" ({'; '.join(names)})" if len(names) <= 3 else ""
+                told.append(f"{len(some)} {kind}{listed}")
+        whom = self.name(self.table.baseline) if self.table.baseline is not None else self.name(None)
+        return f"{'In pairs' if whom == '–' else f'Against {whom}'}: {', '.join(told)}."
 
-    def _listed(self, some: Sequence[Comparison]) -> str:
-        """Models, each with the sizes where it is so; where they are many, how many of all and the clearest."""
-        table, found = self.table, self.about.comparisons
-        where: dict[str, list[str]] = {}
-        for one in some:
-            pair = one.other is not None and one.other != table.baseline
-            where.setdefault(f"{one.model} over {one.other}" if pair else one.model, []).append(one.size)
-        names = [
-            name if sizes == [""] or len(table.sizes) == 1 else f"{name} (at {_and(sizes, len(table.sizes))})"
-            for name, sizes in where.items()
-        ]
-        if len(names) <= 6:
-            return "; ".join(names) if any("," in name for name in names) else ", ".join(names)
-        counted = f"{len(some)} of {len(found)}"
-        if some[0].verdict == "undecided":
-            return counted
-        first = max(some, key=lambda one: abs(one.difference.centre - one.difference.null))
-        return f"{counted}, most of all {label(first.model, first.size)}"
+    def _named(self, one: Comparison) -> str:
+        pair = one.other is not None and one.other != self.table.baseline
+        size = one.size if len(self.table.sizes) > 1 else ""
+        return label(f"{self.name(one.model)} over {self.name(one.other)}" if pair else self.name(one.model), size)
 
-    @property
-    def judged(self) -> str:
-        """What the table of comparisons is called."""
-        found, base = self.about.comparisons, self.table.baseline
-        if found and all(one.other is None for one in found):
-            return f"Against {exact(self.table.reference)}"
-        return f"Differences from {base} on the same seeds" if base is not None else "Differences on the same seeds"
-
-    @property
-    def cost(self) -> str:
-        """What the table of costs shows."""
-        base = self.table.baseline
-        return "What a model takes" if base is None else f"What a model takes, and how many times what {base} takes"
+    # -- around the tables -------------------------------------------------------------------------------------------
 
     @property
     def method(self) -> str:
         """How differences are taken and judged, for who reads their table."""
-        family = max((one.family for one in self.about.comparisons), default=0)
-        what = []
-        if any(one.other is None for one in self.about.comparisons):
-            kind = "Geometric mean" if self.ratio else "Mean"
-            what.append(f"{kind} over seeds, judged against {exact(self.table.reference)}")
-        if any(one.other is not None for one in self.about.comparisons):
-            if self.ratio:
-                what.append("The model's value over the other's on the same seeds, geometric mean")
-            else:
-                what.append(f"The model's value minus the other's on the same seeds, in {self.unit}, mean")
+        metric, family = self.table.metric, max((one.family for one in self.about.comparisons), default=0)
+        if self.table.reference is not None:
+            what = f"{self.centre.capitalize()} over rounds, judged against {exact(self.table.reference)}"
+        elif metric.log:
+            what = "The model's value over the other's on the same seeds, geometric mean"
+        else:
+            what = f"The model's value minus the other's on the same seeds, in {metric.difference_unit}, mean"
         if not family:
-            return f"{'; or: '.join(what)}. There is no interval, so nothing is decided."
-        nulls = sorted({one.difference.null for one in self.about.comparisons})
-        test = "t on logarithms" if self.ratio else "t"
+            return f"{what}. There is no interval, so nothing is decided."
+        alpha = f"{1 - self.about.level:.2g}"
+        same = f"; equivalent says that it is less than {metric.margin}, by two one-sided tests" if metric.delta else ""
         return (
-            f"{'; or: '.join(what)} [95 % interval] and two-sided p ({test}). A verdict other than undecided says that "
-            f"the interval leaves out {' or '.join(map(exact, nulls))} and that p, corrected (Holm) for the {family} "
-            f"comparison{'s' * (family != 1)} of this table, is at most {1 - LEVEL:.2g}."
+            f"{what} [{100 * self.about.level:.3g} % interval]. Better or worse says that p, two-sided and corrected "
+            f"(Holm) for the {family} comparison{'s' * (family != 1)} of this table, is at most {alpha}"
+            f"{same}. Anything else is inconclusive."
         )
+
+    @property
+    def paper(self) -> str:
+        """The paper's figures where they are of another setting, and how that differs; else nothing."""
+        table = self.table
+        if table.comparable or not table.paper:
+            return ""
+        figures = [
+            f"{label(self.name(model), size)} {exact(value)}"
+            for model, row in table.paper.items()
+            for size, value in row.items()
+        ]
+        unit = (table.paper_metric or table.metric.name).replace("_", " ")
+        shown = f"{', '.join(figures[:6])}{f' and {len(figures) - 6} more' * (len(figures) > 6)}"
+        where = f" ({table.paper_setting})" if table.paper_setting else ""
+        return f"The paper has, in another setting{where}, {unit}: {shown}. They cannot be set beside ours."
 
     @property
     def run(self) -> list[tuple[str, str]]:
         """What was run, as names and values."""
-        table = self.table
-        steps = sorted({int(n) for cell in table.cells if (n := cell.number("steps")) is not None})
+        table, steps = self.table, self.table.steps
         spent = [s for cell in table.cells if (s := cell.number("seconds")) is not None]
-        cells = f"{len(table.cells)}" if not table.missing else f"{len(table.cells)} of {len(table.planned)}"
+        there = len({cell.name for cell in table.cells})
         some = {
             "scale": table.scale,
             "data": table.data,
-            "metric": f"{self.measure}; {'higher' if table.higher else 'lower'} is better",
+            "metric": f"{table.metric.label}; {'higher' if table.metric.higher else 'lower'} is better",
             "seeds": f"{len(table.seeds)} ({', '.join(map(str, table.seeds))})" if table.cells else "",
             "steps": f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}" if steps else "",
-            "cells": cells,
-            "time": f"{duration(sum(spent))} in all" if spent else "",
+            "cells": f"{there} of {len(table.planned)}" if table.missing else f"{there}",
+            "training": f"{duration(sum(spent))} in all" if spent else "",
         }
         return [(name, value) for name, value in some.items() if value]
 
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know: what is missing in the numbers, the paper's figures, the table's own notes."""
+        return [*self.about.remarks, *([self.paper] if self.paper else []), *self.table.notes]
 
-def wordings(gathered: Gathered) -> list[Wording]:
-    """Each table with its analysis and its words."""
-    return [Wording(Analysis(table)) for table in gathered.tables]
-
-
-def _and(sizes: Sequence[str], all_of: int) -> str:
-    if len(sizes) == all_of:
-        return "every size"
-    if len(sizes) > 3:
-        return f"{len(sizes)} of {all_of} sizes"
-    *first, last = sizes
-    return f"{('; ' if any(',' in size for size in sizes) else ', ').join(first)} and {last}" if first else last
+    def is_value_effect(self, one: Comparison) -> bool:
+        """Whether the comparison is of a model with the same without its values transported."""
+        return bool(value_effect(self.table.recipe, one.model, one.other))

@@ -1,0 +1,177 @@
+"""Options: as a run writes them down (the words that give a command again, a TOML file), and as help shows them.
+
+joformer compare --data notes.txt --seeds 5            writes OUT/command.toml
+joformer compare --config OUT/command.toml --seeds 8   the same options; those given beside override them
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import tyro
+
+from joformer._io import one_line, write_whole
+
+CONFIG = "command.toml"
+ASIDE = frozenset({"json", "dry_run"})
+"""Options that decide what is shown, not what is run."""
+
+
+def changed(command: Any, aside: Sequence[str] = ()) -> dict[str, Any]:
+    """The options of a command that are not at their defaults, by name; those of parts of it among them.
+
+    >>> from joformer.cli.compare import Compare
+    >>> changed(Compare("notes.txt", seeds=5))
+    {'data': 'notes.txt', 'seeds': 5}
+    """
+    found: dict[str, Any] = {}
+    for field in fields(command):
+        value = getattr(command, field.name)
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        if is_dataclass(value):
+            usual = default if is_dataclass(default) else None
+            found |= {
+                name: given
+                for name, given in ((part.name, getattr(value, part.name)) for part in fields(value))
+                if (given != getattr(usual, name) if usual is not None else name in changed(value))
+            }
+        elif value != default and field.name not in (*ASIDE, *aside):
+            found[field.name] = value
+    return {name: _plain(value) for name, value in found.items() if name not in (*ASIDE, *aside)}
+
+
+def words(given: dict[str, Any], positional: Sequence[str] = ()) -> list[str]:
+    """The options as they are typed, positional ones first.
+
+    >>> words({"data": "notes.txt", "grid": True, "only": ["a", "b"]})
+    ['--data', 'notes.txt', '--grid', '--only', 'a', 'b']
+    """
+    first = [str(one) for name in positional if name in given for one in _listed(given[name])]
+    return [*first, *(word for name in given if name not in positional for word in _typed(name, given[name]))]
+
+
+def positional(command: type) -> list[str]:
+    """The names of the positional options of a command."""
+    hints = get_type_hints(command, include_extras=True)
+    return [name for name, hint in hints.items() if tyro.conf.Positional in getattr(hint, "__metadata__", ())]
+
+
+def write_config(command: Any, out: Path) -> None:
+    """Writes the command's options into out/command.toml."""
+    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in changed(command).items()]
+    write_whole(out / CONFIG, "".join(f"{line}\n" for line in lines).encode())
+
+
+def with_config(typed: Sequence[str], command: type) -> list[str]:
+    """The typed words with `--config FILE` replaced by the options in the file, before all others."""
+    if "--config" not in typed:
+        return list(typed)
+    at = list(typed).index("--config")
+    if at + 1 == len(typed):
+        raise ValueError(f"--config needs a file: give the {CONFIG} of a run")
+    given, rest = read_config(Path(typed[at + 1])), [*typed[:at], *typed[at + 2 :]]
+    places = positional(command)
+    if rest and not rest[0].startswith("-"):
+        given = {name: value for name, value in given.items() if name not in places}
+    own = {word.removeprefix("--").replace("-", "_") for word in rest if word.startswith("--")}
+    return [*rest, *words({name: value for name, value in given.items() if name not in own}, places)]
+
+
+def read_config(place: Path) -> dict[str, Any]:
+    """The options in a TOML file."""
+    try:
+        tomllib: Any = import_module("tomllib")
+    except ImportError:
+        raise ValueError("--config needs Python 3.11 or later") from None
+    try:
+        return tomllib.loads(place.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read --config {place}: {one_line(error)}") from None
+
+
+def names_of(command: type) -> list[str]:
+    """The names of all options of a command, those of its parts too."""
+    hints: dict[str, Any] = get_type_hints(command)
+    parts = [(field.name, hints[field.name]) for field in fields(command)]
+    return [
+        name
+        for own, part in parts
+        for name in (names_of(part) if isinstance(part, type) and is_dataclass(part) else [own])
+    ]
+
+
+def check_options(typed: Sequence[str], command: type) -> None:
+    """Raises ValueError for an option that the command does not have, with the one that was probably meant."""
+    known = [f"--{name.replace('_', '-')}" for name in names_of(command)]
+    for word in typed:
+        flag = word.partition("=")[0].replace("_", "-")
+        if flag.startswith("--") and flag not in ("--help", *known) and f"--{flag.removeprefix('--no-')}" not in known:
+            raise ValueError(f"there is no option {flag}{meant(flag, [*known, '--config']) or ': --help lists them'}")
+
+
+def meant(word: str, known: Sequence[str]) -> str:
+    """A question whether one of the known words was meant, where one is near.
+
+    >>> meant("comprae", ["compare", "report"]), meant("x", ["compare"])
+    (': did you mean compare?', '')
+    """
+    near = get_close_matches(word, known, 1)
+    return f": did you mean {near[0]}?" if near else ""
+
+
+WORDS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
+
+
+def polished(command: type) -> type:
+    """The command with help that shows no default where there is none, and what an option takes in plain words."""
+    command.__doc__ = (command.__doc__ or "").partition("\n\n    >>>")[0]
+    hints = get_type_hints(command, include_extras=True)
+    for field in fields(command):
+        hint = hints[field.name]
+        inner, *markers = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        if is_dataclass(inner):
+            polished(inner)  # type: ignore[arg-type]
+            continue
+        kind, several = inner, False
+        while args := [one for one in get_args(kind) if one not in (NoneType, Ellipsis)]:
+            if get_origin(kind) is Literal or len(args) > 1:
+                break
+            kind, several = args[0], several or get_origin(kind) is tuple
+        word = (
+            "True|False"
+            if kind is bool is not inner
+            else WORDS.get(kind) or ("|".join(map(str, get_args(kind))) if get_origin(kind) is Literal else None)
+        )
+        shown = tyro.conf.arg(
+            metavar=f"{word} …" if word and several else word,
+            help_behavior_hint="" if several or field.default is None or field.default is False else None,
+        )
+        if not any(isinstance(marker, type(shown)) for marker in markers):
+            made: Any = Annotated  # with a star among its arguments, as Python has it from 3.11 on
+            command.__annotations__[field.name] = made.__class_getitem__((inner, *markers, shown))
+    return command
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return [_plain(one) for one in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _typed(name: str, value: Any) -> Iterator[str]:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        yield f"--{'' if value else 'no-'}{flag}"
+    else:
+        yield from (f"--{flag}", *map(str, _listed(value)))

@@ -1,0 +1,96 @@
+"""What is measured: the name, unit and direction of every metric, how seeds are averaged, what counts as no difference.
+
+    scale      mean and difference                                interval
+    linear     arithmetic mean, x − y                             Student's t
+    percent    arithmetic mean, x − y in points                   t on the logit of the mean: inside 0 … 100
+    log        geometric mean (perplexity: median), x / y         t on logarithms (median: least and most)
+
+`delta` is the largest difference that is called none (on the log scale the largest factor): two models are equivalent
+within it where two one-sided tests say so. It is a choice, stated wherever the word is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Scale = Literal["linear", "percent", "log"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of the registry, or one that a file describes.
+
+    >>> METRICS["accuracy"].difference_unit, METRICS["perplexity"].null
+    ('points', 1.0)
+    """
+
+    name: str
+    unit: str
+    higher: bool = False
+    scale: Scale = "linear"
+    delta: float | None = None
+    median: bool = False
+
+    @property
+    def label(self) -> str:
+        """What is measured, in which unit; the unit alone where it says both."""
+        return (
+            self.unit
+            if any(letter.isalpha() for letter in self.unit)
+            else f"{self.name}, {self.unit}".replace("_", " ")
+        )
+
+    @property
+    def difference_unit(self) -> str:
+        """The unit of differences: between percentages they are points, between logarithms factors."""
+        return {"percent": "points", "log": "×"}.get(self.scale, self.unit)
+
+    @property
+    def log(self) -> bool:
+        """Whether differences are ratios."""
+        return self.scale == "log"
+
+    @property
+    def null(self) -> float:
+        """What no difference would be."""
+        return 1.0 if self.log else 0.0
+
+    @property
+    def margin(self) -> str:
+        """`delta` in words.
+
+        >>> METRICS["accuracy"].margin, METRICS["perplexity"].margin
+        ('1 points', '1 %')
+        """
+        assert self.delta is not None
+        return f"{100 * (self.delta - 1):.3g} %" if self.log else f"{self.delta:g} {self.difference_unit}"
+
+
+METRICS = {
+    metric.name: metric
+    for metric in (
+        Metric("bits_per_byte", "bits per byte", delta=0.01),
+        Metric("accuracy", "%", higher=True, scale="percent", delta=1.0),
+        Metric("top_5", "% in the best five", higher=True, scale="percent", delta=1.0),
+        Metric("perplexity", "perplexity", scale="log", delta=1.01, median=True),
+        Metric("ratio", "× the time", scale="log", delta=1.03),
+        Metric("loss", "nats", delta=0.01),
+    )
+}
+"""The registry; a run of `train` is judged by the first of these that it measured."""
+
+
+def metric_of(about: Mapping[str, Any]) -> Metric:
+    """The metric that a table.json names: that of the registry, or as the file describes it.
+
+    >>> metric_of({"metric": "loss"}).unit, metric_of({"metric": "errors", "unit": "errors", "skewed": True}).scale
+    ('nats', 'log')
+    """
+    name = str(about["metric"])
+    if name in METRICS:
+        return METRICS[name]
+    unit, skewed = str(about.get("unit") or name.replace("_", " ")), bool(about.get("skewed"))
+    scale: Scale = "log" if skewed else "percent" if unit.startswith("%") else "linear"
+    return Metric(name, unit, bool(about.get("higher")), scale, median=skewed)

@@ -1,0 +1,126 @@
+"""Running a cell: the training run, or the measurement of times, and the result.json that says it is finished."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from contextlib import suppress
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import joformer
+from joformer._io import make_folder, open_log, sealed, write_whole
+from joformer._log import logger
+from joformer.experiments.cost import measure
+from joformer.experiments.tables import REMEDY, RESULT, Cell, read
+from joformer.training import LanguageTask, Processes, open_run, train
+from joformer.training.runs import METRICS, SPEED, circumstances
+
+
+def finished(cell: Cell, out: Path) -> dict[str, Any] | None:
+    """The result of a cell that was run before; raises ValueError where the folder holds one of other settings."""
+    place = out / cell.name / RESULT
+    if not place.is_file():
+        return None
+    result = read(place, REMEDY)
+    if not any(result.get("described") == described for described in cell.descriptions()):
+        raise ValueError(f"{place.parent} holds a cell of other settings: choose another --out, or remove it")
+    return result
+
+
+def run(cell: Cell, out: Path) -> dict[str, Any]:
+    """The result of the cell: run, resumed or, where it is finished, read."""
+    done = finished(cell, out)
+    if done is not None:
+        return done
+    folder = out / cell.name
+    make_folder(folder)
+    with open_log(folder / "attempts.jsonl") as log:  # who began it, when: how often is then no guess
+        log.write((json.dumps({"process": os.getpid(), "began": _now()}) + "\n").encode())
+    if cell.alone:
+        timed = {name: {cell.size: times} for name, times in measure(cell).items()}
+        found: dict[str, Any] = {"measured": {}, "timed": timed, "seconds": None, "step_ms": None, "curve": []}
+    else:
+        found = {**_trained(cell, folder), "parameters": cell.parameters}
+    where = circumstances(Processes().device, 1, False)
+    result = {
+        "cell": cell.name,
+        "table": cell.table,
+        "model": cell.model,
+        "seed": cell.seed,
+        **found,
+        "steps": cell.recipe.total,
+        "described": cell.describe(),
+        "command": cell.command,
+        "versions": {"joformer": joformer.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "machine": {
+            "processor": where["processor"] or where["device"],
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "threads": where["threads"],
+            "system": platform.system(),
+        },
+        "finished": _now(),
+    }
+    write_whole(folder / RESULT, sealed(result))
+    return result
+
+
+def _trained(cell: Cell, folder: Path) -> dict[str, Any]:
+    task = cell.source.task()
+    last = train(cell.config, task, cell.recipe, folder, seed=cell.seed, notes={"data": cell.source.data})
+    measured = {cell.size: {name: value for name, value in last.items() if name != "step"}}
+    if cell.lengths:
+        assert isinstance(task, LanguageTask)
+        processes, model = Processes(), open_run(folder).model
+        task.to(processes.device)
+        model.to(processes.device).eval()
+        measured = {}
+        for length in cell.lengths:
+            logger.info(f"{cell.name}: measuring at {length} tokens")
+            measured[str(length)] = task.evaluate(model, processes, context=length)
+    pace = _lines(folder / SPEED)
+    spent = [line["seconds_per_step"] for line in pace]
+    since = [0, *(line["step"] for line in pace)]
+    lines = _lines(folder / METRICS)
+    held, seen = ([line for line in lines if ("train_loss" in line) == training] for training in (False, True))
+    curve = [
+        {key: value for key, value in line.items() if key not in ("lr", "gradient")} for line in held + _thin(seen)
+    ]
+    return {
+        "measured": measured,
+        "curve": sorted(curve, key=lambda line: line["step"]),
+        "seconds": sum((line["step"] - at) * s for line, at, s in zip(pace, since, spent, strict=False)),
+        "step_ms": 1000 * statistics.median(spent) if spent else None,
+        "task": json.loads(json.dumps(task.describe())),
+        "recipe": cell.describe()["recipe"],
+        "config": asdict(cell.config),
+    }
+
+
+def _lines(log: Path) -> list[dict[str, Any]]:
+    """The lines of a log that can be read: that of speeds is not brought to the disk with the checkpoints."""
+    lines = []
+    for line in log.read_bytes().splitlines() if log.is_file() else ():
+        with suppress(ValueError):
+            lines.append(json.loads(line))
+    return lines
+
+
+def _thin(lines: list[dict[str, Any]], most: int = 100) -> list[dict[str, Any]]:
+    """At most so many lines, each the mean of those it stands for."""
+    size = -(-len(lines) // most)
+    groups = [lines[at : at + size] for at in range(0, len(lines), size)] if size else []
+    return [
+        {"step": group[-1]["step"], "train_loss": statistics.fmean(line["train_loss"] for line in group)}
+        for group in groups
+    ]
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
