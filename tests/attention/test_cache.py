@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joformer import JourneyCache
+from joformer import FixedFrames, JourneyAttention, JourneyCache, positions
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8), st.sampled_from(["dynamic", "length", "window"]))
@@ -84,3 +84,33 @@ def test_bad_input_says_what_would_be_right():
             call()
         assert "\n" not in str(caught.value)
     assert (full.tokens, started.tokens) == (1, 1)  # a refused update leaves the cache as it was
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_cross_attention_keeps_the_context(dtype, kv_heads):
+    """The context is given once; every later query attends to what was kept, as if it were given again."""
+    torch.manual_seed(0)
+    attention = JourneyAttention(32, 4, kv_heads=kv_heads, context_dim=12).to(dtype)
+    module = FixedFrames(8)
+    context, there = torch.randn(2, 9, 12, dtype=dtype), module(positions.sequence(9))
+    x, here = torch.randn(2, 5, 32, dtype=dtype), module(positions.sequence(5, offset=40))
+    mask = torch.rand(5, 9) > 0.3
+    mask[:, 0] = True
+    mask = mask[None, None]
+    for gradients in (False, True):
+        with torch.set_grad_enabled(gradients):
+            cache, whole = JourneyCache(), attention(x, here, context=context, key_frames=there, mask=mask)
+            first = attention(
+                x[:, :2], here.select(slice(2)), context=context, key_frames=there, mask=mask[:, :, :2], cache=cache
+            )
+            rest = [
+                attention(x[:, t : t + 1], here.select(slice(t, t + 1)), mask=mask[:, :, t : t + 1], cache=cache)
+                for t in range(2, 5)
+            ]
+        assert cache.tokens == 9
+        torch.testing.assert_close(torch.cat([first, *rest], 1), whole)
+    with pytest.raises(ValueError, match="the cache holds the context's keys: leave out context="):
+        attention(x, here, context=context, key_frames=there, cache=cache)
+    with pytest.raises(ValueError, match="keys of another layer"):
+        JourneyAttention(32, 4, kv_heads=kv_heads, context_dim=12).to(dtype)(x, here, cache=cache)

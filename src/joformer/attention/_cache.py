@@ -81,15 +81,20 @@ class JourneyCache:
             for room, its in zip(self._room(new, stop), new, strict=True):
                 room[:, start:stop] = its
             self._held = stop
-            seen = self._seen()
+            seen = self.held()
         else:
-            seen = tuple(torch.cat(both, 1) for both in zip(self._seen(), new, strict=True)) if self._store else new
+            seen = tuple(torch.cat(both, 1) for both in zip(self.held(), new, strict=True)) if self._store else new
             start = 0 if self.window is None else max(seen[0].shape[1] - (self.window - 1), 0)
             # A mere slice would keep the whole prefill alive behind it.
             self._store = tuple(its[:, start:].clone() for its in seen) if start else seen
             self._held = self._store[0].shape[1]
         self.tokens += keys.shape[1]
         return seen
+
+    def held(self) -> tuple[Tensor, ...]:
+        """Keys and values that are cached, which another query may attend to."""
+        assert self._store is not None
+        return self._store[0][:, : self._held], self._store[1][:, : self._held]
 
     def belongs_to(self, layer: object) -> None:
         """Binds the cache to a layer; raises ValueError where another layer has begun to fill it.
@@ -114,10 +119,6 @@ class JourneyCache:
                 self.angles = self.angles.index_select(0, rows)
             if self._store is not None:
                 self._store = tuple(held.index_select(0, rows) for held in self._store)
-
-    def _seen(self) -> tuple[Tensor, ...]:
-        assert self._store is not None
-        return self._store[0][:, : self._held], self._store[1][:, : self._held]
 
     def _room(self, new: tuple[Tensor, ...], stop: int) -> tuple[Tensor, ...]:
         """Storage with room up to `stop`, what is held copied over where it had to grow."""

@@ -138,7 +138,8 @@ class JourneyAttention(nn.Module):
             mask: As in `journey_attention`; with a cache its keys are all tokens so far, the new ones last.
             segments: As in `journey_attention`; with a cache of all tokens so far.
             cache: Keys and values so far, of this layer alone. It grows in place; a call that raises leaves it as it
-                was.
+                was. In cross-attention it keeps those of the context, which the first call gives with its key_frames;
+                later calls leave both out.
             inner: Attends in place of the backend: gets q, k and v rotated into the common frame and returns a tensor
                 that may be overwritten. Masks, caches and dropout are then its own.
 
@@ -163,7 +164,9 @@ class JourneyAttention(nn.Module):
         key_frames, value_frames, value_key_frames = checked_frames(
             self.weighting, self.kv_heads, frames, key_frames, value_frames, value_key_frames
         )
-        keys = (x if context is None else context).shape[1] + (0 if cache is None else cache.tokens)
+        crossing = self.context_dim is not None
+        new = 0 if crossing and context is None else (x if context is None else context).shape[1]
+        keys = new + (0 if cache is None else cache.tokens)
         mask, segments = checked_mask(mask, segments, self.window, (x.shape[0], self.heads, x.shape[1], keys))
         options = Options(self.causal, mask, segments, self.window, self.scale, dropout, self.weighting)
         scores, values = sides(self.transport)
@@ -171,6 +174,11 @@ class JourneyAttention(nn.Module):
         if is_flat(frames) and alone and self._halves_pay(frames):
             return self._forward_in_halves(x, frames, options)
         side = (frames if scores else None, key_frames if scores else None, value_key_frames if values else None)
+        if cache is not None and crossing and context is None:
+            cache.belongs_to(self)
+            q, (k, v) = self._project_queries(x, side[0]), cache.held()
+            out = attend(q, k, v, options, self.backend)
+            return unrotate_linear(out, value_frames, self.out) if values else self.out(out.flatten(2))
         q, k, v = self._project(x, context, side)
         if cache is None:
             out = attend(q, k, v, options, self.backend) if inner is None else inner(q, k, v)
@@ -178,7 +186,7 @@ class JourneyAttention(nn.Module):
         with Unchanged(cache):
             cache.belongs_to(self)
             k, v = cache.update(k, v)
-            cache.angles = cache.angles if frames.end is None else frames.end
+            cache.angles = cache.angles if frames.end is None or crossing else frames.end
             if mask is not None and mask.shape[-1] > 1:
                 options = options._replace(mask=mask[..., -k.shape[1] :])
             if segments is not None:
@@ -194,9 +202,13 @@ class JourneyAttention(nn.Module):
         if context is None:
             q, k, v = rotate_packed_(own_projection(self.qkv, x), widths, frames)
         else:
-            (q,) = rotate_packed_(own_projection(self.q, x), widths[:1], frames[:1])
+            q = self._project_queries(x, frames[0])
             k, v = rotate_packed_(own_projection(self.kv, context), widths[1:], frames[1:])
         return q, k, v
+
+    def _project_queries(self, x: Tensor, frames: Frames | None) -> Tensor:
+        """The rotated queries of cross-attention."""
+        return rotate_packed_(own_projection(self.q, x), ((self.heads, self.head_dim),), [frames])[0]
 
     def _halves_pay(self, frames: FlatFrames) -> bool:
         """Whether a compiler traces the call, which vectorises halves but not pairs, and weights may be reordered.
@@ -245,6 +257,11 @@ class JourneyAttention(nn.Module):
                 raise ValueError("this is self-attention: build it with context_dim= to attend to a context")
             if key_frames is not None:
                 raise ValueError("key_frames belong to cross-attention: in self-attention all tokens share frames")
+        elif cache is not None and cache.tokens:
+            if context is not None or key_frames is not None:
+                raise ValueError(
+                    "the cache holds the context's keys: leave out context= and key_frames=, or call cache.reset()"
+                )
         elif context is None or context.shape[0] != x.shape[0] or context.shape[-1] != self.context_dim:
             shape = "none" if context is None else tuple(context.shape)
             raise ValueError(
@@ -252,7 +269,8 @@ class JourneyAttention(nn.Module):
             )
         elif key_frames is None:
             raise ValueError("cross-attention needs the context's own frames: give key_frames=")
-        if cache is not None and (not self.causal or self.backend == "reference"):
+        crossing = self.context_dim is not None
+        if cache is not None and (not (self.causal or crossing) or self.backend == "reference"):
             raise ValueError("a cache continues a causal sequence: build with causal=True and a fast backend")
         if cache is not None and cache.window is not None and (self.window is None or cache.window < self.window):
             raise ValueError(
