@@ -18,10 +18,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from joformer.experiments.cells import Cell
+from joformer.experiments import Cell, Table, TextSource, plan
 from joformer.experiments.engine import run_local
-from joformer.experiments.plans import Plan
-from joformer.experiments.sources import TextSource
 from joformer.experiments.variants import NAMES, variant
 from joformer.models import LMConfig
 from joformer.training import Recipe
@@ -46,37 +44,30 @@ def recipe(steps: int, rate: float) -> Recipe:
     )  # fmt: skip
 
 
-def stage(name: str, source: TextSource) -> Plan:
+def stage(name: str, source: TextSource) -> Table:
     """The table of this stage."""
 
-    def cells(table: str, model: str, size: str, seeds: range, rate: float = RATE, label: str = "") -> list[Cell]:
-        shape, steps = SIZES[size]
-        plain = LMConfig(vocab=256, heads=4, transport="none", **shape)
-        how = recipe(steps if table == "sizes" else 1000, rate)
-        return [Cell(table, model, label or size, seed, variant(plain, model), source, how) for seed in seeds]
+    def cells(model: str, size: str, seed: int, how: Recipe, label: str = "") -> Cell:
+        plain = LMConfig(vocab=256, heads=4, transport="none", **SIZES[size][0])
+        return Cell(model, label or size, seed, variant(plain, model), source, how)
 
     if name == "rates":
+        table, title, models = "rates", "Learning rates", (BASELINE, FIXED)
         found = [
-            cell
+            cells(model, "0.1M", seed, recipe(1000, rate), f"lr {rate:g}")
             for rate in RATES
-            for model in (BASELINE, FIXED)
-            for cell in cells("rates", model, "0.1M", range(3), rate, f"lr {rate:g}")
+            for model in models
+            for seed in range(3)
         ]
-        models, sizes, title = (BASELINE, FIXED), tuple(f"lr {rate:g}" for rate in RATES), "Learning rates"
     else:
+        table, title, models = "sizes", "Sizes, and the grid of frames and sides", NAMES
         some = {"small": (FIVE, "0.1M", 5), "middle": (FIVE, "0.4M", 5), "grid": (NAMES, "0.4M", 3),
                 "large": ((BASELINE, FIXED, "both, projected"), "1M", 3)}  # fmt: skip
         names, size, seeds = some[name]
-        found = [
-            cell
-            for seed in range(seeds)
-            for model in names
-            for cell in cells("sizes", model, size, range(seed, seed + 1))
-        ]
-        models, sizes, title = NAMES, tuple(SIZES), "Sizes, and the grid of frames and sides"
-    return Plan(
-        name=found[0].table, title=title, scale="laptop", source=source, metric="bits_per_byte", models=models,
-        sizes=sizes, baseline=BASELINE, cells=tuple(found),
+        how = recipe(SIZES[size][1], RATE)
+        found = [cells(model, size, seed, how) for seed in range(seeds) for model in names]
+    return plan(
+        table, title, "bits_per_byte", found, named=False, scale="laptop", models=models, baseline=BASELINE,
         notes=(
             "Constant learning rate after 100 steps of warm-up; the evaluated weights are a moving average (0.99).",
             "Parameters are matched by the width of the feed-forward; steps and data are equal.",
@@ -93,9 +84,9 @@ def main() -> None:
     asked = parser.parse_args()
     source = TextSource(asked.data, context=256, batch=16, held_out=200)
     for name in asked.stages:
-        plan = stage(name, source)
-        plan.begin(asked.out)
-        for event in run_local(plan.cells, asked.out, jobs=asked.jobs):
+        table = stage(name, source)
+        table.begin(asked.out)
+        for event in run_local(table.cells, asked.out, jobs=asked.jobs):
             if event is not None:
                 told = event.error or next(iter(event.result["measured"].values()))["bits_per_byte"]
                 print(event.cell.name, told, file=sys.stderr, flush=True)

@@ -62,10 +62,11 @@ class Metric:
         """`delta` in words.
 
         >>> METRICS["accuracy"].margin, METRICS["perplexity"].margin
-        ('1 points', '1 %')
+        ('1 point', '1 %')
         """
         assert self.delta is not None
-        return f"{100 * (self.delta - 1):.3g} %" if self.log else f"{self.delta:g} {self.difference_unit}"
+        unit = self.difference_unit.removesuffix("s" if self.delta == 1 else "-")
+        return f"{100 * (self.delta - 1):.3g} %" if self.log else f"{self.delta:g} {unit}"
 
 
 METRICS = {

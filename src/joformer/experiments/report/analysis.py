@@ -131,22 +131,32 @@ class Analysis:
     def effects(self) -> dict[str, list[tuple[str, Difference, Verdict]]]:
         """What transporting the values adds, by size: of each kind of angles, and (last) pooled over several.
 
-        Each is what the values were added to, the difference and its verdict; the pooled one is judged alone.
+        Each is what the values were added to, the difference and its verdict. The pooled ones answer a question asked
+        beforehand: they are a family of their own.
         """
         table, found = self.table, dict[str, list[tuple[str, Difference, Verdict]]]()
+        whole: dict[str, Difference] = {}
         for size in table.sizes:
             some = [
                 (of, one)
                 for one in self.comparisons
                 if one.size == size and (of := value_effect(table.recipe, one.model, one.other))
             ]
-            found[size] = [(of, one.difference, one.verdict) for of, one in some]
-            if len(some) > 1:
-                pairs = [(table.values(one.model, size), table.values(str(one.other), size)) for _, one in some]
-                if set.intersection(*(set(side) for pair in pairs for side in pair)):
-                    whole = self._bounded(self._paired(pairs))
-                    found[size].append((f"{len(some)} kinds of angles", whole, whole.verdict))
-        return {size: effects for size, effects in found.items() if effects}
+            if some:
+                found[size] = [(of, one.difference, one.verdict) for of, one in some]
+            pairs = [(table.values(one.model, size), table.values(str(one.other), size)) for _, one in some]
+            if len(some) > 1 and set.intersection(*(set(side) for pair in pairs for side in pair)):
+                whole[size] = self._bounded(self._paired(pairs))
+        p, same = (
+            dict(zip(tested, holm(list(tested.values())), strict=True))
+            for tested in (
+                {size: d.p for size, d in whole.items() if d.p is not None},
+                {size: d.same for size, d in whole.items() if d.same is not None},
+            )
+        )
+        for size, d in whole.items():
+            found[size].append((f"{len(found[size])} kinds of angles", d, d.judged(p.get(size), same.get(size))))
+        return found
 
     @cached_property
     def synergies(self) -> list[tuple[str, Difference]]:

@@ -44,7 +44,7 @@ def html(report: Sequence[Wording]) -> str:
     sections = [_section(key, title, words) for key, title, words in zip(keys, titles, report, strict=True)]
     style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
     return _template().render(
-        policy=POLICY, style=Markup(style), left=LEFT, opening=_opening(report), sections=sections,
+        policy=Markup(POLICY), style=Markup(style), left=LEFT, opening=_opening(report), sections=sections,
         grid=_grid(keys, report),
     )  # fmt: skip
 
