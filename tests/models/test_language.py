@@ -142,3 +142,23 @@ def test_refusals_are_one_line(make, says):
     with pytest.raises(ValueError, match=says) as error:
         make()
     assert "\n" not in str(error.value)
+
+
+def test_top_p_draws_among_the_fewest_tokens_that_have_it():
+    """Against a slow rule: sort, add up, stop at the first that reaches p; nothing else is ever drawn."""
+    torch.manual_seed(0)
+    model = JoFormerLM(LMConfig(vocab=12, dim=16, layers=1, heads=2)).eval()
+    start = torch.randint(12, (1, 5))
+    with torch.no_grad():
+        chances = torch.softmax(model(start)[0, -1] / 0.7, -1).tolist()
+    for p in (0.2, 0.6, 0.95, 1.0):
+        allowed, total = set(), 0.0
+        for token in sorted(range(12), key=lambda token: -chances[token]):
+            if total < p:
+                allowed.add(token)
+            total += chances[token]
+        drawn = {int(next(model.stream(start, 1, temperature=0.7, top_p=p))) for _ in range(300)}
+        assert drawn <= allowed
+        assert p == 1.0 or drawn == allowed
+    with pytest.raises(ValueError, match="top_p must be a probability above 0, got 0"):
+        next(model.stream(start, 1, top_p=0))

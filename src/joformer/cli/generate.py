@@ -31,6 +31,8 @@ class Generate:
     """Below 1 more likely, above 1 more surprising; 0 always takes the likeliest."""
     top_k: int | None = None
     """Draw among so many likeliest tokens only."""
+    top_p: float | None = None
+    """Draw among the fewest likeliest tokens only that together have this probability, such as 0.9."""
     seed: int = 0
     """The same seed draws the same text."""
     json: bool = False
@@ -38,11 +40,14 @@ class Generate:
 
     def run(self) -> int:
         """Runs the command and returns its exit code."""
-        if self.tokens < 0 or not 0 <= self.temperature < math.inf or (self.top_k is not None and self.top_k < 1):
-            raise ValueError(
-                f"--tokens and --temperature are 0 or more and --top-k 1 or more, got {self.tokens}, "
-                f"{self.temperature} and {self.top_k}"
-            )
+        for name, wrong in (
+            ("--tokens must be 0 or more", self.tokens < 0),
+            ("--temperature must be 0 or more", not 0 <= self.temperature < math.inf),
+            ("--top-k must be 1 or more", self.top_k is not None and self.top_k < 1),
+            ("--top-p must be above 0 and at most 1", self.top_p is not None and not 0 < self.top_p <= 1),
+        ):
+            if wrong:
+                raise ValueError(name)
         import torch
 
         from joformer._seeding import seed_of
@@ -60,11 +65,12 @@ class Generate:
         device = torch.accelerator.current_accelerator() or torch.device("cpu")
         opened.model.to(device)
         begin = torch.tensor([tokenizer.encode(self.prompt or "\n")], device=device)
-        dice = torch.Generator(device).manual_seed(seed_of(self.seed, "text"))
+        random = torch.Generator(device).manual_seed(seed_of(self.seed, "text"))
         shown, text = tokenizer.stream(), ""
         show = (lambda piece: None) if self.json else write
         show(self.prompt)
-        drawn = opened.model.stream(begin, self.tokens, temperature=self.temperature, top_k=self.top_k, generator=dice)
+        chosen = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
+        drawn = opened.model.stream(begin, self.tokens, generator=random, **chosen)
         for token in drawn:
             piece = shown.feed(int(token))
             text += piece

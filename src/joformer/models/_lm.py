@@ -213,6 +213,7 @@ class JoFormerLM(nn.Module):
         *,
         temperature: int | float = 1.0,
         top_k: int | None = None,
+        top_p: float | None = None,
         generator: torch.Generator | None = None,
     ) -> Int[Tensor, "batch _more"]:
         """The tokens and `count` more, drawn one after the other as by `stream`.
@@ -222,6 +223,7 @@ class JoFormerLM(nn.Module):
             count: How many tokens to add.
             temperature: Divides the logits; 0 takes the likeliest token.
             top_k: Draw among the k likeliest tokens only.
+            top_p: Draw among the fewest likeliest tokens only that together have at least this probability.
             generator: What to draw from; torch's own by default.
 
         Returns:
@@ -235,7 +237,7 @@ class JoFormerLM(nn.Module):
             >>> model.generate(torch.randint(50, (3, 7)), 5, top_k=10).shape
             torch.Size([3, 12])
         """
-        more = self.stream(tokens, count, temperature=temperature, top_k=top_k, generator=generator)
+        more = self.stream(tokens, count, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
         return torch.cat((tokens, *more), 1)
 
     def stream(
@@ -245,6 +247,7 @@ class JoFormerLM(nn.Module):
         *,
         temperature: int | float = 1.0,
         top_k: int | None = None,
+        top_p: float | None = None,
         generator: torch.Generator | None = None,
     ) -> Iterator[Int[Tensor, "batch 1"]]:
         """`count` more tokens, each as it is drawn from softmax(logits / temperature).
@@ -256,6 +259,7 @@ class JoFormerLM(nn.Module):
             count: How many tokens to add.
             temperature: Divides the logits; 0 takes the likeliest token.
             top_k: Draw among the k likeliest tokens only.
+            top_p: Draw among the fewest likeliest tokens only that together have at least this probability.
             generator: What to draw from; torch's own by default.
 
         Yields:
@@ -274,6 +278,8 @@ class JoFormerLM(nn.Module):
         if count < 0 or not 0 <= temperature < math.inf or (top_k is not None and top_k < 1):
             got = f"{count}, {temperature} and {top_k}"
             raise ValueError(f"count and temperature must be 0 or more and top_k 1 or more, got {got}")
+        if top_p is not None and not 0 < top_p <= 1:
+            raise ValueError(f"top_p must be a probability above 0, got {top_p}")
         caches, new = self.caches(), tokens
         for _ in range(count):
             with torch.inference_mode():
@@ -281,7 +287,12 @@ class JoFormerLM(nn.Module):
                 if top_k is not None and top_k < logits.shape[-1]:
                     logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
                 if temperature:
-                    drawn = torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator)
+                    chances = torch.softmax(logits / temperature, -1)
+                    if top_p is not None:
+                        ranked, order = chances.sort(dim=-1, descending=True, stable=True)
+                        beyond = ranked.cumsum(-1) - ranked >= top_p
+                        chances = chances.masked_fill(beyond.scatter(-1, order, beyond), 0.0)
+                    drawn = torch.multinomial(chances, 1, generator=generator)
                 else:
                     drawn = logits.argmax(-1, keepdim=True)
             new = drawn.to(tokens.dtype, copy=True)  # out here it is a plain tensor, fit for training too

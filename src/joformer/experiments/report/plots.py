@@ -65,7 +65,7 @@ def forest(key: str, words: Wording, some: Sequence[Comparison], among: Sequence
         )
     told = "; ".join(words.sentence(one) for one in some)
     sides = ("worse", "better") if words.table.metric.higher else ("better", "worse")
-    ticks = [{"x": scale(tick), "text": _signed(tick, null, log)} for tick in _ticks(low, high, 4, log)]
+    ticks = [{"x": scale(tick), "text": _signed(tick, null, log)} for tick in _ticks(low, high, 3, log)]
     title = f"{words.heading}: {'ratios' if log else 'differences'}{' at ' + some[0].size if some[0].size else ''}"
     return {
         "key": key, "title": title, "told": told, "height": floor + 40, "floor": floor, "null": scale(null),
