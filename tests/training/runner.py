@@ -284,7 +284,6 @@ def _child(job: dict, tasks: dict) -> int:
 
 def main() -> None:
     """Read a question a line, answer with a line."""
-    import accelerate  # noqa: F401
     import filelock  # noqa: F401
     import rich.console
     import rich.progress  # noqa: F401

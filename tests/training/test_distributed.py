@@ -48,7 +48,8 @@ DROPPED = {"ddp": {"kind": "lm", "recipe": LONG}, "fsdp": {"kind": "lm", "recipe
 def launch(folder: Path, *jobs: dict) -> subprocess.Popen:
     """Two processes for the jobs, in a process group of their own."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TORCH_CPP_LOG_LEVEL": "ERROR"}
     with open(folder / "said", "w") as said:
         return subprocess.Popen(
             [*command, str(HERE / "two.py"), str(folder), *map(json.dumps, jobs)],
@@ -189,7 +190,7 @@ def test_one_that_hangs_is_not_waited_for_for_ever(memory):
         lines = [line for line in (memory / "said.0").read_text().splitlines() if line.startswith("joformer: ")]
         assert lines == [
             "joformer: process 0 of 2 waited in vain for another, which hangs or has died (JOFORMER_TIMEOUT is 3 s): "
-            "end them all, and the same command goes on from the last checkpoint"
+            "end them all, and the same command resumes from the last checkpoint"
         ]
         # Whoever wakes up alone says the same.
         started[1].send_signal(signal.SIGCONT)

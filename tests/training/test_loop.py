@@ -273,7 +273,7 @@ def test_what_cannot_be_done_is_said_first(memory):
     task.batch = never
     refused(memory / "a", task=task, accumulate=3, match="a batch of 4 does not divide into 3 parts")
     if not torch.accelerator.is_available():
-        refused(memory / "b", task=task, precision="fp16", match="fp16 cannot be had on the CPU")
+        refused(memory / "b", task=task, precision="fp16", match="fp16 is not available on the CPU")
     refused(memory / "b", task=task, precision="fp8", match="precision must be fp32, bf16 or fp16, got 'fp8'")
     refused(memory / "c", task=task, stages=["2:1e-3", "2:1e-3:spiral"], match="frames must be .*got 'spiral'")
     refused(memory / "d", "vit", stages=["2:1e-3", "2:1e-3:fixed"], match="a stage can change the frames of a lang")

@@ -63,6 +63,7 @@ def train(
     seed: int = 0,
     drift: bool = False,
     notes: Mapping[str, Any] | None = None,
+    shard: bool = False,
 ) -> dict[str, Any]:
     """Train the model of this configuration, or continue its run in `out`; returns the last line of its metrics.
 
@@ -81,7 +82,7 @@ def train(
     >>> result["step"], result["bits_per_byte"] < 10
     (3, True)
     """
-    run = _Run(config, task, recipe, Path(out), seed, drift, dict(notes or {}))
+    run = _Run(config, task, recipe, Path(out), seed, drift, dict(notes or {}), shard)
     watched, exact = run.processes.watched(), deterministic(recipe.deterministic)
     with only_one(), watched, run.alone(), closing(task), exact, signals() as asked:
         found = run.begin()
@@ -117,11 +118,19 @@ class _Found:
 
 class _Run:
     def __init__(
-        self, config: Any, task: Task, recipe: Recipe, out: Path, seed: int, drift: bool, notes: dict[str, Any]
+        self,
+        config: Any,
+        task: Task,
+        recipe: Recipe,
+        out: Path,
+        seed: int,
+        drift: bool,
+        notes: dict[str, Any],
+        shard: bool,
     ) -> None:
         self.notes = notes
         self.config, self.task, self.recipe, self.out, self.seed, self.drift = config, task, recipe, out, seed, drift
-        self.processes = Processes(recipe.precision)
+        self.processes = Processes(recipe.precision, shard)
         self.parts = self.processes.count * recipe.accumulate
         task.check(config, range(self.processes.rank, self.parts, self.processes.count), self.parts)
         deciding = {key: value for key, value in asdict(recipe).items() if key not in UNDECIDING}
@@ -172,7 +181,7 @@ class _Run:
         self.saved, self.recent = newest.folder, list(newest.state["recent"])
         self.drifted = [*newest.state["drifted"], *self._drift(newest)]
         if newest.state["scaler"]:
-            self.processes.accelerator.scaler.load_state_dict(newest.state["scaler"])
+            self.processes.scaler.load_state_dict(newest.state["scaler"])
 
     def _look(self) -> _Found:
         try:
@@ -323,7 +332,7 @@ class _Run:
             values = torch.cat((processes.mean(values[:2]), processes.total(values[2:])))
         mean, size, stop = values.tolist()
         # With a scaler an infinite gradient is how it finds its scale, and the update is left out.
-        if not math.isfinite(mean) or not (math.isfinite(size) or processes.accelerator.scaler is not None):
+        if not math.isfinite(mean) or not (math.isfinite(size) or processes.scaler is not None):
             raise self._broken(f"the loss is {mean} and the norm of its gradient {size} at step {self.step + 1}")
         self.state.update(rate)
         return mean, size, (asked or signal.SIGTERM) if stop else 0
@@ -349,7 +358,6 @@ class _Run:
         before, self.config = self.config, changed(self.config, self.recipe.sequence[stage].frames)
         if self.config != before:
             raw = adapt(self.state.raw, seed=self.seed, frames=self.config.frames)
-            self.processes.accelerator.free_memory()  # it would hold on to the model before
             grown = State(raw, self.recipe, self.processes)
             grown.follow(self.state)
             self.state = grown
@@ -379,7 +387,7 @@ class _Run:
         """A checkpoint of this step; all processes bring their shards, the first one writes."""
         if not all(self.processes.everyone(self.state.finite())):
             raise self._broken(f"the weights are no longer finite at step {self.step}")
-        tensors, scaler = self.state.tensors(), self.processes.accelerator.scaler
+        tensors, scaler = self.state.tensors(), self.processes.scaler
         self.saved = self.processes.first(
             lambda: checkpoints.save(
                 self.out / CHECKPOINTS,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,11 +31,7 @@ class State:
         self.raw, self.model = raw, processes.wrap(raw, recipe.compile)
         self.parameters = dict(raw.named_parameters())
         fused = not processes.sharded and processes.device.type in ("cpu", "cuda")
-        adamw = torch.optim.AdamW(groups(raw, recipe.weight_decay), betas=recipe.betas, fused=fused)
-        # accelerate's own looks at every step for packages that are not installed: only where its scaler is needed.
-        scaled = processes.accelerator.scaler is not None
-        prepare = processes.accelerator.prepare_optimizer
-        self.optimizer: Any = prepare(adamw, device_placement=False) if scaled else adamw
+        self.optimizer = torch.optim.AdamW(groups(raw, recipe.weight_decay), betas=recipe.betas, fused=fused)
         self.average = [p.detach().clone() for p in self.parameters.values()] if recipe.average else []
 
     @property
@@ -47,8 +42,8 @@ class State:
 
     def norm(self) -> Tensor:
         """The norm of the gradient, which stays as it is: where it is no number, the cause is still to be seen."""
-        if self.processes.accelerator.scaler is not None:
-            self.processes.accelerator.unscale_gradients(self.optimizer)
+        if self.processes.scaler is not None:
+            self.processes.scaler.unscale_(self.optimizer)
         self._norm = nn.utils.get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None])
         return self._norm.full_tensor() if hasattr(self._norm, "full_tensor") else self._norm
 
@@ -58,7 +53,11 @@ class State:
             nn.utils.clip_grads_with_norm_(self.parameters.values(), self.recipe.clip, self._norm)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.optimizer.step()
+        if self.processes.scaler is None:
+            self.optimizer.step()
+        else:
+            self.processes.scaler.step(self.optimizer)
+            self.processes.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average:
             now = [p.detach() for p in self.parameters.values()]
