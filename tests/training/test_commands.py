@@ -296,6 +296,6 @@ def test_a_signal_to_the_whole_group_spares_the_workers(tmp_path, number):
     os.killpg(process.pid, number)
     told = process.communicate(timeout=60)[1].decode()
     assert process.returncode == 128 + number, told
-    assert "the same command continues it" in told
+    assert "the same command resumes it" in told
     assert "Traceback" not in told
     assert list((tmp_path / "run" / "checkpoints").iterdir())

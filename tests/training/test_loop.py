@@ -113,7 +113,7 @@ def test_saving_and_evaluating_change_nothing(done, memory):
 def test_continuing_in_the_same_process(half, done, result_of):
     heard = []
     run(half, heard=heard, save_every=3, keep=7)  # neither decides anything
-    assert heard == [f"continuing {half} at step 8 of 12"]
+    assert heard == [f"resuming {half} at step 8 of 12"]
     assert steps(half) == [8, 9, 12]
     assert (half / "model.safetensors").read_bytes() == (done / "model.safetensors").read_bytes()
     assert (half / "metrics.jsonl").read_bytes() == (done / "metrics.jsonl").read_bytes()
@@ -136,7 +136,7 @@ def test_a_run_of_version_0_1_resumes(memory):
     state.write_bytes(sealed(content))
     heard = []
     run(out, "vit", heard=heard)
-    assert heard == [f"continuing {out} at step 8 of 12"]
+    assert heard == [f"resuming {out} at step 8 of 12"]
     for name in ("model.safetensors", "metrics.jsonl"):
         assert (out / name).read_bytes() == (memory / "whole" / name).read_bytes()
     refused(out, "vit", config={"model": "joformer"}, match="config.per_layer = True, not False")

@@ -29,27 +29,30 @@ def board(monkeypatch):
         def flush(self):
             pass
 
-        def close(self):
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
             told.append("closed")
 
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=SummaryWriter))
     return told
 
 
-def recorded(folder, board):
-    with Recorder(folder, 2, Log(folder / "speed.jsonl"), board=board) as recorder:
+def recorded(folder, *loggers):
+    with Recorder(folder, 2, Log(folder / "speed.jsonl"), loggers, {"seed": 0}) as recorder:
         recorder.write({"step": 4, "train_loss": 0.375, "lr": 0.1})
 
 
 def test_the_board_hears_every_metric_and_forgets_what_was_lost(tmp_path, board):
-    recorded(tmp_path, board=True)
+    recorded(tmp_path, "tensorboard")
     assert board == [("tensorboard", 3), ("train_loss", 0.375, 4), ("lr", 0.1, 4), "closed"]
     (line,) = (tmp_path / "speed.jsonl").read_text().splitlines()
     assert json.loads(line)["step"] == 4
 
 
 def test_other_processes_write_no_board(tmp_path, board):
-    recorded(tmp_path, board=False)
+    recorded(tmp_path)
     assert board == []
     assert (tmp_path / "speed.jsonl").exists()
 

@@ -33,7 +33,7 @@ from joformer.experiments.results import RESULT, read
 from joformer.experiments.sources import Source, TextSource
 from joformer.models._saving import MODELS, written, written_before
 from joformer.training import LanguageTask, Processes, Recipe, open_run, train
-from joformer.training.recipe import UNDECIDING
+from joformer.training.recipe import NON_SEMANTIC_FIELDS
 from joformer.training.runs import CONFIG, SPEED, circumstances
 from joformer.training.runs import METRICS as MEASURED
 from joformer.training.stages import changed
@@ -244,7 +244,7 @@ def _thin(lines: list[dict[str, Any]], most: int = 100) -> list[dict[str, Any]]:
 
 
 def _deciding(recipe: Recipe) -> dict[str, Any]:
-    return {name: value for name, value in asdict(recipe).items() if name not in UNDECIDING}
+    return {name: value for name, value in asdict(recipe).items() if name not in NON_SEMANTIC_FIELDS}
 
 
 def _slug(text: str) -> str:

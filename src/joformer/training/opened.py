@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
 
 from joformer import models
-from joformer._io import MANIFEST, check_folder, read_json
+from joformer._io import MANIFEST, check_folder, checksum, imported, read_json
 from joformer._log import logger
-from joformer.models._saving import WEIGHTS, blank, difference, layout, read_config
+from joformer.models._saving import WEIGHTS, Layout, blank, difference, header, layout, own_state, read_config
 from joformer.training import checkpoints
 from joformer.training.checkpoints import STATE, Checkpoint
 from joformer.training.data.tokenizer import Tokenizer
-from joformer.training.runs import CHECKPOINTS, CONFIG
+from joformer.training.processes import fill
+from joformer.training.runs import CHECKPOINTS, CONFIG, TOKENIZER
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -29,10 +35,10 @@ class Opened:
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer the model was trained with."""
-        path = self.folder / "tokenizer.json"
+        path = self.folder / TOKENIZER
         promised = isinstance(self.model, models.JoFormerLM) and (self.folder / MANIFEST).exists()
         if not path.is_file() and not promised:
-            raise ValueError(f"{self.folder} has no tokenizer.json: is it the run of a language model?")
+            raise ValueError(f"{self.folder} has no {TOKENIZER}: is it the run of a language model?")
         try:
             check_folder(self.folder, [path.name])
         except ValueError as damage:
@@ -49,35 +55,118 @@ def open_run(place: str | os.PathLike[str]) -> Opened:
     Traceback (most recent call last):
     ValueError: nowhere is not there: give the folder of a run, or of one of its checkpoints
     """
-    given = Path(place)
-    if given.is_file():
-        raise ValueError(f"{given} is a file: give the folder of a run; pickles (.pt, .pth, .bin) are never read")
-    if not given.is_dir():
-        raise ValueError(f"{given} is not there: give the folder of a run, or of one of its checkpoints")
-    folder, checkpoint, model = given, None, None
-    if (given / STATE).is_file():
-        checkpoint, folder = checkpoints.read(given), given.resolve().parent.parent
-        _require_usable(checkpoint)
-    elif (given / WEIGHTS).is_file():
-        try:
-            model = models.load(given)
-        except ValueError as damage:
-            checkpoint = checkpoints.latest(given / CHECKPOINTS, _require_usable)
-            if checkpoint is None:
-                raise
-            logger.warning(f"{damage}; using {checkpoint.folder} instead")
-    else:
-        checkpoint = checkpoints.latest(given / CHECKPOINTS, _require_usable)
-        if checkpoint is None:
-            raise ValueError(f"{given} has neither {WEIGHTS} nor a checkpoint: give the folder of a run that saved one")
+    _require_ours(Path(place))
+    folder, checkpoint, model = _find(Path(place), models.load, _require_usable)
     if checkpoint is not None:
         model = models.load(checkpoint.folder)
         averaged = checkpoint.tensors("averaged")
         for name, parameter in model.named_parameters():
             if name in averaged:
-                parameter.data.copy_(averaged[name])
+                fill(parameter, averaged[name])
     about = _about(folder, checkpoint)
     return Opened(model, folder, None if checkpoint is None else checkpoint.step, *about)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a run: `files`, of which the later override the earlier (averages), and their sha256."""
+
+    folder: Path
+    files: tuple[Path, ...]
+    sha256: str
+
+    @classmethod
+    def of(cls, place: str | os.PathLike[str]) -> Weights:
+        """The final ones of a run, those of its newest good checkpoint where it has not ended, or of the one named."""
+        folder, checkpoint, found = _find(Path(place), _final, lambda checkpoint: None)
+        if checkpoint is None:
+            assert found is not None
+            return cls(folder, (found,), checksum(found))
+        names = [f"{name}.safetensors" for name in ("model", "averaged") if checkpoint.layout(name)]
+        return cls(folder, tuple(checkpoint.folder / name for name in names), checkpoint.state["files"][names[-1]])
+
+    def into(self, model: nn.Module) -> None:
+        """Copies them into the module; ValueError naming the first tensor, if they do not fit."""
+        has: Layout = {}
+        for file in self.files:
+            has |= header(file)
+        own = own_state(model)
+        odd, how = difference(has, layout(own))
+        if odd:
+            raise ValueError(f"{self.files[0]} does not fit {type(model).__name__}, first at {odd}: {how}")
+        tensors: dict[str, Tensor] = {}
+        for file in self.files:
+            tensors |= imported("safetensors.torch", "train").load_file(file)
+        for name, target in own.items():
+            fill(target, tensors[name])
+
+
+def load_weights(model: nn.Module, place: str | os.PathLike[str]) -> None:
+    """Loads the weights of a run into a module like the one that was trained.
+
+    Final weights, or those of the newest good checkpoint (averaged, where the recipe has an average). Checksums are
+    compared, and nothing that is read can run code.
+
+    Args:
+        model: A module with the same parameters and buffers; changed in place.
+        place: The folder of a run, or of one of its checkpoints.
+
+    Raises:
+        ValueError: If the weights do not fit the module (the first tensor is named), or are damaged.
+
+    Example:
+        >>> load_weights(nn.Linear(2, 2), "nowhere")
+        Traceback (most recent call last):
+        ValueError: nowhere is not there: give the folder of a run, or of one of its checkpoints
+    """
+    Weights.of(place).into(model)
+
+
+def _find(
+    given: Path, final: Callable[[Path], T], usable: Callable[[Checkpoint], None]
+) -> tuple[Path, Checkpoint | None, T | None]:
+    """The folder of the run, and what `final` gives of its final weights or, without those, the checkpoint to use."""
+    if given.is_file():
+        raise ValueError(f"{given} is a file: give the folder of a run; pickles (.pt, .pth, .bin) are never read")
+    if not given.is_dir():
+        raise ValueError(f"{given} is not there: give the folder of a run, or of one of its checkpoints")
+    if (given / STATE).is_file():
+        checkpoint: Checkpoint | None = checkpoints.read(given)
+        assert checkpoint is not None
+        usable(checkpoint)
+        return given.resolve().parent.parent, checkpoint, None
+    wrong = ValueError(f"{given} has neither {WEIGHTS} nor a checkpoint: give the folder of a run that saved one")
+    there = (given / WEIGHTS).is_file()
+    if there:
+        try:
+            return given, None, final(given)
+        except ValueError as damage:
+            wrong = damage
+    checkpoint = checkpoints.latest(given / CHECKPOINTS, usable)
+    if checkpoint is None:
+        raise wrong
+    if there:
+        logger.warning(f"{wrong}; using {checkpoint.folder} instead")
+    return given, checkpoint, None
+
+
+def _require_ours(folder: Path) -> None:
+    """Raises ValueError for the run of a module that is not ours; a damaged or missing config.json is seen to later."""
+    try:
+        about = read_json(folder / CONFIG)
+    except (OSError, ValueError):
+        return
+    if "layout" in about:
+        raise ValueError(
+            f"{folder} holds a {about.get('model')}, which only its own code can build: build one, and call "
+            "joformer.training.load_weights(model, folder)"
+        )
+
+
+def _final(folder: Path) -> Path:
+    check_folder(folder, [WEIGHTS])
+    header(folder / WEIGHTS)
+    return folder / WEIGHTS
 
 
 def _require_usable(checkpoint: Checkpoint) -> None:
