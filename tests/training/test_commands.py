@@ -158,7 +158,7 @@ def test_the_three_stages(joformer, text, tmp_path):
         (["train", "lm", "--data", "{text}", "--lr", "-1"], "lr must be 0 or more"),
         (["train", "lm", "--data", "{text}", "--stages", "10"], "write STEPS:LR"),
         (["train", "lm", "--data", "{text}", "--stages", "10:1e-3:odd"], "frames"),
-        (["train", "lm", "--data", "{text}", "--precision", "fp16"], "fp16 cannot be had"),
+        (["train", "lm", "--data", "{text}", "--precision", "fp16"], "fp16 is not available"),
         (["train", "lm", "--data", "{text}", "--frames", "learned", "--stages", "2:1", "2:1:projected"], "would lose"),
         (["train", "lm", "--data", ""], "the name of the data is empty"),
         (["train", "lm", "--data", "{text}", "--heads", "0"], "heads must be 1 or more"),
@@ -248,7 +248,7 @@ def test_the_options_are_these():
     """An option more is a decision, not an accident."""
     parts = (Run, LM, ViT, Monoidal, cli.Generate, cli.Evaluate)
     assert {part.__name__: " ".join(field.name for field in dataclasses.fields(part)) for part in parts} == {
-        "Run": "out seed drift json",
+        "Run": "out seed start drift shard log json",
         "LM": "to data context batch model recipe",
         "ViT": "to data label size stream workers batch epochs augment draw model frames split transport "
         "per_layer patch dim layers heads hidden base pool registers dropout drop_path recipe",

@@ -64,7 +64,7 @@ def test_what_the_folder_of_its_run_has(memory):
     load_weights(other := config_of("own", {}), memory)
     assert torch.equal(other.embed.weight, averaged["embed.weight"])
     for place in (memory, memory / "checkpoints" / "00000012"):
-        with pytest.raises(ValueError, match="holds a Echo, which only its own code can build: .*load_weights"):
+        with pytest.raises(ValueError, match=r"holds the model Echo, which only its own code .*load_weights"):
             open_run(place)  # only its own code can build it
 
 

@@ -158,7 +158,7 @@ def _require_ours(folder: Path) -> None:
         return
     if "layout" in about:
         raise ValueError(
-            f"{folder} holds a {about.get('model')}, which only its own code can build: build one, and call "
+            f"{folder} holds the model {about.get('model')}, which only its own code can build: build one, and call "
             "joformer.training.load_weights(model, folder)"
         )
 
