@@ -1,4 +1,4 @@
-"""`joformer train`, `generate`, `evaluate` as a person types them: results, continuing, one line for a mistake."""
+"""`joformer train`, `generate`, `evaluate` as a person types them: results, resuming, one line for a mistake."""
 
 import dataclasses
 import json
@@ -256,6 +256,22 @@ def test_the_options_are_these():
         "Generate": "checkpoint prompt tokens temperature top_k seed json",
         "Evaluate": "checkpoint lengths data split windows json",
     }
+
+
+def test_a_run_is_extended_and_another_starts_from_it(joformer, trained, tmp_path):
+    run, words, _ = trained
+    code, out, told = joformer(*words, "--steps", "6")
+    assert code == 0
+    assert "after 6 steps" in out
+    assert f"extending {run} from step 4 to 6: the rate at step 4 was 0.000232, is 0.00055: not the weights of" in told
+    code, out, _ = joformer(*words, "--from", run, "--lr", "0", "--out", tmp_path / "tuned", "--log", "none", "--json")
+    assert code == 0
+    before, after = (json.loads(line) for line in ((run / "metrics.jsonl").read_text().splitlines()[-1], out))
+    assert after["loss"] == before["loss"]
+    code, _, told = joformer(*words, "--from", run, "--dim", "32", "--out", tmp_path / "wide")
+    assert code == 2
+    assert "does not fit JoFormerLM, first at 'blocks.0.attention.out.weight'" in told.splitlines()[-1]
+    assert joformer(*words, "--from", "nowhere")[2].endswith("give the folder of a run, or of one of its checkpoints\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

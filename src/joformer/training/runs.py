@@ -147,7 +147,9 @@ def described(model: Any) -> dict[str, Any]:
         return written(model.config)
     config: Any = getattr(model, "config", None)
     try:
-        config = json.loads(json.dumps(asdict(config) if is_dataclass(config) else config))
+        config = json.loads(
+            json.dumps(asdict(config) if is_dataclass(config) and not isinstance(config, type) else config)
+        )
     except TypeError:
         config = None
     tensors = {name: f"{dtype} {shape}" for name, (dtype, shape) in layout(own_state(model)).items()}
