@@ -18,6 +18,7 @@ from joformer._io import read_sealed, sealed
 from joformer.models import JoFormerLM, initialise
 from joformer.training import LanguageTask, Processes, Recipe, learning_rate, load_images, open_run, train
 from joformer.training.recipe import groups
+from joformer.training.state import State
 
 TASKS = {"lm": lm_task, "vit": vit_task}
 
@@ -404,6 +405,29 @@ def test_bfloat16(memory, kind, result_of):
     losses = [metrics(memory / name)[-1]["loss"] for name in "ac"]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+def test_scaled_losses_are_the_same_update_and_an_infinite_one_is_none():
+    """What fp16 needs, which the CPU does not have; the scale is a power of two, so the bits are the same."""
+    found = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=1024.0)):
+        processes, model = Processes(), torch.nn.Linear(3, 1)
+        torch.nn.init.constant_(model.weight, 0.5)
+        torch.nn.init.zeros_(model.bias)
+        processes.scaler = scaler
+        state = State(model, Recipe(clip=0.1), processes)
+        for x in (1.0, torch.inf, 2.0):
+            loss = state.model(torch.full((1, 3), 1.0)).sum() * x
+            if scaler is None and x == torch.inf:
+                continue
+            processes.backward(loss)
+            norm = state.norm()
+            assert bool(norm.isfinite()) == (x != torch.inf)
+            state.update(0.1)
+        found.append(model.weight.detach())
+    assert scaler.get_scale() == 512.0
+    assert torch.equal(*found)
+    assert not torch.equal(found[0], torch.full((1, 3), 0.5))
 
 
 @pytest.mark.compiled

@@ -19,37 +19,40 @@ class Convert:
 
     Interrupted, the same command resumes. Fine-tuning alone lowers the loss as well: whether transport helps, only a
     model fine-tuned without it shows. Example: joformer convert llama-1b llama-1b-jo --anneal 1000 --data notes.txt
+
+    Attributes:
+        model_dir: The model's folder: config.json and safetensors, as save_pretrained writes them.
+        out: The folder to write.
+        strength: How much of the positions' angles the values get in the end: 0 is none, 1 is full transport.
+        off: Take transport away instead: a folder that needs only transformers.
+        anneal: Fine-tune a causal language model while its strength rises over so many steps.
+        settle: Steps at full strength after those; a quarter as many by default.
+        data: Text to fine-tune on, a part of it held out: stdlib (Python's own source, the default with --anneal),
+            wikipedia, openwebtext, or a file or folder, also gz, xz, zst, parquet. Without --anneal only the loss is
+            measured.
+        context: Tokens in a window; 512 by default, or as many positions as the model has.
+        batch: Windows in a step.
+        lr: The highest learning rate.
+        power: How the strength rises: 1 is a straight line, 2 slowly at first.
+        seed: Decides which windows are drawn, and dropout.
+        save_every: Steps between two checkpoints; a tenth of all by default.
+        json: Print the record as JSON.
     """
 
     model_dir: Annotated[Path, tyro.conf.Positional]
-    """The model's folder: config.json and safetensors, as save_pretrained writes them."""
     out: Annotated[Path, tyro.conf.Positional]
-    """The folder to write."""
     strength: float = 1.0
-    """How much of the positions' angles the values get in the end: 0 is none, 1 is full transport."""
     off: bool = False
-    """Take transport away instead: a folder that needs only transformers."""
     anneal: int | None = None
-    """Fine-tune a causal language model while its strength rises over so many steps."""
     settle: int | None = None
-    """Steps at full strength after those; a quarter as many by default."""
     data: str | None = None
-    """Text to fine-tune on, a part of it held out: stdlib (Python's own source, the default with --anneal), wikipedia,
-    openwebtext, or a file or folder, also gz, xz, zst, parquet. Without --anneal only the loss is measured."""
     context: int | None = None
-    """Tokens in a window; 512 by default, or as many positions as the model has."""
     batch: int = 8
-    """Windows in a step."""
     lr: float = 1e-4
-    """The highest learning rate."""
     power: float = 1.0
-    """How the strength rises: 1 is a straight line, 2 slowly at first."""
     seed: int = 0
-    """Decides which windows are drawn, and dropout."""
     save_every: int | None = None
-    """Steps between two checkpoints; a tenth of all by default."""
     json: bool = False
-    """Print the record as JSON."""
 
     def run(self) -> int:
         """Runs the command and returns its exit code."""

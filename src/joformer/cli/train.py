@@ -39,22 +39,26 @@ from joformer.training.runs import TOKENIZER
 
 @dataclass(frozen=True)
 class Run:
-    """Where a run is kept, and what makes it the one it is."""
+    """Where a run is kept, and what makes it the one it is.
+
+    Attributes:
+        out: The run's folder; the same command on it resumes it, and with more --steps extends it once it is finished.
+        seed: Decides the first weights, the order of the data and all other randomness.
+        start: Start with the weights of another run: its folder, or that of one of its checkpoints.
+        drift: Resume a run although its bits cannot be the same: other processes, threads or machine than before.
+        shard: Of several processes (torchrun), give each a shard of the model instead of a copy.
+        log: Where else to write the metrics: OUT/tensorboard where TensorBoard is installed, Weights & Biases, or
+            trackio.
+        json: Print the last metrics as JSON.
+    """
 
     out: Path
-    """The run's folder; the same command on it resumes it, and with more --steps extends it once it is finished."""
     seed: int = 0
-    """Decides the first weights, the order of the data and all other randomness."""
     start: Annotated[Path | None, tyro.conf.arg(name="from")] = None
-    """Start with the weights of another run: its folder, or that of one of its checkpoints."""
     drift: bool = False
-    """Resume a run although its bits cannot be the same: other processes, threads or machine than before."""
     shard: bool = False
-    """Of several processes (torchrun), give each a shard of the model instead of a copy."""
     log: Literal["tensorboard", "wandb", "trackio", "none"] = "tensorboard"
-    """Where else to write the metrics: OUT/tensorboard where TensorBoard is installed, Weights & Biases, or trackio."""
     json: bool = False
-    """Print the last metrics as JSON."""
 
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the run to start from: its weights mean nothing with another."""

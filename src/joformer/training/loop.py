@@ -29,28 +29,14 @@ from joformer._log import Progress, logger
 from joformer._seeding import reseed
 from joformer.models import adapt, initialise
 from joformer.models._saving import MODELS, WEIGHTS, blank, save_weights, written_before
-from joformer.training import checkpoints, recorder
+from joformer.training import checkpoints, recorder, runs
 from joformer.training.checkpoints import STATE, Checkpoint, Unfit
 from joformer.training.determinism import deterministic, only_one, signals
 from joformer.training.diagnosis import where_it_broke
 from joformer.training.opened import Weights, load_weights
 from joformer.training.processes import Processes, reshard
 from joformer.training.recipe import NON_SEMANTIC_FIELDS, Recipe
-from joformer.training.runs import (
-    CHECKPOINTS,
-    CONFIG,
-    KEPT,
-    METRICS,
-    SPEED,
-    TOKENIZER,
-    Log,
-    Stopped,
-    circumstances,
-    damage,
-    described,
-    require_exact,
-    require_same,
-)
+from joformer.training.runs import CHECKPOINTS, CONFIG, KEPT, METRICS, SPEED, TOKENIZER, Log, Stopped
 from joformer.training.schedules import Stage, learning_rate, stage_at
 from joformer.training.stages import changed, foresee
 from joformer.training.state import State, require_fit
@@ -172,14 +158,14 @@ class _Run:
             if isinstance(one, str):
                 recorder.imported(one)
         fields = {key: value for key, value in asdict(self.recipe).items() if key not in NON_SEMANTIC_FIELDS}
-        settings = {"seed": self.seed, "recipe": fields, **described(self.config), "task": self.task.describe()}
+        settings = {"seed": self.seed, "recipe": fields, **runs.described(self.config), "task": self.task.describe()}
         settings.pop("layout", None)  # which is compared tensor by tensor
         self.weights, start = None, self.start
         if start is not None:
             self.weights = self.processes.first(lambda: Weights.of(start))
-            settings["start"] = self.weights.sha256
+            settings["start"] = checksum(self.weights.files[-1])
         self.settings = json.loads(json.dumps(settings))
-        self.circumstances = circumstances(self.processes.device, count, self.processes.sharded)
+        self.circumstances = runs.circumstances(self.processes.device, count, self.processes.sharded)
         self.log, self.speed = Log(self.out / METRICS), Log(self.out / SPEED)
         self.step = self.stage = 0
         self.last: dict[str, Any] = {}
@@ -242,13 +228,13 @@ class _Run:
             return _Found()
         longer = self._longer(newest)
         if longer is None:
-            require_same(newest.state["settings"], self.settings, self.out)
+            runs.require_same(newest.state["settings"], self.settings, self.out)
         last, wrong = None, dict[str, str]()
         if newest.step == self.recipe.total:
-            wrong = damage(self.out)
+            wrong = runs.damage(self.out)
             last = None if METRICS in wrong else self.log.last(newest.state["metrics"], newest.step)
         if last is None:  # else nothing is computed any more, and so the bits are what they are
-            require_exact(newest.state["circumstances"], self.circumstances, self.out, self.drift)
+            runs.require_exact(newest.state["circumstances"], self.circumstances, self.out, self.drift)
         return _Found(newest, last, tuple(wrong.values()), longer)
 
     def _fits(self, checkpoint: Checkpoint) -> None:
@@ -382,7 +368,7 @@ class _Run:
         norm = self.state.norm()
         values = torch.stack((loss, norm.to(loss), torch.tensor(float(received), device=loss.device)))
         if processes.count > 1:
-            values = torch.cat((processes.mean(values[:2]), processes.total(values[2:])))
+            values = processes.total(values) / processes.count
         mean, size, stop = values.tolist()
         # With a scaler an infinite gradient is how it finds its scale, and the update is left out.
         if not math.isfinite(mean) or not (math.isfinite(size) or processes.scaler is not None):
@@ -447,25 +433,17 @@ class _Run:
         if not all(self.processes.everyone(self.state.finite())):
             raise self._broken(f"the weights are no longer finite at step {self.step}")
         tensors, scaler = self.state.tensors(), self.processes.scaler
+        state = {
+            "stage": self.stage, "settings": self.settings, "circumstances": self.circumstances,
+            "drifted": self.drifted, "extended": self.extended, "recent": self.recent,
+            "scaler": {} if scaler is None else scaler.state_dict(),
+        }  # fmt: skip
         self.saved = self.processes.first(
             lambda: checkpoints.save(
-                self.out / CHECKPOINTS,
-                self.step,
-                tensors,
-                {
-                    "stage": self.stage,
-                    "settings": self.settings,
-                    "circumstances": self.circumstances,
-                    "drifted": self.drifted,
-                    "extended": self.extended,
-                    "recent": self.recent,
-                    "scaler": {} if scaler is None else scaler.state_dict(),
-                    "metrics": self.log.place(),
-                },
-                described(self.config),
-                keep=self.recipe.keep,
+                self.out / CHECKPOINTS, self.step, tensors, state | {"metrics": self.log.place()},
+                runs.described(self.config), keep=self.recipe.keep,
             )
-        )
+        )  # fmt: skip
 
     def finish(self) -> None:
         """Writes what a finished run has; all processes bring their shards, the first one writes."""
@@ -486,7 +464,7 @@ class _Run:
         """Writes config.json, and what the task keeps beside the model."""
         more = {"extended": self.extended} if self.extended else {}
         content = {
-            **described(self.config),
+            **runs.described(self.config),
             "run": self.settings,
             "notes": self.notes,
             **more,

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor, nn
 
 from joformer import models
-from joformer._io import MANIFEST, check_folder, checksum, imported, read_json
+from joformer._io import MANIFEST, check_folder, imported, read_json
 from joformer._log import logger
 from joformer.models._saving import WEIGHTS, Layout, blank, difference, header, layout, own_state, read_config
 from joformer.training import checkpoints
@@ -19,8 +18,6 @@ from joformer.training.checkpoints import STATE, Checkpoint
 from joformer.training.data.tokenizer import Tokenizer
 from joformer.training.processes import fill
 from joformer.training.runs import CHECKPOINTS, CONFIG, TOKENIZER
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -55,50 +52,21 @@ def open_run(place: str | os.PathLike[str]) -> Opened:
     Traceback (most recent call last):
     ValueError: nowhere is not there: give the folder of a run, or of one of its checkpoints
     """
-    _require_ours(Path(place))
-    folder, checkpoint, model = _find(Path(place), models.load, _require_usable)
-    if checkpoint is not None:
-        model = models.load(checkpoint.folder)
-        averaged = checkpoint.tensors("averaged")
-        for name, parameter in model.named_parameters():
-            if name in averaged:
-                fill(parameter, averaged[name])
-    about = _about(folder, checkpoint)
-    return Opened(model, folder, None if checkpoint is None else checkpoint.step, *about)
-
-
-@dataclass(frozen=True)
-class Weights:
-    """The weights of a run: `files`, of which the later override the earlier (averages), and their sha256."""
-
-    folder: Path
-    files: tuple[Path, ...]
-    sha256: str
-
-    @classmethod
-    def of(cls, place: str | os.PathLike[str]) -> Weights:
-        """The final ones of a run, those of its newest good checkpoint where it has not ended, or of the one named."""
-        folder, checkpoint, found = _find(Path(place), _final, lambda checkpoint: None)
-        if checkpoint is None:
-            assert found is not None
-            return cls(folder, (found,), checksum(found))
-        names = [f"{name}.safetensors" for name in ("model", "averaged") if checkpoint.layout(name)]
-        return cls(folder, tuple(checkpoint.folder / name for name in names), checkpoint.state["files"][names[-1]])
-
-    def into(self, model: nn.Module) -> None:
-        """Copies them into the module; ValueError naming the first tensor, if they do not fit."""
-        has: Layout = {}
-        for file in self.files:
-            has |= header(file)
-        own = own_state(model)
-        odd, how = difference(has, layout(own))
-        if odd:
-            raise ValueError(f"{self.files[0]} does not fit {type(model).__name__}, first at {odd}: {how}")
-        tensors: dict[str, Tensor] = {}
-        for file in self.files:
-            tensors |= imported("safetensors.torch", "train").load_file(file)
-        for name, target in own.items():
-            fill(target, tensors[name])
+    try:
+        about = read_json(Path(place) / CONFIG)
+    except (OSError, ValueError):  # missing or damaged: a checkpoint has one, too
+        about = {}
+    if "layout" in about:
+        raise ValueError(
+            f"{place} holds the model {about.get('model')}, which only its own code can build: build one, and call "
+            "joformer.training.load_weights(model, folder)"
+        )
+    weights = Weights.of(place, ours=True)
+    model: Any = read_config(weights.files[0].parent).build()
+    weights.into(model)
+    checkpoint = weights.checkpoint
+    step = None if checkpoint is None else checkpoint.step
+    return Opened(model.eval(), weights.folder, step, *_about(weights.folder, checkpoint))
 
 
 def load_weights(model: nn.Module, place: str | os.PathLike[str]) -> None:
@@ -122,51 +90,68 @@ def load_weights(model: nn.Module, place: str | os.PathLike[str]) -> None:
     Weights.of(place).into(model)
 
 
-def _find(
-    given: Path, final: Callable[[Path], T], usable: Callable[[Checkpoint], None]
-) -> tuple[Path, Checkpoint | None, T | None]:
-    """The folder of the run, and what `final` gives of its final weights or, without those, the checkpoint to use."""
-    if given.is_file():
-        raise ValueError(f"{given} is a file: give the folder of a run; pickles (.pt, .pth, .bin) are never read")
-    if not given.is_dir():
-        raise ValueError(f"{given} is not there: give the folder of a run, or of one of its checkpoints")
-    if (given / STATE).is_file():
-        checkpoint: Checkpoint | None = checkpoints.read(given)
-        assert checkpoint is not None
-        usable(checkpoint)
-        return given.resolve().parent.parent, checkpoint, None
-    wrong = ValueError(f"{given} has neither {WEIGHTS} nor a checkpoint: give the folder of a run that saved one")
-    there = (given / WEIGHTS).is_file()
-    if there:
-        try:
-            return given, None, final(given)
-        except ValueError as damage:
-            wrong = damage
-    checkpoint = checkpoints.latest(given / CHECKPOINTS, usable)
-    if checkpoint is None:
-        raise wrong
-    if there:
-        logger.warning(f"{wrong}; using {checkpoint.folder} instead")
-    return given, checkpoint, None
+@dataclass(frozen=True)
+class Weights:
+    """The weights of the run in `folder`: its final ones, or those of a checkpoint."""
 
+    folder: Path
+    checkpoint: Checkpoint | None
 
-def _require_ours(folder: Path) -> None:
-    """Raises ValueError for the run of a module that is not ours; a damaged or missing config.json is seen to later."""
-    try:
-        about = read_json(folder / CONFIG)
-    except (OSError, ValueError):
-        return
-    if "layout" in about:
-        raise ValueError(
-            f"{folder} holds the model {about.get('model')}, which only its own code can build: build one, and call "
-            "joformer.training.load_weights(model, folder)"
-        )
+    @classmethod
+    def of(cls, place: str | os.PathLike[str], ours: bool = False) -> Weights:
+        """Those that `open_run` uses; `ours` if their configuration must be one of joformer's models, and fit."""
+        given = Path(place)
+        if given.is_file():
+            raise ValueError(f"{given} is a file: give the folder of a run; pickles (.pt, .pth, .bin) are never read")
+        if not given.is_dir():
+            raise ValueError(f"{given} is not there: give the folder of a run, or of one of its checkpoints")
+        usable = _require_usable if ours else None
+        if (given / STATE).is_file():
+            checkpoint = checkpoints.read(given)
+            if usable:
+                usable(checkpoint)
+            return cls(given.resolve().parent.parent, checkpoint)
+        wrong, ended = f"{given} has neither {WEIGHTS} nor a checkpoint: give the folder of a run that saved one", False
+        if (given / WEIGHTS).is_file():
+            try:
+                if ours:
+                    read_config(given)
+                check_folder(given, [CONFIG, WEIGHTS] if ours else [WEIGHTS])
+                _ = header(given / WEIGHTS)
+                return cls(given, None)
+            except ValueError as damage:
+                wrong, ended = str(damage), True
+        newest = checkpoints.latest(given / CHECKPOINTS, usable)
+        if newest is None:
+            raise ValueError(wrong)
+        if ended:
+            logger.warning(f"{wrong}; using {newest.folder} instead")
+        return cls(given, newest)
 
+    @property
+    def files(self) -> list[Path]:
+        """Where they are; what is in a later file, the averages, overrides what is in an earlier one."""
+        if self.checkpoint is None:
+            return [self.folder / WEIGHTS]
+        names = [f"{name}.safetensors" for name in ("model", "averaged")]
+        return [self.checkpoint.folder / name for name in names if name in self.checkpoint.state["files"]]
 
-def _final(folder: Path) -> Path:
-    check_folder(folder, [WEIGHTS])
-    header(folder / WEIGHTS)
-    return folder / WEIGHTS
+    def into(self, model: nn.Module) -> None:
+        """Copies them into the module; ValueError naming the first tensor that does not fit, or is not finite."""
+        has: Layout = {}
+        tensors: dict[str, Tensor] = {}
+        for file in self.files:
+            has |= header(file)
+        own = own_state(model)
+        odd, how = difference(has, layout(own))
+        if odd:
+            raise ValueError(f"{self.files[0]} does not fit {type(model).__name__}, first at {odd}: {how}")
+        for file in self.files:
+            tensors |= imported("safetensors.torch", "train").load_file(file)
+        for name, target in own.items():
+            if not tensors[name].isfinite().all():
+                raise ValueError(f"{self.files[0]} is damaged: {name!r} holds NaN or infinity")
+            fill(target, tensors[name])
 
 
 def _require_usable(checkpoint: Checkpoint) -> None:

@@ -108,10 +108,6 @@ class Processes:
         """Within it, matrix products are computed in the precision of the run."""
         return nullcontext() if self._dtype is None else torch.autocast(self.device.type, self._dtype)
 
-    def mean(self, values: Tensor) -> Tensor:
-        """The mean over processes, the same bits in each."""
-        return self.total(values) / self.count
-
     def total(self, values: Tensor) -> Tensor:
         """The sum over processes, the same bits in each."""
         if self.count > 1:

@@ -20,44 +20,48 @@ NON_SEMANTIC_FIELDS = ("save_every", "keep")
 class Recipe:
     """AdamW with a warm-up and a cosine; `stages` replace `steps` and `lr` where there are several (schedules.py).
 
-    >>> Recipe(steps=10).sequence
-    (Stage(steps=10, lr=0.001, frames=None),)
+    Attributes:
+        steps: How many steps of the optimiser; a finished run that is given more is extended.
+        lr: The highest learning rate.
+        end: The learning rate at the end, as a share of the highest.
+        warmup: Steps of linear warm-up, at the beginning of every stage.
+        weight_decay: Of the weights of linear layers and embeddings; nothing else decays.
+        betas: AdamW's decay rates of the two moments.
+        clip: The largest norm of the gradient; None for no limit.
+        accumulate: Parts in which each process works through its share of a batch, to save memory.
+        precision: What matrix products are computed in; weights and rotations stay in float32.
+        average: Decay of a moving average of the weights (EMA), which is then what is evaluated and kept; 0 for none.
+        compile: Compile the model.
+        deterministic: Allow only operations whose result does not depend on chance: the same command gives the same
+            bits.
+        stages: Several stages in a row, as STEPS:LR or STEPS:LR:FRAMES (frames of the language model from there on).
+        log_every: Steps between two lines of metrics.jsonl.
+        evaluate_every: Steps between two evaluations; there is always one at the end.
+        save_every: Steps between two checkpoints; there is always one at the end.
+        keep: How many checkpoints are kept.
+
+    Example:
+        >>> Recipe(steps=10).sequence
+        (Stage(steps=10, lr=0.001, frames=None),)
     """
 
     steps: int = 1000
-    """How many steps of the optimiser; a finished run that is given more is extended."""
     lr: float = 1e-3
-    """The highest learning rate."""
     end: float = 0.1
-    """The learning rate at the end, as a share of the highest."""
     warmup: int = 0
-    """Steps of linear warm-up, at the beginning of every stage."""
     weight_decay: float = 0.1
-    """Of the weights of linear layers and embeddings; nothing else decays."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's decay rates of the two moments."""
     clip: float | None = 1.0
-    """The largest norm of the gradient; None for no limit."""
     accumulate: int = 1
-    """Parts in which each process works through its share of a batch, to save memory."""
     precision: Precision = "fp32"
-    """What matrix products are computed in; weights and rotations stay in float32."""
     average: float = 0.0
-    """Decay of a moving average of the weights (EMA), which is then what is evaluated and kept; 0 for none."""
     compile: bool = False
-    """Compile the model."""
     deterministic: bool = True
-    """Allow only operations whose result does not depend on chance: the same command gives the same bits."""
     stages: tuple[str, ...] = ()
-    """Several stages in a row, as STEPS:LR or STEPS:LR:FRAMES (frames of the language model from there on)."""
     log_every: int = 10
-    """Steps between two lines of metrics.jsonl."""
     evaluate_every: int = 500
-    """Steps between two evaluations; there is always one at the end."""
     save_every: int = 500
-    """Steps between two checkpoints; there is always one at the end."""
     keep: int = 3
-    """How many checkpoints are kept."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "accumulate", "log_every", "evaluate_every", "save_every", "keep"):
