@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in ("common", "annealing"))
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in ("common", "annealing", "own_model"))
 LINE = re.compile(r"^(.+?) +([\d.]+) % +\(([\d.]+) to ([\d.]+), (\d+) seeds\)$", re.M)
 
 # Better, worse, and by how many percentage points on average; all claims of the docstrings.
@@ -70,7 +70,7 @@ def missed(name, found):
 def test_every_example_is_here():
     assert sorted(MARGINS) == NAMES
     readme = (EXAMPLES / "README.md").read_text()
-    assert all(f"{name}.py" in readme for name in [*NAMES, "annealing"])
+    assert all(f"{name}.py" in readme for name in [*NAMES, "annealing", "own_model"])
 
 
 @pytest.mark.parametrize("name", NAMES)

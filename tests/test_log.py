@@ -1,4 +1,4 @@
-"""One logger, silent below WARNING unless configured; one progress display, a bar or a line now and then."""
+"""One logger, silent below WARNING unless configured; one progress display, a bar or lines."""
 
 import logging
 import re
@@ -18,7 +18,7 @@ def clock(monkeypatch):
     """A clock that stands until it is set."""
     now = [0.0]
     monkeypatch.setattr(_log.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(_log, "LOGGED", 10.0)
+    monkeypatch.setattr(_log, "LOGGED", 5.0)
     return now
 
 
@@ -86,19 +86,30 @@ def test_a_terminal_shows_count_rate_and_time_left(terminal, clock, capsys):
     assert "0.125" not in shown
 
 
-def test_without_a_terminal_there_is_a_line_now_and_then(clock, caplog, capsys):
+def test_without_a_terminal_there_is_a_line_every_five_seconds(clock, caplog, capsys):
     with caplog.at_level(logging.INFO, "joformer"), Progress("encoding", 10_000, unit="bytes") as progress:
-        for second in range(1000):
+        for second in range(100):
             clock[0] = float(second)
             progress.advance(10)
+        assert len(caplog.messages) == 19
+        for second in range(100, 10_000):
+            clock[0] = float(second)
+            progress.advance(0)
     assert capsys.readouterr() == ("", "")
-    assert caplog.messages[0] == "encoding 110 of 10,000 bytes, 11 bytes/s, 15 min left"
-    assert 40 < len(caplog.messages) < 60  # every ten seconds at first, ever more rarely later
+    assert caplog.messages[0] == "encoding 60 of 10,000 bytes, 12 bytes/s, 14 min left"
+    assert 200 < len(caplog.messages) < 240  # rarer after a while, down to one per minute
+
+
+def test_the_time_left_counts_from_where_it_resumed(clock, caplog):
+    with caplog.at_level(logging.INFO, "joformer"), Progress("training", 1000, done=900) as progress:
+        clock[0] = 5.0
+        progress.update(910)
+    assert caplog.messages == ["training 910 of 1,000 steps, 2 steps/s, 45 s left"]
 
 
 def test_short_work_says_nothing(clock, caplog):
     with caplog.at_level(logging.INFO, "joformer"), Progress("checking", 2, unit="claims") as progress:
-        clock[0] = 9.0
+        clock[0] = 4.0
         progress.advance()
         progress.advance()
     assert caplog.messages == []

@@ -1,7 +1,7 @@
 """One logger and one progress display; nothing of what is shown can steer a terminal.
 
     logging.getLogger("joformer")    INFO: what is being done; WARNING: what a user should notice
-    Progress                         a bar with the time left on a terminal, elsewhere a line (INFO) now and then
+    Progress                         a bar with the time left on a terminal, elsewhere a line (INFO) every five seconds
 
 From Python only warnings are shown unless logging is configured; the command shows both (`to_console`). Names come from
 files and folders of others: what is logged has passed `printable` before any handler sees it.
@@ -21,8 +21,8 @@ from typing import Any
 # Control characters (among them those that begin an escape sequence, and line ends), what reverses or hides the order
 # of letters, lone halves of characters that names of files can hold.
 _STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-DRAWN, LOGGED = 0.25, 10.0
-"""Seconds between two pictures of a bar, and between two lines of progress at least."""
+DRAWN, LOGGED, RAREST = 0.25, 5.0, 60.0
+"""Seconds between two pictures of a bar, and between two lines of progress at least and at most."""
 
 
 def printable(text: object, keep: str = "") -> str:
@@ -59,7 +59,7 @@ class _Console(logging.Handler):
 
 @contextmanager
 def to_console(level: int = logging.INFO) -> Iterator[None]:
-    """Within it, what is logged from `level` on is shown on the error stream, a line each.
+    """Within it, what is logged from `level` on is shown on the error stream, one line each.
 
     >>> with to_console():
     ...     logger.info("reading notes.txt")
@@ -77,11 +77,11 @@ def to_console(level: int = logging.INFO) -> Iterator[None]:
 
 
 class Progress:
-    """How far some work is: a bar with the time left on a terminal, elsewhere a line now and then.
+    """How far some work is: a bar with the time left on a terminal, elsewhere a line every five seconds.
 
-    It costs nothing to update at every step: the bar is drawn four times a second at most. Lines (INFO) begin after ten
-    seconds and become rarer as work goes on, up to one for every twentieth more of the time. Inside another one, or
-    where the logger leaves out warnings, nothing is shown.
+    It costs nothing to update at every step: the bar is drawn four times a second at most. Lines (INFO) become rarer
+    after two minutes, down to one per minute. The time left is that of what this process does: what was done before
+    does not count. Inside another one, or where the logger leaves out warnings, nothing is shown.
 
     Args:
         what: What is done, such as "training".
@@ -144,7 +144,7 @@ class Progress:
             self._due = now + DRAWN
         else:
             logger.info(shown)
-            self._due = now + max(LOGGED, (now - self._began) / 20)
+            self._due = now + max(LOGGED, min(RAREST, (now - self._began) / 20))
 
     def _text(self, seconds: int | float, fields: dict[str, int | float]) -> str:
         parts = [f"{self.what} {self.done:,} of {self.total:,} {self.unit}"]

@@ -55,7 +55,7 @@ def alone(tmp_path):
 def start():
     """Commands in processes that start at once, forked from one that has imported everything."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["joformer.cli", "joformer.experiments.report", "accelerate", "rich.progress"])
+    context.set_forkserver_preload(["joformer.cli", "joformer.experiments.report", "rich.progress"])
     started = []
 
     def begin(log, *words, limit=None):

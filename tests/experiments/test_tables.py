@@ -23,7 +23,6 @@ from joformer.experiments.running import finished
 from joformer.experiments.tables import RESULT, TABLE, read
 from joformer.experiments.variants import NAMES, matched, variant
 from joformer.models import LMConfig, ViTConfig, initialise
-from joformer.models._saving import MODELS, written
 from joformer.training import Recipe
 
 SCALES = ("laptop", "paper")
@@ -97,7 +96,7 @@ def planned(name, scale="laptop", data=None, seeds=(0, 1), steps=None):
 
 
 def model_of(config):
-    return MODELS[written(config)["model"]](config)
+    return config.build()
 
 
 # -- what is planned ---------------------------------------------------------------------------------------------------

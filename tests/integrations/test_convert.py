@@ -60,14 +60,15 @@ def _cache(made, monkeypatch):
 
 @contextmanager
 def progressing(hear):
-    """Within it, `hear(step, steps, strength)` is called whenever annealing shows how far it is."""
+    """Within it, `hear(step, strength)` is called before every step and the evaluation at the end."""
+    usual = finetuning.AnnealingTask.prepare
 
-    def update(self, done, *, strength=None):
-        if strength is not None:  # else it is the text that is encoded
-            hear(done, self.total, strength)
+    def prepare(self, model, step):
+        usual(self, model, step)
+        hear(step, strength_of(model) or 0.0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finetuning.Progress, "update", update)
+        patch.setattr(finetuning.AnnealingTask, "prepare", prepare)
         yield
 
 
@@ -115,7 +116,7 @@ def test_at_once_is_transport_values(joformer, made, tmp_path):
     code, said, told = joformer("convert", made / "words", out, "--strength", 0.8)
     assert (code, told) == (0, "")
     first, second = said.splitlines()
-    assert "strength 0.8; it computes another function than before: train it on" in first
+    assert "strength 0.8; it computes another function than before: fine-tune it" in first
     assert second == f'load it with joformer.integrations.load("{out}")'
     expected = transport_values(T.LlamaForCausalLM.from_pretrained(made / "words"), 0.8)
     assert torch.equal(logits(load(out)), logits(expected))
@@ -194,7 +195,7 @@ def test_a_vision_model_and_settings_that_cannot_be_saved(made, tmp_path):
 
 def test_annealed_to_full_strength(made, annealed):
     place, record, strengths = annealed
-    assert strengths == [(step, 6, min(1, step / 4)) for step in range(7)]
+    assert strengths == [(step, min(1, step / 4)) for step in (*range(7), 6)]  # the last two: evaluated, and written
     assert record["steps"] == 6
     # A text of one line and a high rate: that it was trained at all can be seen.
     assert record["loss_after"] < record["loss_before"] - 0.1
@@ -217,13 +218,13 @@ def test_what_training_does_in_a_loop_of_ones_own(made, tmp_path):
     model = llama(attention_dropout=0.0).train()
     model.save_pretrained(tmp_path / "plain")
     convert(tmp_path / "plain", tmp_path / "out", data=made / "fox.txt", **ANNEAL)
-    last, dice = len(text.train) - 16, generator(0, "windows")
-    starts = torch.randint(last + 1, (12,), generator=dice).tolist()
+    last = len(text.train) - 16
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0, fused=True)
     schedule = T.get_cosine_schedule_with_warmup(optimizer, 0, 6)
     for step in range(6):
         transport_values(model, Anneal(4)(step))
-        ids = torch.stack([torch.tensor(text.train[at : at + 16]).long() for at in starts[2 * step : 2 * step + 2]])
+        starts = torch.randint(last + 1, (2,), generator=generator(0, "windows", step)).tolist()
+        ids = torch.stack([torch.tensor(text.train[at : at + 16]).long() for at in starts])
         model(input_ids=ids, labels=ids).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -234,19 +235,19 @@ def test_what_training_does_in_a_loop_of_ones_own(made, tmp_path):
 
 
 def checkpoint_names(out):
-    return sorted(path.name for path in (out / "checkpoints").iterdir() if path.name != ".lock")
+    return sorted(path.name for path in (out / "training" / "checkpoints").iterdir())
 
 
 @pytest.mark.parametrize("damage", ["none", "half written", "cut short", "a flipped bit", "another step", "all"])
 def test_interrupted_it_ends_with_the_same_bits(made, annealed, tmp_path, caplog, damage):
-    def stop(step, steps, strength):
+    def stop(step, strength):
         if step == 5:
             raise KeyboardInterrupt
 
     words = dict(data=made / "fox.txt", **ANNEAL)
     with pytest.raises(KeyboardInterrupt), progressing(stop):
         convert(made / "plain", tmp_path / "out", **words)
-    checkpoints = tmp_path / "out" / "checkpoints"
+    checkpoints = tmp_path / "out" / "training" / "checkpoints"
     assert checkpoint_names(tmp_path / "out") == ["00000002", "00000004"]
     assert not (tmp_path / "out" / "config.json").exists()
     # Nothing that can run when it is loaded.
@@ -274,13 +275,13 @@ def test_interrupted_it_ends_with_the_same_bits(made, annealed, tmp_path, caplog
     with caplog.at_level("INFO", "joformer"), progressing(lambda step, *_: steps.append(step)):
         record = convert(made / "plain", tmp_path / "out", **words)
     lines = caplog.messages
-    assert steps == list(range(begin, 7))
+    assert steps == [*range(begin, 7), 6]
     if damage == "none":
         assert not any("trying" in line for line in lines)
     else:
         assert sum("trying" in line for line in lines) == (2 if damage == "all" else 1)
     if begin:
-        assert lines[-1] == f"{tmp_path / 'out'} resumes at step {begin} of 6"
+        assert f"resuming {tmp_path / 'out' / 'training'} at step {begin} of 6" in lines
     assert record == annealed[1]
     assert weights(tmp_path / "out") == weights(annealed[0])
 
@@ -301,19 +302,18 @@ def test_checkpoints_of_another_conversion_are_not_taken_for_this_one(made, tmp_
         convert(made / "plain", tmp_path / "out", **words, seed=1)
 
 
-def test_a_signal_is_a_checkpoint_and_its_exit_code(joformer, made, annealed, tmp_path, monkeypatch):
+def test_a_signal_is_a_checkpoint_and_its_exit_code(joformer, made, annealed, tmp_path):
     words = ("convert", made / "plain", tmp_path / "out", "--data", made / "fox.txt", *WORDS)
 
-    def stop(model, *_, was=finetuning.transport_values):
-        if strength_of(model) == 0.25:
+    def stop(step, strength):
+        if step == 2:
             signal.raise_signal(signal.SIGTERM)
-        return was(model, *_)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(finetuning, "transport_values", stop)
+    with progressing(stop):
         code, said, told = joformer(*words)
     assert (code, said) == (128 + signal.SIGTERM, "")
-    assert told.splitlines()[-1] == f"joformer: saved {tmp_path / 'out'} at step 3; the same command continues it"
+    place = tmp_path / "out" / "training"
+    assert told.splitlines()[-1] == f"joformer: saved {place} at step 3; the same command resumes it"
     assert joformer(*words)[0] == 0
     assert weights(tmp_path / "out") == weights(annealed[0])
 
@@ -343,7 +343,7 @@ def test_killed(made, annealed, tmp_path):
         "c.save = slow; sys.argv[0] = 'joformer'; cli.main()"
     )
     process = subprocess.Popen([sys.executable, "-c", code, *map(str, words)], stderr=subprocess.DEVNULL)
-    marker = tmp_path / "out" / "checkpoints" / "00000004"
+    marker = tmp_path / "out" / "training" / "checkpoints" / "00000004"
     while process.poll() is None and not marker.is_dir():
         time.sleep(0.02)
     # While it is at work nobody else may be.
@@ -354,7 +354,7 @@ def test_killed(made, annealed, tmp_path):
     steps = []
     with progressing(lambda step, *_: steps.append(step)):
         convert(made / "plain", tmp_path / "out", data=made / "fox.txt", **ANNEAL)
-    assert steps == [4, 5, 6]
+    assert steps == [4, 5, 6, 6]
     assert load(tmp_path / "out").config == load(annealed[0]).config
     # Threads may be others in another process: all but the last bits are the same.
     assert (logits(load(tmp_path / "out")) - logits(load(annealed[0]))).abs().max() < 1e-4
@@ -370,13 +370,13 @@ def test_killed_at_the_very_end(made, annealed, tmp_path, monkeypatch, caplog):
     steps = []
     with progressing(lambda step, *_: steps.append(step)):
         convert(made / "plain", tmp_path / "out", **words)
-    assert set(steps) == {6}
+    assert steps == [6]  # set once more for the weights that were read, and no step
     assert weights(tmp_path / "out") == weights(annealed[0])
-    (tmp_path / "out" / "checkpoints").mkdir()  # as if it had been killed while it tidied up
+    (tmp_path / "out" / "training").mkdir()  # as if it had been killed while it tidied up
     with caplog.at_level("INFO", "joformer"):
         assert convert(made / "plain", tmp_path / "out", **words) == annealed[1]
     assert caplog.messages[-1] == f"{tmp_path / 'out'} is finished: nothing is done again"
-    assert not (tmp_path / "out" / "checkpoints").exists()
+    assert not (tmp_path / "out" / "training").exists()
 
 
 def test_from_a_strength_with_a_tokenizer_in_half_precision(joformer, made, tmp_path):
@@ -387,7 +387,7 @@ def test_from_a_strength_with_a_tokenizer_in_half_precision(joformer, made, tmp_
     code, said, told = joformer(*words)
     assert code == 0, told
     assert "bytes of the text" not in told
-    assert said.splitlines()[0].endswith("strength 1 after 6 steps of training on")
+    assert said.splitlines()[0].endswith("strength 1 after 6 steps of fine-tuning")
     out = load(tmp_path / "out")
     assert {p.dtype for p in out.parameters()} == {torch.bfloat16}
     assert strength_of(out) == 1
@@ -396,9 +396,9 @@ def test_from_a_strength_with_a_tokenizer_in_half_precision(joformer, made, tmp_
     # Transport can be annealed away, too: then the folder is plain.
     strengths = []
     words = dict(data=made / "fox.txt", **ANNEAL, power=2, strength=0)
-    with progressing(lambda step, steps, strength: strengths.append(strength)):
+    with progressing(lambda step, strength: strengths.append(strength)):
         convert(tmp_path / "half", tmp_path / "away", **words)
-    assert strengths == [0.5 * (1 - min(1, step / 4) ** 2) for step in range(7)]
+    assert strengths == [0.5 * (1 - min(1, step / 4) ** 2) for step in (*range(7), 6)]
     T.LlamaForCausalLM.from_pretrained(tmp_path / "away")
 
 
@@ -550,7 +550,7 @@ def test_training_that_came_to_nothing(joformer, made, tmp_path):
     words = ("convert", made / "plain", tmp_path / "out", "--data", made / "fox.txt", *WORDS, "--lr", 1e30)
     code, _, told = joformer(*words)
     assert code == 2
-    assert "take a lower lr" in told.splitlines()[-1]
+    assert "a lower lr" in told.splitlines()[-1]
 
 
 def test_help_needs_no_torch():

@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 import torch
 
+from joformer import positions
 from joformer.frames import CumulativeFrames, FixedFrames, LearnedFrames, NoFrames, ProjectedFrames
-from joformer.models import JoFormerLM, LMConfig, load, save
+from joformer.models import JoFormerLM, LMConfig, initialise, load, save
 
 SMALL = LMConfig(vocab=17, dim=32, layers=3, heads=2)
 CLASSES = {
@@ -162,3 +163,38 @@ def test_top_p_draws_among_the_fewest_tokens_that_have_it():
         assert p == 1.0 or drawn == allowed
     with pytest.raises(ValueError, match="top_p must be a probability above 0, got 0"):
         next(model.stream(start, 1, top_p=0))
+
+
+# -- packed sequences --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("frames", ["fixed", "learned", "projected", "cumulative"])
+def test_packed_sequences_are_what_they_are_alone(frames):
+    """Positions begin anew in every segment, and attention does not cross; in rows that are packed differently, too."""
+    config = LMConfig(vocab=50, dim=16, layers=3, heads=2, frames=frames, pattern="FWN", window=3)
+    model = initialise(JoFormerLM(config), 3).double()
+    for parameter in model.parameters():  # projectors begin at zero
+        parameter.data += 0.05 * torch.randn(parameter.shape, dtype=torch.float64)
+    rows = torch.randint(50, (2, 12))
+    lengths = [(5, 1, 6), (4, 8, 0)]
+    segments = torch.stack([torch.repeat_interleave(torch.arange(3), torch.tensor(some)) for some in lengths])
+    packed = model(rows, segments=segments)
+    for row, out, some in zip(rows, packed, lengths):
+        alone = [model(part[None])[0] for part in row.split([n for n in some if n])]
+        assert (out - torch.cat(alone)).abs().max() < 1e-10
+    shared = model(rows, segments=segments[0])
+    assert torch.allclose(shared[0], packed[0], atol=1e-10)
+    assert (model(rows) - packed).abs().max() > 1e-3
+    given = model(rows, positions.packed([5, 1, 6]), segments=segments[0])
+    assert torch.allclose(given, shared, atol=1e-10)
+    # The loss is that of the logits.
+    targets = rows.roll(-1, 1)
+    losses = torch.nn.functional.cross_entropy(packed.flatten(0, 1), targets.flatten())
+    assert model(rows, segments=segments, targets=targets).item() == pytest.approx(losses.item(), rel=1e-6)
+
+
+@pytest.mark.refused
+def test_packed_sequences_have_no_caches():
+    model = JoFormerLM(LMConfig(vocab=50, dim=16, layers=1, heads=2))
+    with pytest.raises(ValueError, match="leave out caches, or segments"):
+        model(torch.zeros(1, 4, dtype=torch.long), segments=torch.zeros(4, dtype=torch.long), caches=model.caches())

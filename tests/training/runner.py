@@ -30,12 +30,16 @@ RECIPE = {"steps": 12, "accumulate": 2, "average": 0.9, "warmup": 3, "log_every"
 RECIPE |= {"save_every": 2}
 
 
+HELD_OUT = ", held out: "
+"""In every line that reports an evaluation, which tests of other lines leave out."""
+
+
 @contextmanager
 def logged(lines: list[str] | Callable[[str], object]) -> Iterator[None]:
-    """Within it, every line that the library logs from INFO on goes to a list, or to a function, as it comes."""
+    """Within it, every line logged from INFO on, but evaluations, goes to a list, or to a function, as it comes."""
     take = lines.append if isinstance(lines, list) else lines
     logger, handler = logging.getLogger("joformer"), logging.Handler()
-    handler.emit = lambda record: take(record.getMessage())
+    handler.emit = lambda record: None if HELD_OUT in record.getMessage() else take(record.getMessage())
     before = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -48,7 +52,7 @@ def logged(lines: list[str] | Callable[[str], object]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: its exit code (negative for a signal), and what it said on stderr."""
+    """How a process ended: its exit code (negative for a signal), and what it wrote to stderr but evaluations."""
 
     code: int
     said: str
@@ -87,8 +91,10 @@ class Server:
         """How the process ended; None if it has not, after so many seconds."""
         code = self._ask(do="wait", pid=pid, seconds=seconds)
         log = self._logs[pid]
-        # Killed early enough, it never said a word.
-        return None if code is None else Ended(int(code), log.read_text() if log.is_file() else "")  # type: ignore[call-overload]
+        # Killed early enough, it never wrote a line.
+        lines = log.read_text().splitlines(keepends=True) if log.is_file() else []
+        said = "".join(line for line in lines if HELD_OUT not in line)
+        return None if code is None else Ended(int(code), said)  # type: ignore[call-overload]
 
     def run(self, out: Path, **job: object) -> Ended:
         """Start the job and wait for its end."""
@@ -132,10 +138,23 @@ def vit_task(**changes):
     return ImageTask(load_images("digits"), **({"batch": 16, "augment": augment, "mix": mix} | changes))
 
 
+def own():
+    """The example of a user's own model and task."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+    import own_model
+
+    return own_model
+
+
 def config_of(kind: str, changes: dict):
-    """The tiny model's configuration."""
+    """The tiny model's configuration; of the example the model itself."""
+    import torch
+
     from joformer.models import LMConfig, ViTConfig
 
+    if kind == "own":
+        torch.manual_seed(0)
+        return own().Echo(**{"width": 8} | changes)
     values = {"lm": LM, "vit": VIT}[kind] | changes
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     return {"lm": LMConfig, "vit": ViTConfig}[kind](**values)
@@ -284,7 +303,6 @@ def _child(job: dict, tasks: dict) -> int:
 
 def main() -> None:
     """Read a question a line, answer with a line."""
-    import accelerate  # noqa: F401
     import filelock  # noqa: F401
     import rich.console
     import rich.progress  # noqa: F401
@@ -293,6 +311,7 @@ def main() -> None:
     import torch.distributed.tensor  # noqa: F401
 
     tasks = {"lm": lm_task, "vit": vit_task, ("lm", "made"): lm_task(), ("vit", "made"): vit_task()}
+    tasks["own", "made"] = own().Repeat()
     assert threading.active_count() == 1, "what is forked must have one thread"
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:

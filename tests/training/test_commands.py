@@ -1,4 +1,4 @@
-"""`joformer train`, `generate`, `evaluate` as a person types them: results, continuing, one line for a mistake."""
+"""`joformer train`, `generate`, `evaluate` as a person types them: results, resuming, one line for a mistake."""
 
 import dataclasses
 import json
@@ -158,7 +158,7 @@ def test_the_three_stages(joformer, text, tmp_path):
         (["train", "lm", "--data", "{text}", "--lr", "-1"], "lr must be 0 or more"),
         (["train", "lm", "--data", "{text}", "--stages", "10"], "write STEPS:LR"),
         (["train", "lm", "--data", "{text}", "--stages", "10:1e-3:odd"], "frames"),
-        (["train", "lm", "--data", "{text}", "--precision", "fp16"], "fp16 cannot be had"),
+        (["train", "lm", "--data", "{text}", "--precision", "fp16"], "fp16 is not available"),
         (["train", "lm", "--data", "{text}", "--frames", "learned", "--stages", "2:1", "2:1:projected"], "would lose"),
         (["train", "lm", "--data", ""], "the name of the data is empty"),
         (["train", "lm", "--data", "{text}", "--heads", "0"], "heads must be 1 or more"),
@@ -248,7 +248,7 @@ def test_the_options_are_these():
     """An option more is a decision, not an accident."""
     parts = (Run, LM, ViT, Monoidal, cli.Generate, cli.Evaluate)
     assert {part.__name__: " ".join(field.name for field in dataclasses.fields(part)) for part in parts} == {
-        "Run": "out seed drift json",
+        "Run": "out seed start drift shard log json",
         "LM": "to data context batch model recipe",
         "ViT": "to data label size stream workers batch epochs augment draw model frames split transport "
         "per_layer patch dim layers heads hidden base pool registers dropout drop_path recipe",
@@ -256,6 +256,22 @@ def test_the_options_are_these():
         "Generate": "checkpoint prompt tokens temperature top_k seed json",
         "Evaluate": "checkpoint lengths data split windows json",
     }
+
+
+def test_a_run_is_extended_and_another_starts_from_it(joformer, trained, tmp_path):
+    run, words, _ = trained
+    code, out, told = joformer(*words, "--steps", "6")
+    assert code == 0
+    assert "after 6 steps" in out
+    assert f"extending {run} from step 4 to 6: the rate at step 4 was 0.000232, is 0.00055: not the weights of" in told
+    code, out, _ = joformer(*words, "--from", run, "--lr", "0", "--out", tmp_path / "tuned", "--log", "none", "--json")
+    assert code == 0
+    before, after = (json.loads(line) for line in ((run / "metrics.jsonl").read_text().splitlines()[-1], out))
+    assert after["loss"] == before["loss"]
+    code, _, told = joformer(*words, "--from", run, "--dim", "32", "--out", tmp_path / "wide")
+    assert code == 2
+    assert "does not fit JoFormerLM, first at 'blocks.0.attention.out.weight'" in told.splitlines()[-1]
+    assert joformer(*words, "--from", "nowhere")[2].endswith("give the folder of a run, or of one of its checkpoints\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -296,6 +312,6 @@ def test_a_signal_to_the_whole_group_spares_the_workers(tmp_path, number):
     os.killpg(process.pid, number)
     told = process.communicate(timeout=60)[1].decode()
     assert process.returncode == 128 + number, told
-    assert "the same command continues it" in told
+    assert "the same command resumes it" in told
     assert "Traceback" not in told
     assert list((tmp_path / "run" / "checkpoints").iterdir())

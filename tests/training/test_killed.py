@@ -138,7 +138,7 @@ def test_a_disk_that_fills_up(server, memory, reference, result_of, limit, fails
     assert not list((out / "checkpoints").glob(".partial*"))
     ended = server.run(out, kind="lm")
     assert ended.code == 0
-    assert f"continuing {out} at step 4 of 12" in ended.said
+    assert f"resuming {out} at step 4 of 12" in ended.said
     assert result_of(out) == reference("lm")[0]
 
 
@@ -276,7 +276,7 @@ def test_damage_is_seen_and_the_one_before_used(server, memory, reference, resul
     assert ended.code == 0, ended.said
     assert "00000012" in ended.lines[0]
     assert ended.lines[0].endswith("trying the one before it, 00000010"), ended.said
-    assert ended.lines[1] == f"continuing {out} at step 10 of 12"
+    assert ended.lines[1] == f"resuming {out} at step 10 of 12"
     assert len(ended.lines) == 2
     assert "pickle" not in damage.__name__ or "is never read" in ended.said
     assert not marker.exists()
@@ -292,7 +292,7 @@ def test_all_damaged_begins_anew(server, memory, reference, result_of):
         damage(out / "checkpoints" / f"{step:08d}", None)
     ended = server.run(out, kind="vit")
     assert ended.code == 2  # a run that has ended is not made anew: its weights may be all there is
-    assert ended.lines[-1] == f"{out} holds a model and no good checkpoint to continue: choose another --out"
+    assert ended.lines[-1] == f"{out} holds a model and no good checkpoint to resume: choose another --out"
     (out / "model.safetensors").unlink()
     ended = server.run(out, kind="vit")
     assert ended.code == 0
@@ -321,11 +321,11 @@ def test_a_signal_saves_and_stops(server, memory, reference, result_of, name, du
         assert (ended.code, ended.said) == (0, "")
     else:
         assert ended.code == 128 + getattr(signal, name)
-        assert ended.lines == [f"saved {out} at step {saved}; the same command continues it"]
+        assert ended.lines == [f"saved {out} at step {saved}; the same command resumes it"]
         assert steps(out)[-1] == saved
         assert not (out / "model.safetensors").exists()
         ended = server.run(out, kind=kind)
-        assert ended.lines == [f"continuing {out} at step {saved} of 12"]
+        assert ended.lines == [f"resuming {out} at step {saved} of 12"]
     assert result_of(out) == reference(kind)[0]
 
 

@@ -18,6 +18,7 @@ from joformer._io import read_sealed, sealed
 from joformer.models import JoFormerLM, initialise
 from joformer.training import LanguageTask, Processes, Recipe, learning_rate, load_images, open_run, train
 from joformer.training.recipe import groups
+from joformer.training.state import State
 
 TASKS = {"lm": lm_task, "vit": vit_task}
 
@@ -113,7 +114,7 @@ def test_saving_and_evaluating_change_nothing(done, memory):
 def test_continuing_in_the_same_process(half, done, result_of):
     heard = []
     run(half, heard=heard, save_every=3, keep=7)  # neither decides anything
-    assert heard == [f"continuing {half} at step 8 of 12"]
+    assert heard == [f"resuming {half} at step 8 of 12"]
     assert steps(half) == [8, 9, 12]
     assert (half / "model.safetensors").read_bytes() == (done / "model.safetensors").read_bytes()
     assert (half / "metrics.jsonl").read_bytes() == (done / "metrics.jsonl").read_bytes()
@@ -136,7 +137,7 @@ def test_a_run_of_version_0_1_resumes(memory):
     state.write_bytes(sealed(content))
     heard = []
     run(out, "vit", heard=heard)
-    assert heard == [f"continuing {out} at step 8 of 12"]
+    assert heard == [f"resuming {out} at step 8 of 12"]
     for name in ("model.safetensors", "metrics.jsonl"):
         assert (out / name).read_bytes() == (memory / "whole" / name).read_bytes()
     refused(out, "vit", config={"model": "joformer"}, match="config.per_layer = True, not False")
@@ -273,7 +274,7 @@ def test_what_cannot_be_done_is_said_first(memory):
     task.batch = never
     refused(memory / "a", task=task, accumulate=3, match="a batch of 4 does not divide into 3 parts")
     if not torch.accelerator.is_available():
-        refused(memory / "b", task=task, precision="fp16", match="fp16 cannot be had on the CPU")
+        refused(memory / "b", task=task, precision="fp16", match="fp16 is not available on the CPU")
     refused(memory / "b", task=task, precision="fp8", match="precision must be fp32, bf16 or fp16, got 'fp8'")
     refused(memory / "c", task=task, stages=["2:1e-3", "2:1e-3:spiral"], match="frames must be .*got 'spiral'")
     refused(memory / "d", "vit", stages=["2:1e-3", "2:1e-3:fixed"], match="a stage can change the frames of a lang")
@@ -404,6 +405,29 @@ def test_bfloat16(memory, kind, result_of):
     losses = [metrics(memory / name)[-1]["loss"] for name in "ac"]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+def test_scaled_losses_are_the_same_update_and_an_infinite_one_is_none():
+    """What fp16 needs, which the CPU does not have; the scale is a power of two, so the bits are the same."""
+    found = []
+    for scaler in (None, torch.amp.GradScaler("cpu", init_scale=1024.0)):
+        processes, model = Processes(), torch.nn.Linear(3, 1)
+        torch.nn.init.constant_(model.weight, 0.5)
+        torch.nn.init.zeros_(model.bias)
+        processes.scaler = scaler
+        state = State(model, Recipe(clip=0.1), processes)
+        for x in (1.0, torch.inf, 2.0):
+            loss = state.model(torch.full((1, 3), 1.0)).sum() * x
+            if scaler is None and x == torch.inf:
+                continue
+            processes.backward(loss)
+            norm = state.norm()
+            assert bool(norm.isfinite()) == (x != torch.inf)
+            state.update(0.1)
+        found.append(model.weight.detach())
+    assert scaler.get_scale() == 512.0
+    assert torch.equal(*found)
+    assert not torch.equal(found[0], torch.full((1, 3), 0.5))
 
 
 @pytest.mark.compiled

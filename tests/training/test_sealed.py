@@ -145,7 +145,7 @@ def test_a_log_that_is_shorter_falls_back_to_the_checkpoint_that_fits(out, finis
     assert len(told) == (6 - fits) // 2
     assert all("but shorter; trying the one before it" in line for line in told)
     if fits < 6:
-        assert heard[-1] == f"continuing {out} at step {fits} of 6"
+        assert heard[-1] == f"resuming {out} at step {fits} of 6"
 
 
 def checkpoint_folders(out: Path) -> list[Path]:
@@ -333,7 +333,7 @@ def test_a_forged_checkpoint_is_a_line_and_the_next_one(out, finished, name):
     if "of one number" in name and not name.startswith("a step"):
         assert "(1,)" in damage
     assert damage.endswith("; trying the one before it, 00000004"), damage
-    assert going_on == f"continuing {out} at step 4 of 6"
+    assert going_on == f"resuming {out} at step 4 of 6"
 
 
 def test_checkpoints_that_all_fit_badly_are_not_thrown_away(out):
@@ -343,7 +343,9 @@ def test_checkpoints_that_all_fit_badly_are_not_thrown_away(out):
     for place in checkpoint_folders(out):
         of_another_dtype(place)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match=r"does not fit the model, first at .*: another version made it"):
+    with pytest.raises(
+        ValueError, match=r"does not fit the model, first at .*: another architecture or version made it"
+    ):
         run(out)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 

@@ -22,7 +22,6 @@ def main() -> None:
     results = []
     for text in sys.argv[2:]:
         job = json.loads(text)
-        os.environ["ACCELERATE_USE_FSDP"] = "true" if job.get("sharded") else "false"
         task = {"lm": lm_task, "vit": vit_task}[job["kind"]]()
         if job.get("poison") == int(os.environ["RANK"]):
             usual = task.loss
@@ -30,7 +29,7 @@ def main() -> None:
         try:
             config, recipe = config_of(job["kind"], job.get("config", {})), recipe_of(job.get("recipe", {}))
             with to_console():  # in both: only the first has something to report
-                results.append({"result": train(config, task, recipe, job["out"])})
+                results.append({"result": train(config, task, recipe, job["out"], shard=bool(job.get("sharded")))})
         except (ValueError, Stopped) as error:
             results.append({"error": str(error)})
     with open(f"{sys.argv[1]}/results.{os.environ['RANK']}.json", "w") as file:

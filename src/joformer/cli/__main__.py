@@ -1,4 +1,4 @@
-"""python -m joformer.cli: what `torchrun -m` and `accelerate launch -m` start."""
+"""python -m joformer.cli: what `torchrun -m` starts."""
 
 from joformer.cli import main
 

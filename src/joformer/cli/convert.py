@@ -15,41 +15,44 @@ from joformer.cli.console import say
 
 @dataclass(frozen=True)
 class Convert:
-    """Give a Hugging Face model value transport: at once, or annealed in while it is trained on.
+    """Give a Hugging Face model value transport: at once, or annealed in while it is fine-tuned.
 
-    Interrupted, the same command goes on. The loss falls by training on as well: whether transport helps, only a
-    model trained on without it tells. Example: joformer convert llama-1b llama-1b-jo --anneal 1000 --data notes.txt
+    Interrupted, the same command resumes. Fine-tuning alone lowers the loss as well: whether transport helps, only a
+    model fine-tuned without it shows. Example: joformer convert llama-1b llama-1b-jo --anneal 1000 --data notes.txt
+
+    Attributes:
+        model_dir: The model's folder: config.json and safetensors, as save_pretrained writes them.
+        out: The folder to write.
+        strength: How much of the positions' angles the values get in the end: 0 is none, 1 is full transport.
+        off: Take transport away instead: a folder that needs only transformers.
+        anneal: Fine-tune a causal language model while its strength rises over so many steps.
+        settle: Steps at full strength after those; a quarter as many by default.
+        data: Text to fine-tune on, a part of it held out: stdlib (Python's own source, the default with --anneal),
+            wikipedia, openwebtext, or a file or folder, also gz, xz, zst, parquet. Without --anneal only the loss is
+            measured.
+        context: Tokens in a window; 512 by default, or as many positions as the model has.
+        batch: Windows in a step.
+        lr: The highest learning rate.
+        power: How the strength rises: 1 is a straight line, 2 slowly at first.
+        seed: Decides which windows are drawn, and dropout.
+        save_every: Steps between two checkpoints; a tenth of all by default.
+        json: Print the record as JSON.
     """
 
     model_dir: Annotated[Path, tyro.conf.Positional]
-    """The model's folder: config.json and safetensors, as save_pretrained writes them."""
     out: Annotated[Path, tyro.conf.Positional]
-    """The folder to write."""
     strength: float = 1.0
-    """How much of the positions' angles the values get in the end: 0 is none, 1 full transport."""
     off: bool = False
-    """Take transport away instead: a folder that needs only transformers."""
     anneal: int | None = None
-    """Train a causal language model on, its strength rising over so many steps."""
     settle: int | None = None
-    """Steps at full strength after those; a quarter as many by default."""
     data: str | None = None
-    """Text to train on, a part of it held out: stdlib (Python's own source, the default with --anneal), wikipedia,
-    openwebtext, or a file or folder, also gz, xz, zst, parquet. Without --anneal only the loss is measured."""
     context: int | None = None
-    """Tokens in a window; 512 by default, or as many positions as the model has."""
     batch: int = 8
-    """Windows in a step."""
     lr: float = 1e-4
-    """The highest learning rate."""
     power: float = 1.0
-    """How the strength rises: 1 is a straight line, 2 slowly at first."""
     seed: int = 0
-    """Decides which windows are seen, and dropout."""
     save_every: int | None = None
-    """Steps between two checkpoints; a tenth of all by default."""
     json: bool = False
-    """Print what was done as JSON."""
 
     def run(self) -> int:
         """Runs the command and returns its exit code."""
@@ -76,9 +79,9 @@ class Convert:
             if plain
             else f"its values are transported, strength {self.strength:g}"
         )
-        then = "; it computes another function than before: train it on"
+        then = "; it computes another function than before: fine-tune it"
         if self.anneal is not None:
-            then = f" after {record['steps']} steps of training on"
+            then = f" after {record['steps']} steps of fine-tuning"
         lines = [f"{self.out}: {what}{then}"]
         if "loss_after" in record:
             before, after = record["loss_before"], record["loss_after"]

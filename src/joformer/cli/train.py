@@ -6,7 +6,9 @@ import json
 import os
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import tyro
 
 from joformer._io import make_folder
 from joformer._log import logger
@@ -24,34 +26,55 @@ from joformer.training import (
     Stopped,
     Streamed,
     Task,
+    Tokenizer,
     augmentation,
     load_labelled,
     load_text,
     train,
 )
 from joformer.training.augment.named import Augmentation
+from joformer.training.opened import Weights
+from joformer.training.runs import TOKENIZER
 
 
 @dataclass(frozen=True)
 class Run:
-    """Where a run is kept, and what makes it the one it is."""
+    """Where a run is kept, and what makes it the one it is.
+
+    Attributes:
+        out: The run's folder; the same command on it resumes it, and with more --steps extends it once it is finished.
+        seed: Decides the first weights, the order of the data and all other randomness.
+        start: Start with the weights of another run: its folder, or that of one of its checkpoints.
+        drift: Resume a run although its bits cannot be the same: other processes, threads or machine than before.
+        shard: Of several processes (torchrun), give each a shard of the model instead of a copy.
+        log: Where else to write the metrics: OUT/tensorboard where TensorBoard is installed, Weights & Biases, or
+            trackio.
+        json: Print the last metrics as JSON.
+    """
 
     out: Path
-    """The run's folder; starting the same command on it continues it."""
     seed: int = 0
-    """Decides the first weights, the order of the data and every throw of the dice."""
+    start: Annotated[Path | None, tyro.conf.arg(name="from")] = None
     drift: bool = False
-    """Continue a run although its bits cannot be kept: other processes, threads or machine than before."""
+    shard: bool = False
+    log: Literal["tensorboard", "wandb", "trackio", "none"] = "tensorboard"
     json: bool = False
-    """Print the last metrics as JSON."""
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the run to start from: its weights mean nothing with another."""
+        place = None if self.start is None else Weights.of(self.start).folder / TOKENIZER
+        return Tokenizer.load(place) if place is not None and place.is_file() else None
 
     def train(self, config: Any, task: Task, recipe: Recipe, notes: dict[str, Any]) -> int:
-        """Train and show the last metrics; the exit code."""
+        """Trains and shows the last metrics; returns the exit code."""
         shortest = min(stage.steps for stage in recipe.sequence)
         if recipe.warmup > shortest:
             raise ValueError(f"a warm-up of {recipe.warmup} steps is longer than a stage of {shortest}: take fewer")
         try:
-            result = train(config, task, recipe, self.out, seed=self.seed, drift=self.drift, notes=notes)
+            result = train(
+                config, task, recipe, self.out, seed=self.seed, drift=self.drift, notes=notes, shard=self.shard,
+                start=self.start, loggers=() if self.log == "none" else (self.log,),
+            )  # fmt: skip
         except Stopped as stopped:
             logger.warning(f"joformer: {stopped}")
             return stopped.code

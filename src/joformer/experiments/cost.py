@@ -10,7 +10,6 @@ import torch
 from joformer._seeding import reseed
 from joformer.bench._measure import fastest, keep_freed_memory
 from joformer.models import initialise
-from joformer.models._saving import MODELS, written
 from joformer.training import Processes
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ def measure(cell: Cell) -> dict[str, dict[str, float]]:
     counts: dict[str, int] = {}
 
     def step_of(name: str, config: Any) -> Callable[[], object]:
-        model = initialise(MODELS[written(config)["model"]](config), cell.seed).to(processes.device).train()
+        model = initialise(config.build(), cell.seed).to(processes.device).train()
         counts[name] = sum(weight.numel() for weight in model.parameters())
         optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
 

@@ -27,9 +27,9 @@ import torch
 from joformer._io import make_folder, one_line, read_json, read_sealed, write_json
 from joformer.experiments.metrics import METRICS, Metric, metric_of
 from joformer.experiments.sources import TextSource
-from joformer.models._saving import MODELS, written, written_before
+from joformer.models._saving import written, written_before
 from joformer.training import Recipe
-from joformer.training.recipe import UNDECIDING
+from joformer.training.recipe import NON_SEMANTIC_FIELDS
 from joformer.training.stages import changed
 
 TABLE, RESULT = "table.json", "result.json"
@@ -102,7 +102,7 @@ class Cell:
 
     def descriptions(self) -> Iterator[dict[str, Any]]:
         """`describe()`, then how version 0.1 described the same cell."""
-        recipe = {name: value for name, value in asdict(self.recipe).items() if name not in UNDECIDING}
+        recipe = {name: value for name, value in asdict(self.recipe).items() if name not in NON_SEMANTIC_FIELDS}
         source = {**asdict(self.source), "kind": type(self.source).__name__, "data": self.source.identity()}
         for model in (written(self.config), *written_before(self.config)):
             described = {"seed": self.seed, **model, "against": None, "source": source, "recipe": recipe}
@@ -262,8 +262,7 @@ def parameters(config: Any) -> int:
     2450
     """
     with torch.device("meta"):
-        model = MODELS[written(config)["model"]](config)
-    return sum(weight.numel() for weight in model.parameters())
+        return sum(weight.numel() for weight in config.build().parameters())
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

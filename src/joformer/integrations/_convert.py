@@ -3,10 +3,10 @@
     OUT/
         config.json, model.safetensors, …   as `save_pretrained` writes them; tokenizer and the like as they were
         conversion.json                     what was done, and the losses on held-out text, where there was some
-        checkpoints/                        only while it is trained on
+        training/                           only while it is fine-tuned: the run, see joformer/training/runs.py
 
-OUT appears whole, by one rename. Where it is trained on, OUT is there from the start, the same call continues it, and
-config.json, without which nobody can load it, comes last.
+OUT appears whole, by one rename. Where the model is fine-tuned, OUT is there from the start, the same call resumes it,
+and config.json, without which nothing can be loaded, comes last.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import torch
 from joformer._io import Lock, make_folder, new_folder, sweep, write_json, writing
 from joformer._log import logger
 from joformer.integrations._folders import (
-    CHECKPOINTS,
     NEEDS,
     RECORD,
+    TRAINING,
     WRITTEN,
     begun,
     described,
@@ -34,16 +34,14 @@ from joformer.integrations._folders import (
     leave_finished,
     load_model,
     require_free,
-    require_same,
     write,
 )
 from joformer.integrations._record import strength_of
 from joformer.integrations._transport import transport_values
-from joformer.training import Text, checkpoints, load_text
+from joformer.training import Recipe, Text, load_text, train
 
 if TYPE_CHECKING:
-    from joformer.integrations._finetuning import Course, Tokens
-    from joformer.training.checkpoints import Checkpoint
+    from joformer.integrations._finetuning import AnnealingTask, Tokens
 
 
 def convert(
@@ -62,15 +60,15 @@ def convert(
     seed: int = 0,
     save_every: int | None = None,
 ) -> dict[str, Any]:
-    """Write the model in `model_dir` to `out` with its values transported, or with `off` without; what was done.
+    """Writes the model in `model_dir` to `out` with its values transported, or with `off` without; returns a record.
 
-    With `anneal`, a causal language model is trained on while the strength goes from what it has to `strength`,
+    With `anneal`, a causal language model is fine-tuned while the strength goes from what it has to `strength`,
 
         s(step) = s₀ + (s₁ − s₀) · min(1, step / anneal)^power,
 
-    and then for `settle` steps (a quarter as many) at full strength, on `data`: as `joformer train lm` takes it. A call
-    that was cut short is continued by the same call, from the newest checkpoint whose checksums are right. With `data`,
-    the loss on held-out text is measured before and after: keys `loss_before`, `loss_after`.
+    and then for `settle` steps (a quarter as many) at full strength, on `data`: as `joformer train lm` takes it, in the
+    same loop. A call that was cut short is resumed by the same call, from the newest checkpoint whose checksums are
+    right. With `data`, the loss on held-out text is measured before and after: keys `loss_before`, `loss_after`.
 
     Weights are read from safetensors alone, no code of the folder is run, nothing of it is fetched.
 
@@ -120,7 +118,7 @@ def convert(
         _require_change(source, start, strength, off, anneal)
         if anneal is not None and getattr(model, "is_quantized", False):
             raise ValueError(f"{source} is quantised, which cannot be trained: convert the model it was made from")
-        transport_values(model, start, extrapolate=True)  # what cannot be done is said before the rest is begun
+        transport_values(model, start, extrapolate=True)  # what is not supported is an error before the rest
         tokens = None
         if text is not None:
             steps = (anneal or 0) + (settle or 0)
@@ -129,20 +127,18 @@ def convert(
                 record["loss_before"] = finetuning.held_out_loss(model, tokens, batch)
         if anneal is None or tokens is None:
             return _at_once(model, source, place, record, tokens, batch)
-        course = finetuning.Course(
-            anneal=Anneal(anneal, start=start, end=strength, power=power), settle=settle or 0, batch=batch,
-            lr=lr, seed=seed, save_every=save_every or max(1, (anneal + (settle or 0)) // 10),
+        task = finetuning.AnnealingTask(tokens, batch, Anneal(anneal, start=start, end=strength, power=power), settings)
+        steps = anneal + (settle or 0)
+        recipe = Recipe(
+            steps=steps, lr=lr, end=0.0, warmup=steps // 20, weight_decay=0.0, betas=(0.9, 0.999), evaluate_every=steps,
+            save_every=save_every or max(1, steps // 10), keep=2, deterministic=False,  # models of others may need that
         )  # fmt: skip
-        with Lock(place / CHECKPOINTS):
+        with Lock(place / TRAINING, ".conversion"):
             record = begun(place, settings) or record
             if record["finished"]:
                 return leave_finished(place, record)
-            before = checkpoints.latest(place / CHECKPOINTS)
-            if before is not None:
-                require_same(before.state.get("settings", {}), settings, place)
-                logger.info(f"{place} resumes at step {before.step} of {course.steps}")
             write_json(place / RECORD, record)
-            return _trained(model, source, place, record, tokens, course, before)
+            return _trained(model, source, place, record, task, recipe, seed)
 
 
 def _check(strength: Any, off: bool, counts: dict[str, tuple[Any, int]], positive: dict[str, Any]) -> None:
@@ -168,7 +164,7 @@ def _require_change(source: Path, start: float, strength: float, off: bool, anne
     if off and not start:
         raise ValueError(f"{source} transports nothing: there is nothing to take away")
     if not off and start == strength and (anneal is None or not strength):
-        raise ValueError(f"{source} is at strength {start:g} already: give another strength, or train it on by anneal")
+        raise ValueError(f"{source} is at strength {start:g} already: give another strength, or fine-tune it by anneal")
 
 
 def _tokens(model: Any, source: Path, text: Text, context: int | None, wanted: int) -> Tokens:
@@ -202,22 +198,20 @@ def _at_once(
 
 
 def _trained(
-    model: Any, source: Path, place: Path, record: dict[str, Any], tokens: Tokens, course: Course,
-    before: Checkpoint | None,
-) -> dict[str, Any]:  # fmt: skip
-    from joformer.integrations import _finetuning as finetuning
+    model: Any, source: Path, place: Path, record: dict[str, Any], task: AnnealingTask, recipe: Recipe, seed: int
+) -> dict[str, Any]:
+    from joformer.integrations._finetuning import held_out_loss
 
     precisions = {name: parameter.dtype for name, parameter in model.named_parameters()}
     model.float()  # small steps are lost in half precision
-    try:
-        finetuning.train_on(model, tokens, course, place / CHECKPOINTS, before, record["settings"])
-    except ImportError:
-        raise ValueError(NEEDS) from None
-    for name, parameter in model.named_parameters():
-        parameter.data = parameter.data.to(precisions[name])
-    record["loss_after"] = finetuning.held_out_loss(model, tokens, course.batch)
+    record["loss_after"] = train(model, task, recipe, place / TRAINING, seed=seed, drift=True, loggers=())["loss"]
+    task.prepare(model, recipe.steps)  # of a run that had ended before only the weights were read
+    if set(precisions.values()) != {torch.float32}:
+        for name, parameter in model.named_parameters():
+            parameter.data = parameter.data.to(precisions[name])
+        record["loss_after"] = held_out_loss(model, task.tokens, task.size)
     if not math.isfinite(record["loss_after"]):
-        raise ValueError(f"training came to a loss of {record['loss_after']}: take a lower lr, and another folder")
+        raise ValueError(f"training ended with a loss of {record['loss_after']}: give a lower lr, and another folder")
     sweep(place, WRITTEN)
     shutil.rmtree(place / WRITTEN, ignore_errors=True)
     with new_folder(place / WRITTEN) as folder:
@@ -228,15 +222,15 @@ def _trained(
                 shutil.rmtree(place / path.name, ignore_errors=True)
             os.replace(path, place / path.name)
         (place / WRITTEN).rmdir()
-    record |= {"finished": True, "steps": course.steps, "sha256": hash_of(place)}
+    record |= {"finished": True, "steps": recipe.steps, "sha256": hash_of(place)}
     write_json(place / RECORD, record)
-    shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)
+    shutil.rmtree(place / TRAINING, ignore_errors=True)
     return record
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' own bars and remarks, which would stand among ours."""
+    """Within it, transformers shows no bars and remarks of its own among ours."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

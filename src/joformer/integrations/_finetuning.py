@@ -1,15 +1,11 @@
-"""Training a causal language model on while its values come to be transported: text, loss, the steps.
+"""Fine-tuning a causal language model while its values come to be transported: its text, and the task of the loop.
 
-    step   0 ────────────▸ steps ─────────▸ steps + settle
-    s      start  (Anneal)   end    settle    end
-
-Windows begin at random places of the text, and dropout is random too: both follow from the seed and the step, so that
-weights, moments and the step are all that a checkpoint (training/checkpoints.py) has to hold.
+step   0 ────────────▸ steps ─────────▸ steps + settle
+s      start  (Anneal)   end    settle    end
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +15,13 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from joformer._io import one_line
-from joformer._log import Progress
-from joformer._seeding import generator, reseed
+from joformer._seeding import generator
 from joformer.integrations._annealing import Anneal
 from joformer.integrations._transport import transport_values
-from joformer.training import Processes, Recipe, Stopped, Text, checkpoints
+from joformer.training import Processes, Task, Text
 from joformer.training.data import windows
 from joformer.training.data.tokenizer import threads
-from joformer.training.determinism import only_one, signals
-from joformer.training.state import State
+from joformer.training.tasks.parts import divides, share
 
 HELD_OUT = 200
 """Windows that the loss is measured on."""
@@ -79,7 +73,7 @@ def _boundary(data: Any, at: int) -> int:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Text for one model: what it is trained on, and what is held out."""
+    """The text as tokens of one model: what it is trained on, and what is held out."""
 
     train: Any
     valid: Any
@@ -118,94 +112,48 @@ def held_out_loss(model: Any, tokens: Tokens, batch: int) -> float:
     last = len(tokens.valid) - tokens.context
     count = min(HELD_OUT, last // tokens.context + 1)
     starts = torch.linspace(0, last, count, dtype=torch.float64).long()
-    was, total = model.training, 0.0
+    was, total, device = model.training, 0.0, next(model.parameters()).device
     model.eval()
     for mine in starts.split(batch):
-        ids = windows(tokens.valid, mine, tokens.context).to(model.device)
+        ids = windows(tokens.valid, mine, tokens.context).to(device)
         total += len(mine) * float(model(input_ids=ids, labels=ids, use_cache=False).loss)
     model.train(was)
     return total / count
 
 
-@dataclass(frozen=True)
-class Course:
-    """How a model is trained on."""
+@dataclass(eq=False)
+class AnnealingTask(Task):
+    """The next token, on windows at random places of the text, at the strength that belongs to the step."""
 
+    tokens: Tokens
+    size: int
+    """Windows in a step."""
     anneal: Anneal
-    settle: int
-    batch: int
-    lr: float
-    seed: int
-    save_every: int
+    settings: dict[str, Any]
+    """All that decides the conversion."""
 
-    @property
-    def steps(self) -> int:
-        return self.anneal.steps + self.settle
+    def describe(self) -> dict[str, Any]:
+        """Everything that decides the batches, as JSON."""
+        return self.settings
 
-    def rate(self, step: int) -> float:
-        """The learning rate at a step, counted from 0: a warm-up from 0 over a twentieth, then a cosine down to 0."""
-        warmup = self.steps // 20
-        if step < warmup:
-            return self.lr * step / warmup
-        return self.lr * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, self.steps - warmup)))
+    def check(self, config: Any, mine: Any, parts: int) -> None:
+        """Raises ValueError where the batch cannot be divided."""
+        divides(self.size, parts)
 
+    def prepare(self, model: Any, step: int) -> None:
+        """Sets the strength of the step."""
+        transport_values(model, self.anneal(step))
 
-def train_on(
-    model: Any,
-    tokens: Tokens,
-    course: Course,
-    folder: Path,
-    before: checkpoints.Checkpoint | None = None,
-    settings: dict[str, Any] | None = None,
-) -> None:
-    """Train the model, whose values are transported, along the course; checkpoints come into `folder`.
+    def batch(self, seed: int, step: int, part: int, parts: int) -> Tensor:
+        """Tokens, (batch, context)."""
+        last = len(self.tokens.train) - self.tokens.context
+        starts = torch.randint(last + 1, (self.size,), generator=generator(seed, "windows", step))
+        return windows(self.tokens.train, starts[share(self.size, part, parts)], self.tokens.context).to(self.device)
 
-    Args:
-        model: A causal language model of transformers, in float32.
-        tokens: What it is trained on.
-        course: For how long, and how.
-        folder: Where its checkpoints are; their names are the steps taken.
-        before: One of them to resume from: the end is then bit-identical to that of an uninterrupted run.
-        settings: What every checkpoint keeps of the conversion it belongs to.
+    def loss(self, model: Any, batch: Tensor) -> Tensor:
+        """The mean loss of the batch."""
+        return model(input_ids=batch, labels=batch, use_cache=False).loss
 
-    Raises:
-        Stopped: If SIGINT or SIGTERM came; a checkpoint of the step it came in was saved.
-    """
-    recipe = Recipe(steps=course.steps, lr=course.lr, weight_decay=0.0, betas=(0.9, 0.999))
-    state, step = State(model, recipe, Processes()), 0
-    if before is not None:
-        state.restore(before)
-        step = before.step
-    checkpoints.sweep(folder)
-    if step < course.steps:
-        checkpoints.require_room(folder, state.size)
-    starts = window_starts(tokens, course)
-    model.train()
-    with only_one(), signals() as asked, Progress("annealing", course.steps, done=step) as progress:
-        progress.update(step, strength=course.anneal(step))
-        while step < course.steps:
-            transport_values(model, course.anneal(step))
-            ids = windows(tokens.train, starts[step], tokens.context).to(model.device)
-            reseed(course.seed, "convert", step)
-            state.model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
-            state.norm()
-            state.update(course.rate(step))
-            step += 1
-            progress.update(step, strength=course.anneal(step))
-            stop = asked()
-            if step % course.save_every == 0 or step == course.steps or stop:
-                if not state.finite():
-                    raise ValueError(f"the weights are not finite after step {step}: take a lower lr, another folder")
-                kept = {"settings": settings or {}, "strength": course.anneal(step)}
-                described = {"conversion": type(model).__name__}
-                checkpoints.save(folder, step, state.tensors(), kept, described, keep=2)
-            if stop and step < course.steps:
-                raise Stopped(f"saved {folder.parent} at step {step}; the same command continues it", 128 + stop)
-    transport_values(model, course.anneal(step))
-
-
-def window_starts(tokens: Tokens, course: Course) -> Tensor:
-    """Where the windows of every step begin, (steps, batch)."""
-    last = len(tokens.train) - tokens.context
-    chosen = torch.randint(last + 1, (course.steps * course.batch,), generator=generator(course.seed, "windows"))
-    return chosen.view(course.steps, course.batch)
+    def evaluate(self, model: Any, processes: Processes) -> dict[str, float]:
+        """The loss on held-out text."""
+        return {"loss": held_out_loss(model, self.tokens, self.size)}

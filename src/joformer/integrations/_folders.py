@@ -12,8 +12,8 @@ from joformer.integrations.hf._load import architecture, load, read
 from joformer.integrations.hf._setting import SETTING
 from joformer.training.data.sources import content_hash
 
-RECORD, CHECKPOINTS, WRITTEN = "conversion.json", "checkpoints", ".written"
-NEEDS = "converting a model needs transformers, accelerate and safetensors: pip install 'joformer[integrations]'"
+RECORD, TRAINING, WRITTEN = "conversion.json", "training", ".written"
+NEEDS = "converting a model needs transformers and safetensors: pip install 'joformer[integrations]'"
 GENERATION = "generation_config.json"
 # Weights, code and what training leaves behind; all else in a model's folder belongs to its tokenizer or its users.
 NOT_COPIED = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".py")
@@ -68,13 +68,13 @@ def hash_of(source: Path) -> str:
 
 
 def require_free(place: Path, source: Path) -> None:
-    """Nothing is written among what is somebody else's."""
+    """Raises ValueError for a folder that holds anything but a conversion."""
     if place.resolve() == source.resolve():
         raise ValueError(f"{place} is the model's own folder: give another to write to")
     if place.is_file():
         raise ValueError(f"{place} is a file: give a directory")
     strange = [path.name for path in place.iterdir()] if place.is_dir() and not (place / RECORD).exists() else []
-    if any(name != CHECKPOINTS for name in strange):
+    if any(name != TRAINING for name in strange):
         raise ValueError(f"{place} is not empty and holds no conversion: give another folder")
 
 
@@ -88,18 +88,13 @@ def begun(place: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
         record["finished"]
     except (OSError, ValueError, KeyError, TypeError):
         raise ValueError(f"{place / RECORD} is damaged: remove {place}, or give another folder") from None
-    require_same(before, settings, place)
-    return record
-
-
-def require_same(before: dict[str, Any], settings: dict[str, Any], place: Path) -> None:
-    """The settings that a conversion was begun with, or one line naming the first that differs."""
     for name in [*before, *settings]:
         if before.get(name) != settings.get(name):
             what = {"model": "of another model", "data": "on other data"}.get(
                 name, f"with {name} = {before.get(name)}, not {settings.get(name)}"
             )
-            raise ValueError(f"{place} holds a conversion {what}: give the same to go on with it, or another folder")
+            raise ValueError(f"{place} holds a conversion {what}: give the same to resume it, or another folder")
+    return record
 
 
 def leave_finished(place: Path, record: dict[str, Any]) -> dict[str, Any]:
@@ -107,12 +102,12 @@ def leave_finished(place: Path, record: dict[str, Any]) -> dict[str, Any]:
     if record.get("sha256") != hash_of(place):
         raise ValueError(f"{place} was altered since it was written: remove it, and convert again")
     logger.info(f"{place} is finished: nothing is done again")
-    shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)  # where the end was cut short
+    shutil.rmtree(place / TRAINING, ignore_errors=True)  # where the end was cut short
     return record
 
 
 def write(model: Any, source: Path, folder: Path) -> None:
-    """The model and what belongs to it, into this folder."""
+    """Writes the model and what belongs to it into this folder."""
     model.save_pretrained(folder)
     if (source / GENERATION).is_file():
         shutil.copyfile(source / GENERATION, folder / GENERATION)

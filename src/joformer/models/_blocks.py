@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -85,6 +85,7 @@ class Block(nn.Module):
         frames: Frames,
         *,
         cache: JourneyCache | None = None,
+        segments: Int[Tensor, "*batch tokens"] | None = None,
         inner: Inner | None = None,
     ) -> Float[Tensor, "batch tokens dim"]:
         """What the block makes of its tokens.
@@ -93,12 +94,13 @@ class Block(nn.Module):
             x: Tokens, ``(batch, tokens, dim)``.
             frames: Their frames.
             cache: The keys and values of earlier tokens, extended in place.
+            segments: Integers: tokens attend to those of the same segment alone (packed sequences).
             inner: Computes the weighted sum of the values instead, see `JourneyAttention`.
 
         Returns:
             ``(batch, tokens, dim)``.
         """
-        x = x + self._kept(self.attention(self.norm1(x), frames, cache=cache, inner=inner))
+        x = x + self._kept(self.attention(self.norm1(x), frames, cache=cache, segments=segments, inner=inner))
         return x + self._kept(self.down(F.gelu(self.up(self.norm2(x)))))
 
     def _kept(self, added: Tensor) -> Tensor:

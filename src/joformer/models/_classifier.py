@@ -50,6 +50,10 @@ class ClassifierConfig:
         if self.frequencies == "pixels" and self.dim != prod(self.shape):
             raise ValueError(f"dim={self.dim} with pixels: a grid {self.shape} has {prod(self.shape)} of them")
 
+    def build(self) -> MonoidalClassifier:
+        """The model of this configuration, with random weights."""
+        return MonoidalClassifier(self)
+
 
 class MonoidalClassifier(nn.Module):
     """logits = W₂ ReLU(W₁ E + b₁) + b₂ of the embedding E of a grid.

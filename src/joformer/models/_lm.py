@@ -94,6 +94,10 @@ class LMConfig:
         several = self.frames if isinstance(self.frames, tuple) else (self.frames,)
         return (several * self.layers)[: self.layers]
 
+    def build(self) -> JoFormerLM:
+        """The model of this configuration, with random weights."""
+        return JoFormerLM(self)
+
 
 class JoFormerLM(nn.Module):
     """Logits of the token that follows each token.
@@ -149,6 +153,7 @@ class JoFormerLM(nn.Module):
         tokens: Int[Tensor, "batch tokens"],
         where: Float[Tensor, "*batch tokens 1"] | None = None,
         *,
+        segments: Int[Tensor, "*batch tokens"] | None = None,
         caches: Sequence[JourneyCache] | None = None,
         targets: Int[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch tokens vocab"] | Float[Tensor, ""]:
@@ -157,7 +162,10 @@ class JoFormerLM(nn.Module):
         Args:
             tokens: Integers, ``(batch, tokens)``.
             where: Positions, ``(tokens, 1)`` or ``(batch, tokens, 1)``; by default those after what `caches` hold, or
-                0, 1, …
+                0, 1, … from the beginning of each segment.
+            segments: Which of several packed sequences each token belongs to, ``(tokens,)`` or ``(batch, tokens)``, as
+                `positions.segments` makes them; tokens attend to their own alone. The last token of a sequence has no
+                next one: give −100 in `targets`.
             caches: One cache per layer, see `caches()`; extended in place.
             targets: The token that should follow each, ``(batch, tokens)``; −100 does not count. The logits then never
                 exist as a whole, unless the head is more than its weights (hooks, adapters).
@@ -166,31 +174,44 @@ class JoFormerLM(nn.Module):
             Logits ``(batch, tokens, vocab)``, or the mean cross-entropy, a scalar.
 
         Raises:
-            ValueError: If there are not as many caches as layers.
+            ValueError: If there are not as many caches as layers, or caches with segments.
 
         Example:
             >>> model, tokens = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2)), torch.randint(50, (3, 8))
             >>> model(tokens[:, :-1], targets=tokens[:, 1:]).shape
             torch.Size([])
         """
-        x = self._read(tokens, where, caches)
+        x = self._read(tokens, where, caches, segments)
         if targets is not None and is_plain(self.head) and self.head.bias is None:
             return linear_cross_entropy(x, self.head.weight, targets)
         logits = self.head(x)
         return logits if targets is None else cross_entropy(logits, targets)
 
     def _read(
-        self, tokens: Tensor, where: Tensor | None, caches: Sequence[JourneyCache] | None
+        self,
+        tokens: Tensor,
+        where: Tensor | None,
+        caches: Sequence[JourneyCache] | None,
+        segments: Tensor | None = None,
     ) -> Float[Tensor, "batch tokens dim"]:
         """What the head reads its logits from."""
         if caches is not None and len(caches) != len(self.blocks):
             raise ValueError(f"{len(caches)} caches for {len(self.blocks)} layers: make them with model.caches()")
-        seen = caches[0].tokens if caches else 0
-        where = positions.sequence(tokens.shape[1], offset=seen, device=tokens.device) if where is None else where
+        if caches is not None and segments is not None:
+            raise ValueError("segments are for sequences that are read whole: leave out caches, or segments")
+        if where is None:
+            where = positions.sequence(tokens.shape[1], offset=caches[0].tokens if caches else 0, device=tokens.device)
+            where = where if segments is None else _restarted(where, segments)
         with nullcontext() if caches is None else Unchanged(*caches):  # all of them, whichever layer raises
             x = self.embed(tokens)
             frames = LayerFrames(self.frames, where, x, caches=caches)
-            return self.norm(last(run_blocks(self.blocks, frames, x, caches=caches)))
+            if segments is None:
+                return self.norm(last(run_blocks(self.blocks, frames, x, caches=caches)))
+
+            def packed(layer: int, block: nn.Module, x: Tensor) -> Tensor:
+                return block(x, frames(layer, x), segments=segments)
+
+            return self.norm(last(run_blocks(self.blocks, frames, x, call=packed)))
 
     def caches(self) -> list[JourneyCache]:
         """One empty cache per layer, sliding where the layer has a window.
@@ -297,6 +318,14 @@ class JoFormerLM(nn.Module):
                     drawn = logits.argmax(-1, keepdim=True)
             new = drawn.to(tokens.dtype, copy=True)  # out here it is a plain tensor, fit for training too
             yield new
+
+
+def _restarted(where: Tensor, segments: Tensor) -> Tensor:
+    """Positions counted from the first token of each run of equal segments."""
+    at, segments = where[:, 0], segments.to(where.device)
+    begins = torch.ones_like(segments, dtype=torch.bool)
+    begins[..., 1:] = segments[..., 1:] != segments[..., :-1]
+    return (at - torch.where(begins, at, 0).cummax(-1).values).unsqueeze(-1)
 
 
 def _frames(config: LMConfig, name: str) -> nn.Module:

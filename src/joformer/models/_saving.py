@@ -85,7 +85,7 @@ def load(folder: str | os.PathLike[str]) -> Any:
     config = read_config(where)
     for seal in (MANIFEST, "state.json"):
         check_folder(where, (CONFIG, WEIGHTS), seal)
-    model = build(config)
+    model = config.build()
     weights = imported("safetensors.torch", "train").load((where / WEIGHTS).read_bytes())
     with torch.no_grad():
         for key, value in own_state(model).items():
@@ -164,16 +164,6 @@ def read_config(where: Path) -> Any:
     return config
 
 
-def build(config: Any) -> nn.Module:
-    """The model of this configuration, with random weights.
-
-    >>> from joformer.models import ClassifierConfig
-    >>> type(build(ClassifierConfig(dim=8))).__name__
-    'MonoidalClassifier'
-    """
-    return MODELS[written(config)["model"]](config)
-
-
 def blank(config: Any) -> nn.Module:
     """The model of this configuration on the meta device: shapes and dtypes, and no memory.
 
@@ -183,7 +173,7 @@ def blank(config: Any) -> nn.Module:
     """
     try:
         with torch.device("meta"):
-            return build(config)
+            return config.build()
     except (RuntimeError, MemoryError, OverflowError, TypeError) as error:
         raise ValueError(f"no such model can be built: {one_line(error)}") from None
 

@@ -227,6 +227,10 @@ class ViTConfig:
         """How many patches there are along each axis."""
         return tuple(n // p for n, p in zip(self.shape, self.patch, strict=True))
 
+    def build(self) -> "JoFormerViT":
+        """The model of this configuration, with random weights."""
+        return JoFormerViT(self)
+
 
 class JoFormerViT(nn.Module):
     """Logits of the classes of an array, read from the class token or from the mean of all patches.

@@ -4,11 +4,12 @@ task = LanguageTask(load_text("stdlib"), context=256)
 train(LMConfig(dim=128), task, Recipe(steps=500), "runs/small")
 """
 
+from joformer._seeding import generator
 from joformer.training.augment import Augment, Mix
 from joformer.training.augment.named import augmentation
 from joformer.training.data import Images, Streamed, Text, Tokenizer, load_audio, load_images, load_labelled, load_text
 from joformer.training.loop import train
-from joformer.training.opened import Opened, open_run
+from joformer.training.opened import Opened, load_weights, open_run
 from joformer.training.processes import Processes
 from joformer.training.recipe import Recipe
 from joformer.training.runs import Stopped
@@ -31,11 +32,13 @@ __all__ = [
     "Text",
     "Tokenizer",
     "augmentation",
+    "generator",
     "learning_rate",
     "load_audio",
     "load_images",
     "load_labelled",
     "load_text",
+    "load_weights",
     "open_run",
     "train",
 ]

@@ -7,8 +7,8 @@
         config.json                 the model, so that `models.load` reads this folder too
         state.json                  step, place, circumstances; sha256 of every file above, and of itself
 
-The newest whose checksums are right is the one to continue from; the last few are kept, and the oldest goes only when
-the newest is in place.
+A run resumes from the newest whose checksums are right; the last few are kept, and the oldest is removed only when the
+newest is in place.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ def save(
     *,
     keep: int = 3,
 ) -> Path:
-    """Write the checkpoint of `step` into folder/00000020, keep the newest `keep`, and return its path.
+    """Writes the checkpoint of `step` into folder/00000020, keeps the newest `keep`, and returns its path.
 
-    Fails with one line, and with everything older still in place, where the disk is full or read-only.
+    Where the disk is full or read-only that is a ValueError in one line, and everything older is still in place.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -125,8 +125,8 @@ class Unfit(ValueError):
 def latest(folder: Path, fits: Callable[[Checkpoint], None] | None = None) -> Checkpoint | None:
     """The newest checkpoint in the folder that is whole; each newer one that is not is a warning.
 
-    `fits` may raise a ValueError about one that cannot be used all the same. Where that is `Unfit` for some and none
-    before them can be used, it is raised: whole checkpoints are there, and to begin anew would lose them.
+    `fits` may raise a ValueError for a whole one that cannot be used. Where that is `Unfit` for some and none before
+    them can be used, it is raised: whole checkpoints are there, and to begin anew would lose them.
 
     >>> latest(Path("nowhere")) is None
     True
@@ -150,7 +150,7 @@ def latest(folder: Path, fits: Callable[[Checkpoint], None] | None = None) -> Ch
 
 
 def read(place: Path) -> Checkpoint:
-    """The checkpoint in this folder; refused in one line where it is not what was saved.
+    """The checkpoint in this folder; ValueError in one line if it is not what was saved.
 
     >>> read(Path("nowhere"))
     Traceback (most recent call last):
@@ -176,7 +176,7 @@ def read(place: Path) -> Checkpoint:
 
 
 def require_room(folder: Path, size: int, count: int = 2) -> None:
-    """Refuse, before any work is done, a folder that could not take `count` more checkpoints of `size` bytes.
+    """Raises ValueError, before any work is done, if there is no room for `count` more checkpoints of `size` bytes.
 
     >>> from tempfile import gettempdir
     >>> require_room(Path(gettempdir()), 10)
@@ -200,7 +200,7 @@ def held(folder: Path) -> int:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what was set aside, and what a run that was killed left half written.
+    """Removes what was set aside, and what a run that was killed left half written.
 
     >>> sweep(Path("nowhere"))
     """
@@ -209,7 +209,7 @@ def sweep(folder: Path) -> None:
 
 
 def _steps(folder: Path) -> list[Path]:
-    """What is, or once was, a checkpoint of ours, oldest first; a stranger's folder with such a name is not."""
+    """What is, or once was, a checkpoint of ours, oldest first; another folder with such a name is not."""
     if not folder.is_dir():
         return []
     named = [path for path in folder.iterdir() if len(path.name) >= 8 and path.name.isdecimal()]
@@ -222,7 +222,7 @@ def _ours(path: Path) -> bool:
 
 
 def _aside(place: Path) -> None:
-    """Out of sight by one rename: a removal that is cut short must not leave a folder that looks like a checkpoint."""
+    """Hides it by one rename: a removal that is cut short must not leave a folder that looks like a checkpoint."""
     gone = place.with_name(f"{PARTIAL}old-{place.name}")
     remove(gone)
     os.rename(place, gone)

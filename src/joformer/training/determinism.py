@@ -44,11 +44,11 @@ def only_one() -> Iterator[None]:
     >>> with only_one(), only_one():
     ...     pass
     Traceback (most recent call last):
-    ValueError: another run is going on in this process: wait for it, or start this one in a process of its own
+    ValueError: another run is active in this process: wait for it, or start this one in a process of its own
     """
     if not _running.acquire(blocking=False):
         raise ValueError(
-            "another run is going on in this process: wait for it, or start this one in a process of its own"
+            "another run is active in this process: wait for it, or start this one in a process of its own"
         )
     try:
         yield
@@ -60,9 +60,9 @@ def only_one() -> Iterator[None]:
 def signals() -> Iterator[Callable[[], int]]:
     """A function that returns which of SIGINT and SIGTERM came, 0 if none; the second Ctrl-C interrupts at once.
 
-    >>> with signals() as asked:
+    >>> with signals() as received:
     ...     signal.raise_signal(signal.SIGTERM)
-    ...     asked() == signal.SIGTERM
+    ...     received() == signal.SIGTERM
     True
     """
     came: list[int] = []

@@ -1,4 +1,4 @@
-"""Where a number stopped being one: the layer at which a forward or backward pass first went wrong."""
+"""Where a number stopped being finite: the layer at which a forward or backward pass first went wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 def where_it_broke(model: nn.Module, forward: Callable[[], list[Tensor]]) -> tuple[int, str]:
     """The first layer with a NaN or infinity: in its weights (0), its output (1), the loss (2), its gradient (3).
 
-    `forward` computes the losses again, with the dice as they were. Of several processes the least has the cause.
+    `forward` computes the losses again, with the same randomness. Of several processes the least result has the cause.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     >>> _ = nn.init.constant_(model[1].weight, torch.inf)

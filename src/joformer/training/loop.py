@@ -1,12 +1,12 @@
-"""The loop: every model here is trained by this one function, and continued by it to the bit.
+"""The loop: any model is trained by this one function, and a run that was killed resumes to the same bits.
 
-    batch     task.batch(seed, step, part, parts)    a function of the seed and the step, see draws.py
+    batch     task.batch(seed, step, part, parts)    a function of the seed and the step, see _seeding.py
     update    clip(Σ ∇ loss / parts), AdamW          lr from the step, see schedules.py
     average   a ← d a + (1 − d) w                    where the recipe has one
     state     weights, moments, averages, and the step; everything else follows from the seed and the step
 
 Nothing is remembered between steps but what a checkpoint holds, so that a run which is killed at any moment and
-started again, however often, ends with the bits of one that never was.
+started again, however often, ends bit-identical to an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -15,47 +15,36 @@ import json
 import math
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from joformer._io import MANIFEST, Lock, check_files, checksum, read_sealed, sealed, sweep, write_json, write_whole
+from joformer._io import MANIFEST, Lock, checksum, sealed, sweep, write_json, write_whole
 from joformer._log import Progress, logger
 from joformer._seeding import reseed
 from joformer.models import adapt, initialise
-from joformer.models._saving import MODELS, WEIGHTS, blank, save_weights, written, written_before
-from joformer.training import checkpoints
+from joformer.models._saving import MODELS, WEIGHTS, blank, save_weights, written_before
+from joformer.training import checkpoints, recorder, runs
 from joformer.training.checkpoints import STATE, Checkpoint, Unfit
 from joformer.training.determinism import deterministic, only_one, signals
 from joformer.training.diagnosis import where_it_broke
+from joformer.training.opened import Weights, load_weights
 from joformer.training.processes import Processes, reshard
-from joformer.training.recipe import UNDECIDING, Recipe
-from joformer.training.recorder import Recorder
-from joformer.training.runs import (
-    CHECKPOINTS,
-    CONFIG,
-    KEPT,
-    METRICS,
-    SPEED,
-    Log,
-    Stopped,
-    circumstances,
-    require_exact,
-    require_same,
-)
-from joformer.training.schedules import learning_rate, stage_at
+from joformer.training.recipe import NON_SEMANTIC_FIELDS, Recipe
+from joformer.training.runs import CHECKPOINTS, CONFIG, KEPT, METRICS, SPEED, TOKENIZER, Log, Stopped
+from joformer.training.schedules import Stage, learning_rate, stage_at
 from joformer.training.stages import changed, foresee
 from joformer.training.state import State, require_fit
-from joformer.training.tasks import Task
+from joformer.training.tasks.task import Task
 
 
 def train(
-    config: Any,
+    model: Any,
     task: Task,
     recipe: Recipe,
     out: str | os.PathLike[str],
@@ -63,116 +52,170 @@ def train(
     seed: int = 0,
     drift: bool = False,
     notes: Mapping[str, Any] | None = None,
+    shard: bool = False,
+    start: str | os.PathLike[str] | None = None,
+    loggers: Sequence[recorder.Logger] = ("tensorboard",),
 ) -> dict[str, Any]:
-    """Train the model of this configuration, or continue its run in `out`; returns the last line of its metrics.
+    """Trains a model, or resumes its run in `out`.
 
-    `drift` allows what cannot be exact: to go on with another number of processes or threads, or on another machine.
-    `notes` are written into config.json and decide nothing: where the data was, say.
+    A finished run that is given more `recipe.steps`, all else the same, is extended from its last checkpoint.
 
-    >>> from tempfile import TemporaryDirectory
-    >>> from joformer.models import LMConfig
-    >>> from joformer.training import LanguageTask, load_text
-    >>> with TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "text.txt"
-    ...     written = path.write_text("the quick brown fox jumps over the lazy dog\\n" * 100)
-    ...     task = LanguageTask(load_text(path, vocab=256, cache=folder), context=16, batch=4)
-    ...     config = LMConfig(vocab=256, dim=16, layers=1, heads=2)
-    ...     result = train(config, task, Recipe(steps=3), Path(folder) / "run")
-    >>> result["step"], result["bits_per_byte"] < 10
-    (3, True)
+    Args:
+        model: A configuration of joformer's models, built and initialised by the seed; or any `nn.Module`, trained in
+            place from the weights it has (seed them, or a run killed before its first checkpoint begins with others).
+            In the end it has the final weights: averages, where the recipe has them.
+        task: What is learned.
+        recipe: How.
+        out: The run's folder.
+        seed: Decides the first weights of a configuration, the batches and all other randomness.
+        drift: Resume although the bits cannot be the same: with another number of processes or threads, or elsewhere.
+        notes: Written into config.json and without effect: where the data was, for example.
+        shard: With several processes, a shard of the model in each instead of a copy.
+        start: The folder of a run, or of a checkpoint, whose weights (averaged, where there are averages) come first.
+        loggers: "tensorboard" (where it is installed), "wandb", "trackio", or functions called with every line.
+
+    Returns:
+        The last line of the metrics: the step, and what `task.evaluate` gave.
+
+    Raises:
+        ValueError: If something does not fit, before anything is computed; or if a number is not finite.
+        Stopped: If SIGINT or SIGTERM came; the run is saved.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from joformer.models import LMConfig
+        >>> from joformer.training import LanguageTask, load_text
+        >>> with TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "text.txt"
+        ...     written = path.write_text("the quick brown fox jumps over the lazy dog\\n" * 100)
+        ...     task = LanguageTask(load_text(path, vocab=256, cache=folder), context=16, batch=4)
+        ...     config = LMConfig(vocab=256, dim=16, layers=1, heads=2)
+        ...     result = train(config, task, Recipe(steps=3), Path(folder) / "run")
+        >>> result["step"], result["bits_per_byte"] < 10
+        (3, True)
     """
-    run = _Run(config, task, recipe, Path(out), seed, drift, dict(notes or {}))
+    run = _Run(model, task, recipe, Path(out), seed, drift, dict(notes or {}), shard, start, loggers)
     watched, exact = run.processes.watched(), deterministic(recipe.deterministic)
-    with only_one(), watched, run.alone(), closing(task), exact, signals() as asked:
+    with only_one(), watched, run.alone(), closing(task), exact, signals() as received:
         found = run.begin()
-        if not found.measured:
-            run.steps(asked)
-        elif not found.sealed:
+        if found.last is None:
+            run.steps(received)
+        elif found.damage:
             run.finish()
-        return run.result()
+        elif isinstance(model, nn.Module):
+            load_weights(model, out)
+        return run.last
 
 
 STATED = {
-    "stage": int, "settings": dict, "circumstances": dict, "drifted": list, "recent": list, "scaler": dict,
-    "metrics": dict,
+    "stage": int, "settings": dict, "circumstances": dict, "drifted": list, "extended": list, "recent": list,
+    "scaler": dict, "metrics": dict,
 }  # fmt: skip
-"""What a checkpoint of a run says beside its step, and of which kind."""
+"""What the state of a run's checkpoint has beside the step, and the type of each."""
 
 
 @dataclass(frozen=True)
 class _Found:
-    """What is in the folder: the checkpoint to go on from, whether the log has its last line, what is wrong at the end.
+    """What is in the folder: the checkpoint to resume from, the last line of a log that is whole, damage at the end.
 
-    A run that has ended is `sealed`: all its files are what its manifest says.
+    `longer` is what is recorded where a finished run is given more steps.
     """
 
-    newest: Checkpoint | None
-    measured: bool = False
+    newest: Checkpoint | None = None
+    last: dict[str, Any] | None = None
     damage: tuple[str, ...] = ()
+    longer: dict[str, Any] | None = None
 
     @property
     def sealed(self) -> bool:
-        return self.measured and not self.damage
+        """Whether the run has ended, and all its files are what its manifest says."""
+        return self.last is not None and not self.damage
 
 
+@dataclass
 class _Run:
-    def __init__(
-        self, config: Any, task: Task, recipe: Recipe, out: Path, seed: int, drift: bool, notes: dict[str, Any]
-    ) -> None:
-        self.notes = notes
-        self.config, self.task, self.recipe, self.out, self.seed, self.drift = config, task, recipe, out, seed, drift
-        self.processes = Processes(recipe.precision)
-        self.parts = self.processes.count * recipe.accumulate
-        task.check(config, range(self.processes.rank, self.parts, self.processes.count), self.parts)
-        deciding = {key: value for key, value in asdict(recipe).items() if key not in UNDECIDING}
-        self.settings = json.loads(
-            json.dumps({"seed": seed, "recipe": deciding, **written(config), "task": task.describe()})
-        )
-        self.circumstances = circumstances(self.processes.device, self.processes.count, self.processes.sharded)
-        self.log, self.speed = Log(out / METRICS), Log(out / SPEED)
-        self.step = 0
+    config: Any  # or a module; of the stage the run is in
+    task: Task
+    recipe: Recipe
+    out: Path
+    seed: int
+    drift: bool
+    notes: dict[str, Any]
+    shard: bool
+    start: str | os.PathLike[str] | None
+    loggers: Sequence[recorder.Logger]
+
+    def __post_init__(self) -> None:
+        self.processes = Processes(self.recipe.precision, self.shard)
+        count = self.processes.count
+        self.parts = count * self.recipe.accumulate
+        mine = range(self.processes.rank, self.parts, count)
+        self.task.check(self.config.config if type(self.config) in MODELS.values() else self.config, mine, self.parts)
+        if isinstance(self.config, nn.Module) and not any(p.requires_grad for p in self.config.parameters()):
+            raise ValueError(f"{type(self.config).__name__} has no parameters to train")
+        foresee(self.config, self.recipe.sequence, self.processes.sharded)
+        for one in self.loggers:
+            if isinstance(one, str):
+                recorder.imported(one)
+        fields = {key: value for key, value in asdict(self.recipe).items() if key not in NON_SEMANTIC_FIELDS}
+        settings = {"seed": self.seed, "recipe": fields, **runs.described(self.config), "task": self.task.describe()}
+        settings.pop("layout", None)  # which is compared tensor by tensor
+        self.weights, start = None, self.start
+        if start is not None:
+            self.weights = self.processes.first(lambda: Weights.of(start))
+            settings["start"] = checksum(self.weights.files[-1])
+        self.settings = json.loads(json.dumps(settings))
+        self.circumstances = runs.circumstances(self.processes.device, count, self.processes.sharded)
+        self.log, self.speed = Log(self.out / METRICS), Log(self.out / SPEED)
+        self.step = self.stage = 0
+        self.last: dict[str, Any] = {}
         self.recent: list[float] = []  # losses since the last line of the log
-        self.stage = 0
         self.saved: Path | None = None  # the newest checkpoint that is known to be good
         self.drifted: list[Any] = []
-        foresee(config, recipe.sequence, self.processes.sharded)
+        self.extended: list[Any] = []
+        self.extended_at = 0
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """One run a folder; the first process holds the lock for all."""
+        """One run per folder; the first process holds the lock for all."""
         with ExitStack() as held:
-
-            def take() -> None:
-                held.enter_context(Lock(self.out))
-
-            self.processes.first(take)
+            self.processes.first(lambda: bool(held.enter_context(Lock(self.out))))
             yield
 
-    # -- beginning and continuing ------------------------------------------------------------------------------------
+    # -- beginning and resuming --------------------------------------------------------------------------------------
 
     def begin(self) -> _Found:
-        """Build everything, as new or from the newest checkpoint, unless the run has ended."""
+        """Builds everything, as new or from the newest checkpoint, unless the run has ended."""
         found = self.processes.first(self._look)
-        newest = found.newest
+        newest, self.last = found.newest, found.last or {}
         if newest is not None:
             self.step, self.stage = newest.step, newest.state["stage"]
         if not found.sealed:
-            self.config = self._config_of(self.stage)
-            raw = MODELS[written(self.config)["model"]](self.config)
-            initialise(raw, self.seed)
+            self.config = raw = self._config_of(self.stage)
+            if not isinstance(raw, nn.Module):
+                raw = initialise(raw.build(), self.seed)
+            if self.weights is not None and newest is None:
+                self.weights.into(raw)
             self.task.to(self.processes.device)
             self.state = State(raw, self.recipe, self.processes)
+            self.state.model.train()
             if newest is not None:
-                self._restore(newest)
+                self._restore(newest, found.longer)
         self.processes.first(lambda: self._prepare(found))
         return found
 
-    def _restore(self, newest: Checkpoint) -> None:
+    def _restore(self, newest: Checkpoint, longer: dict[str, Any] | None) -> None:
         self.state.restore(newest)
         self.saved, self.recent = newest.folder, list(newest.state["recent"])
-        self.drifted = [*newest.state["drifted"], *self._drift(newest)]
-        if newest.state["scaler"]:
-            self.processes.accelerator.scaler.load_state_dict(newest.state["scaler"])
+        before = newest.state["circumstances"]
+        drifted = [] if before == self.circumstances else [{"step": newest.step, "before": before}]
+        self.drifted = newest.state["drifted"] + drifted
+        self.extended = list(newest.state["extended"])
+        if longer is not None:
+            self.extended.append(longer)
+            self.extended_at = newest.step
+        if self.processes.scaler is not None and newest.state["scaler"]:
+            self.processes.scaler.load_state_dict(newest.state["scaler"])
 
     def _look(self) -> _Found:
         try:
@@ -181,57 +224,57 @@ class _Run:
             raise ValueError(f"{unfit}, and no other checkpoint fits: put it back, or choose another --out") from None
         if newest is None:
             if (self.out / WEIGHTS).is_file():
-                raise ValueError(f"{self.out} holds a model and no good checkpoint to continue: choose another --out")
-            return _Found(None)
-        require_same(newest.state["settings"], self.settings, self.out)
-        measured, damage = False, dict[str, str]()
+                raise ValueError(f"{self.out} holds a model and no good checkpoint to resume: choose another --out")
+            return _Found()
+        longer = self._longer(newest)
+        if longer is None:
+            runs.require_same(newest.state["settings"], self.settings, self.out)
+        last, wrong = None, dict[str, str]()
         if newest.step == self.recipe.total:
-            damage = self._damage()
-            measured = METRICS not in damage and self.log.ends(newest.state["metrics"], newest.step)
-        if not (self.drift or measured):  # then nothing is computed any more, and so the bits are what they are
-            require_exact(newest.state["circumstances"], self.circumstances, self.out)
-        return _Found(newest, measured, tuple(damage.values()))
+            wrong = runs.damage(self.out)
+            last = None if METRICS in wrong else self.log.last(newest.state["metrics"], newest.step)
+        if last is None:  # else nothing is computed any more, and so the bits are what they are
+            runs.require_exact(newest.state["circumstances"], self.circumstances, self.out, self.drift)
+        return _Found(newest, last, tuple(wrong.values()), longer)
 
     def _fits(self, checkpoint: Checkpoint) -> None:
-        """Raise `Unfit` where a whole checkpoint is not one that a run like this saved, or its log is cut short."""
+        """Raises `Unfit` where a whole checkpoint is not one that a run like this saved, or its log is cut short."""
         state, place = checkpoint.state, checkpoint.folder / STATE
+        state.setdefault("extended", [])
         for name, kind in STATED.items():
             if type(state.get(name)) is not kind:
-                raise Unfit(f"{place} makes no sense: its {name} is no {kind.__name__}")
+                raise Unfit(f"{place} is not valid: its {name} is no {kind.__name__}")
         if state["settings"] in (
             {**self.settings, **json.loads(json.dumps(form))} for form in written_before(self.config)
         ):
             state["settings"] = self.settings  # as version 0.1 wrote the same
-        if state["settings"] != self.settings:
+        if state["settings"] != self.settings and self._longer(checkpoint) is None:
             return  # which is the user's to decide: see `require_same`
         step, metrics = checkpoint.step, state["metrics"]
         if not 1 <= step <= self.recipe.total or state["stage"] != stage_at(self.recipe.sequence, step - 1)[0]:
-            raise Unfit(f"{place} makes no sense: step {step} of {self.recipe.total} is not in stage {state['stage']}")
+            raise Unfit(f"{place} is not valid: step {step} of {self.recipe.total} is not in stage {state['stage']}")
         if type(metrics.get("bytes")) is not int or metrics["bytes"] < 0 or type(metrics.get("sha256")) is not str:
-            raise Unfit(f"{place} makes no sense: its metrics have no bytes, or no sha256")
+            raise Unfit(f"{place} is not valid: its metrics have no bytes, or no sha256")
         if not all(type(loss) is float and math.isfinite(loss) for loss in state["recent"]):
-            raise Unfit(f"{place} makes no sense: its recent losses are no finite numbers")
+            raise Unfit(f"{place} is not valid: its recent losses are no finite numbers")
         if self.log.is_shorter(metrics):
             raise Unfit(f"{self.log.path} is not what it was when {checkpoint.folder} was saved, but shorter")
-        require_fit(checkpoint, blank(self._config_of(state["stage"])), bool(self.recipe.average))
+        config = self._config_of(state["stage"])
+        require_fit(checkpoint, config if isinstance(config, nn.Module) else blank(config), bool(self.recipe.average))
 
-    def _damage(self) -> dict[str, str]:
-        """What is wrong with the files of the end, by name; the manifest itself where it is missing or damaged."""
-        wrong = {}
-        try:
-            files = read_sealed(self.out / MANIFEST)["files"]
-            if not isinstance(files, dict):
-                raise TypeError
-        except (ValueError, KeyError, TypeError) as error:
-            place = self.out / MANIFEST
-            said = str(error) if type(error) is ValueError else f"{place} is damaged: it lists no files"
-            return {MANIFEST: said if place.exists() else f"{place} is missing"}
-        for name in {CONFIG, METRICS, WEIGHTS, *files}:
-            try:
-                check_files(self.out, files, [name])
-            except ValueError as error:
-                wrong[name] = str(error)
-        return dict(sorted(wrong.items()))
+    def _longer(self, checkpoint: Checkpoint) -> dict[str, Any] | None:
+        """What is recorded where the checkpoint ends a run of fewer steps, all else the same; stages have their own."""
+        settings, recipe = checkpoint.state["settings"], self.recipe
+        before, steps = settings.get("recipe"), checkpoint.step
+        if not isinstance(before, dict) or before.get("steps") != steps or recipe.stages or steps >= recipe.steps:
+            return None
+        if {**settings, "recipe": {**before, "steps": recipe.steps}} != self.settings:
+            return None
+        was, now = (
+            learning_rate(Stage(many, recipe.lr), steps - 1, warmup=recipe.warmup, end=recipe.end)
+            for many in (steps, recipe.steps)
+        )
+        return {"step": steps, "steps": recipe.steps, "lr_before": was, "lr": now}
 
     def _config_of(self, last: int) -> Any:
         """The configuration in this stage."""
@@ -240,11 +283,6 @@ class _Run:
             config = changed(config, stage.frames)
         return config
 
-    def _drift(self, newest: Checkpoint) -> list[Any]:
-        """The trace that is left where a run goes on under other circumstances."""
-        before = newest.state["circumstances"]
-        return [] if before == self.circumstances else [{"step": newest.step, "before": before}]
-
     def _prepare(self, found: _Found) -> None:
         checkpoints.sweep(self.out / CHECKPOINTS)
         for name in (CONFIG, WEIGHTS, MANIFEST, *KEPT):
@@ -252,8 +290,9 @@ class _Run:
         if found.sealed:
             logger.info(f"{self.out} has ended after its {self.recipe.total} steps")
             return
-        newest, was_over = found.newest, (self.out / WEIGHTS).is_file() or (self.out / MANIFEST).exists()
-        if not found.measured:
+        newest, longer = found.newest, found.longer
+        was_over = (self.out / WEIGHTS).is_file() or (self.out / MANIFEST).exists()
+        if found.last is None:
             if self.step < self.recipe.total:
                 checkpoints.require_room(self.out / CHECKPOINTS, self.state.size, self._room())
             self.log.restore(None if newest is None else newest.state["metrics"])
@@ -261,12 +300,19 @@ class _Run:
         if newest is None:
             self.speed.restore(None)
             self._describe()
-            self.task.keep(self.out)
+        elif longer is not None:
+            (self.out / WEIGHTS).unlink(missing_ok=True)
+            self._describe()
+            logger.info(
+                f"extending {self.out} from step {self.step} to {self.recipe.total}: the rate at step {self.step} was "
+                f"{longer['lr_before']:.3g}, is {longer['lr']:.3g}: not the weights of one uninterrupted run of "
+                f"{self.recipe.total} steps"
+            )
         elif newest.step == self.recipe.total and was_over:
             for line in found.damage:
                 logger.warning(f"{line}; repaired from {newest.folder}")
         else:
-            logger.info(f"continuing {self.out} at step {self.step} of {self.recipe.total}")
+            logger.info(f"resuming {self.out} at step {self.step} of {self.recipe.total}")
 
     def _room(self) -> int:
         """How many checkpoints there must be room for: at most `keep` are kept, beside one that is being written."""
@@ -276,37 +322,39 @@ class _Run:
 
     # -- the steps ---------------------------------------------------------------------------------------------------
 
-    def steps(self, asked: Callable[[], int]) -> None:
-        recipe, total = self.recipe, self.recipe.total
-        main = self.processes.main
+    def steps(self, received: Callable[[], int]) -> None:
+        """Takes all steps that are left; `received` gives the signal that came, 0 if none."""
+        recipe, total, main = self.recipe, self.recipe.total, self.processes.main
         progress = Progress("training", total, done=self.step, shown=main)
-        with Recorder(self.out, self.step, self.speed, board=main) as recorder, progress:
+        loggers = self.loggers if main else ()
+        with recorder.Recorder(self.out, self.step, self.speed, loggers, self.settings) as record, progress:
             while True:
                 # After the checkpoint of its step, and again where it was cut short: an evaluation may take long.
-                if self.step and (self.step % recipe.evaluate_every == 0 or self.step == total):
-                    self._write({"step": self.step, **self.evaluate()}, recorder)
+                if self.step and (self.step % recipe.evaluate_every == 0 or self.step in (total, self.extended_at)):
+                    self._write(self.evaluate(), record)
                 if self.step == total:
                     break
                 stage, at = stage_at(recipe.sequence, self.step)
                 if stage != self.stage:
                     self._next_stage(stage)
                 rate = learning_rate(recipe.sequence[stage], at, warmup=recipe.warmup, end=recipe.end)
-                loss, norm, stop = self._step(rate, asked())
+                self.task.prepare(self.state.raw, self.step)
+                loss, norm, stop = self._step(rate, received())
                 self.step += 1
                 self.recent.append(loss)
                 progress.update(self.step, loss=loss)
                 if self.step % recipe.log_every == 0 or self.step == total:
                     mean = math.fsum(self.recent) / len(self.recent)
-                    self._write({"step": self.step, "train_loss": mean, "lr": rate, "gradient": norm}, recorder)
+                    self._write({"step": self.step, "train_loss": mean, "lr": rate, "gradient": norm}, record)
                     self.recent = []
                 if self.step % recipe.save_every == 0 or self.step == total or stop:
                     self.save()
                 if stop and self.step < total:
-                    raise Stopped(f"saved {self.out} at step {self.step}; the same command continues it", 128 + stop)
+                    raise Stopped(f"saved {self.out} at step {self.step}; the same command resumes it", 128 + stop)
         self.finish()
 
-    def _step(self, rate: float, asked: int) -> tuple[float, float, int]:
-        """One update of the weights; the loss and the norm of its gradient, and whether anyone was asked to stop."""
+    def _step(self, rate: float, received: int) -> tuple[float, float, int]:
+        """One update of the weights; the loss, the norm of its gradient, and the signal if any process received one."""
         processes, recipe = self.processes, self.recipe
         loss = torch.zeros((), device=processes.device)
         for micro in range(recipe.accumulate):
@@ -318,18 +366,18 @@ class _Run:
             processes.backward(one)
             loss += one.detach()
         norm = self.state.norm()
-        values = torch.stack((loss, norm.to(loss), torch.tensor(float(asked), device=loss.device)))
+        values = torch.stack((loss, norm.to(loss), torch.tensor(float(received), device=loss.device)))
         if processes.count > 1:
-            values = torch.cat((processes.mean(values[:2]), processes.total(values[2:])))
+            values = processes.total(values) / processes.count
         mean, size, stop = values.tolist()
         # With a scaler an infinite gradient is how it finds its scale, and the update is left out.
-        if not math.isfinite(mean) or not (math.isfinite(size) or processes.accelerator.scaler is not None):
+        if not math.isfinite(mean) or not (math.isfinite(size) or processes.scaler is not None):
             raise self._broken(f"the loss is {mean} and the norm of its gradient {size} at step {self.step + 1}")
         self.state.update(rate)
-        return mean, size, (asked or signal.SIGTERM) if stop else 0
+        return mean, size, (received or signal.SIGTERM) if stop else 0
 
     def _broken(self, what: str) -> ValueError:
-        """The error that says where a number stopped being one; all processes must ask."""
+        """The error that names the layer where a number stopped being finite; all processes must call it."""
 
         def forward() -> list[Tensor]:
             losses = []
@@ -349,65 +397,62 @@ class _Run:
         before, self.config = self.config, changed(self.config, self.recipe.sequence[stage].frames)
         if self.config != before:
             raw = adapt(self.state.raw, seed=self.seed, frames=self.config.frames)
-            self.processes.accelerator.free_memory()  # it would hold on to the model before
             grown = State(raw, self.recipe, self.processes)
             grown.follow(self.state)
             self.state = grown
 
     # -- what is measured and kept -----------------------------------------------------------------------------------
 
-    def evaluate(self) -> dict[str, float]:
+    def evaluate(self) -> dict[str, Any]:
+        """The line of the metrics for this step: what the task measures on held-out data, which is logged."""
         state = self.state
         state.model.eval()
         try:
             with torch.no_grad(), state.averaged(), self.processes.autocast():
+                self.task.prepare(state.raw, self.step)
                 found = self.task.evaluate(state.model, self.processes)
         finally:
             reshard(state.raw)
             state.model.train()
         for name, value in found.items():
             if not math.isfinite(value):
-                raise self._broken(f"the {name} on what was held out is {value} at step {self.step}")
-        return found
+                raise self._broken(f"the {name} on held-out data is {value} at step {self.step}")
+        if self.processes.main:
+            shown = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
+            logger.info(f"step {self.step:,} of {self.recipe.total:,}, held out: {shown}")
+        self.last = {"step": self.step, **found}
+        return self.last
 
-    def _write(self, entry: dict[str, Any], recorder: Recorder) -> None:
+    def _write(self, entry: dict[str, Any], record: recorder.Recorder) -> None:
         if self.processes.main:
             self.log.write(entry)
-            recorder.write(entry)
+            record.write(entry)
 
     def save(self) -> None:
-        """A checkpoint of this step; all processes bring their shards, the first one writes."""
+        """Saves a checkpoint of this step; all processes bring their shards, the first one writes."""
         if not all(self.processes.everyone(self.state.finite())):
             raise self._broken(f"the weights are no longer finite at step {self.step}")
-        tensors, scaler = self.state.tensors(), self.processes.accelerator.scaler
+        tensors, scaler = self.state.tensors(), self.processes.scaler
+        state = {
+            "stage": self.stage, "settings": self.settings, "circumstances": self.circumstances,
+            "drifted": self.drifted, "extended": self.extended, "recent": self.recent,
+            "scaler": {} if scaler is None else scaler.state_dict(),
+        }  # fmt: skip
         self.saved = self.processes.first(
             lambda: checkpoints.save(
-                self.out / CHECKPOINTS,
-                self.step,
-                tensors,
-                {
-                    "stage": self.stage,
-                    "settings": self.settings,
-                    "circumstances": self.circumstances,
-                    "drifted": self.drifted,
-                    "recent": self.recent,
-                    "scaler": {} if scaler is None else scaler.state_dict(),
-                    "metrics": self.log.place(),
-                },
-                written(self.config),
-                keep=self.recipe.keep,
+                self.out / CHECKPOINTS, self.step, tensors, state | {"metrics": self.log.place()},
+                runs.described(self.config), keep=self.recipe.keep,
             )
-        )
+        )  # fmt: skip
 
     def finish(self) -> None:
-        """Write what a finished run has; all processes bring their shards, the first one writes."""
-        with torch.no_grad(), self.state.averaged():
-            weights = self.state.weights()
+        """Writes what a finished run has; all processes bring their shards, the first one writes."""
+        self.state.settle()
+        weights = self.state.weights()
 
         def write() -> None:
             self.log.place()  # its last line must be on the disk before anything says that the run has ended
             self._describe()
-            self.task.keep(self.out)
             save_weights(weights, self.out)
             names = [CONFIG, METRICS, WEIGHTS, *(name for name in KEPT if (self.out / name).is_file())]
             files = {name: checksum(self.out / name) for name in sorted(names)}
@@ -416,8 +461,19 @@ class _Run:
         self.processes.first(write)
 
     def _describe(self) -> None:
-        content = {**written(self.config), "run": self.settings, "notes": self.notes}
+        """Writes config.json, and what the task keeps beside the model."""
+        more = {"extended": self.extended} if self.extended else {}
+        content = {
+            **runs.described(self.config),
+            "run": self.settings,
+            "notes": self.notes,
+            **more,
+        }
         write_json(self.out / CONFIG, content)
-
-    def result(self) -> dict[str, Any]:
-        return json.loads((self.out / METRICS).read_text().splitlines()[-1])
+        self.task.keep(self.out)
+        ours, theirs = (folder / TOKENIZER for folder in (self.out, self.weights.folder if self.weights else self.out))
+        if ours.is_file() and theirs.is_file() and ours.read_bytes() != theirs.read_bytes():
+            raise ValueError(
+                f"{theirs} is another tokenizer than this text's: load the text with that one, as "
+                "load_text(data, tokenizer=open_run(RUN).tokenizer())"
+            )

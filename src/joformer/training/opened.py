@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
+
 from joformer import models
-from joformer._io import MANIFEST, check_folder, read_json
+from joformer._io import MANIFEST, check_folder, imported, read_json
 from joformer._log import logger
-from joformer.models._saving import WEIGHTS, blank, difference, layout, read_config
+from joformer.models._saving import WEIGHTS, Layout, blank, difference, header, layout, own_state, read_config
 from joformer.training import checkpoints
 from joformer.training.checkpoints import STATE, Checkpoint
 from joformer.training.data.tokenizer import Tokenizer
-from joformer.training.runs import CHECKPOINTS, CONFIG
+from joformer.training.processes import fill
+from joformer.training.runs import CHECKPOINTS, CONFIG, TOKENIZER
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,10 @@ class Opened:
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer the model was trained with."""
-        path = self.folder / "tokenizer.json"
+        path = self.folder / TOKENIZER
         promised = isinstance(self.model, models.JoFormerLM) and (self.folder / MANIFEST).exists()
         if not path.is_file() and not promised:
-            raise ValueError(f"{self.folder} has no tokenizer.json: is it the run of a language model?")
+            raise ValueError(f"{self.folder} has no {TOKENIZER}: is it the run of a language model?")
         try:
             check_folder(self.folder, [path.name])
         except ValueError as damage:
@@ -49,35 +52,106 @@ def open_run(place: str | os.PathLike[str]) -> Opened:
     Traceback (most recent call last):
     ValueError: nowhere is not there: give the folder of a run, or of one of its checkpoints
     """
-    given = Path(place)
-    if given.is_file():
-        raise ValueError(f"{given} is a file: give the folder of a run; pickles (.pt, .pth, .bin) are never read")
-    if not given.is_dir():
-        raise ValueError(f"{given} is not there: give the folder of a run, or of one of its checkpoints")
-    folder, checkpoint, model = given, None, None
-    if (given / STATE).is_file():
-        checkpoint, folder = checkpoints.read(given), given.resolve().parent.parent
-        _require_usable(checkpoint)
-    elif (given / WEIGHTS).is_file():
-        try:
-            model = models.load(given)
-        except ValueError as damage:
-            checkpoint = checkpoints.latest(given / CHECKPOINTS, _require_usable)
-            if checkpoint is None:
-                raise
-            logger.warning(f"{damage}; using {checkpoint.folder} instead")
-    else:
-        checkpoint = checkpoints.latest(given / CHECKPOINTS, _require_usable)
-        if checkpoint is None:
-            raise ValueError(f"{given} has neither {WEIGHTS} nor a checkpoint: give the folder of a run that saved one")
-    if checkpoint is not None:
-        model = models.load(checkpoint.folder)
-        averaged = checkpoint.tensors("averaged")
-        for name, parameter in model.named_parameters():
-            if name in averaged:
-                parameter.data.copy_(averaged[name])
-    about = _about(folder, checkpoint)
-    return Opened(model, folder, None if checkpoint is None else checkpoint.step, *about)
+    try:
+        about = read_json(Path(place) / CONFIG)
+    except (OSError, ValueError):  # missing or damaged: a checkpoint has one, too
+        about = {}
+    if "layout" in about:
+        raise ValueError(
+            f"{place} holds the model {about.get('model')}, which only its own code can build: build one, and call "
+            "joformer.training.load_weights(model, folder)"
+        )
+    weights = Weights.of(place, ours=True)
+    model: Any = read_config(weights.files[0].parent).build()
+    weights.into(model)
+    checkpoint = weights.checkpoint
+    step = None if checkpoint is None else checkpoint.step
+    return Opened(model.eval(), weights.folder, step, *_about(weights.folder, checkpoint))
+
+
+def load_weights(model: nn.Module, place: str | os.PathLike[str]) -> None:
+    """Loads the weights of a run into a module like the one that was trained.
+
+    Final weights, or those of the newest good checkpoint (averaged, where the recipe has an average). Checksums are
+    compared, and nothing that is read can run code.
+
+    Args:
+        model: A module with the same parameters and buffers; changed in place.
+        place: The folder of a run, or of one of its checkpoints.
+
+    Raises:
+        ValueError: If the weights do not fit the module (the first tensor is named), or are damaged.
+
+    Example:
+        >>> load_weights(nn.Linear(2, 2), "nowhere")
+        Traceback (most recent call last):
+        ValueError: nowhere is not there: give the folder of a run, or of one of its checkpoints
+    """
+    Weights.of(place).into(model)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of the run in `folder`: its final ones, or those of a checkpoint."""
+
+    folder: Path
+    checkpoint: Checkpoint | None
+
+    @classmethod
+    def of(cls, place: str | os.PathLike[str], ours: bool = False) -> Weights:
+        """Those that `open_run` uses; `ours` if their configuration must be one of joformer's models, and fit."""
+        given = Path(place)
+        if given.is_file():
+            raise ValueError(f"{given} is a file: give the folder of a run; pickles (.pt, .pth, .bin) are never read")
+        if not given.is_dir():
+            raise ValueError(f"{given} is not there: give the folder of a run, or of one of its checkpoints")
+        usable = _require_usable if ours else None
+        if (given / STATE).is_file():
+            checkpoint = checkpoints.read(given)
+            if usable:
+                usable(checkpoint)
+            return cls(given.resolve().parent.parent, checkpoint)
+        wrong, ended = f"{given} has neither {WEIGHTS} nor a checkpoint: give the folder of a run that saved one", False
+        if (given / WEIGHTS).is_file():
+            try:
+                if ours:
+                    read_config(given)
+                check_folder(given, [CONFIG, WEIGHTS] if ours else [WEIGHTS])
+                _ = header(given / WEIGHTS)
+                return cls(given, None)
+            except ValueError as damage:
+                wrong, ended = str(damage), True
+        newest = checkpoints.latest(given / CHECKPOINTS, usable)
+        if newest is None:
+            raise ValueError(wrong)
+        if ended:
+            logger.warning(f"{wrong}; using {newest.folder} instead")
+        return cls(given, newest)
+
+    @property
+    def files(self) -> list[Path]:
+        """Where they are; what is in a later file, the averages, overrides what is in an earlier one."""
+        if self.checkpoint is None:
+            return [self.folder / WEIGHTS]
+        names = [f"{name}.safetensors" for name in ("model", "averaged")]
+        return [self.checkpoint.folder / name for name in names if name in self.checkpoint.state["files"]]
+
+    def into(self, model: nn.Module) -> None:
+        """Copies them into the module; ValueError naming the first tensor that does not fit, or is not finite."""
+        has: Layout = {}
+        tensors: dict[str, Tensor] = {}
+        for file in self.files:
+            has |= header(file)
+        own = own_state(model)
+        odd, how = difference(has, layout(own))
+        if odd:
+            raise ValueError(f"{self.files[0]} does not fit {type(model).__name__}, first at {odd}: {how}")
+        for file in self.files:
+            tensors |= imported("safetensors.torch", "train").load_file(file)
+        for name, target in own.items():
+            if not tensors[name].isfinite().all():
+                raise ValueError(f"{self.files[0]} is damaged: {name!r} holds NaN or infinity")
+            fill(target, tensors[name])
 
 
 def _require_usable(checkpoint: Checkpoint) -> None:

@@ -1,11 +1,12 @@
 """One process or many: device, precision, gradients in step, and tensors made whole again for the disk.
 
-    joformer train …                                                    this process alone
-    torchrun --nproc-per-node 2 -m joformer.cli train …                 a copy of the model in each (DDP)
-    accelerate launch --use_fsdp --fsdp_version 2 -m joformer.cli …     a shard of the model in each (FSDP2)
+    joformer train …                                             one process, no process group
+    torchrun --nproc-per-node 2 -m joformer.cli train …          a copy of the model in each (DDP)
+    torchrun --nproc-per-node 2 -m joformer.cli train … --shard  a shard of the model in each (FSDP2)
 
-Devices, launching, mixed precision and DDP are accelerate's. Sharding is torch's own `fully_shard`, on every device:
-accelerate's way to it is closed on the CPU, and its mixed precision would round learned frequencies to bfloat16.
+All of it is torch.distributed. accelerate did this before: its environment variables had to be hidden from it, its
+sharding was not used (it has none on the CPU, and its mixed precision rounds learned frequencies to bfloat16), and its
+optimiser was avoided, which looked for missing packages at every step. What was left is in this file.
 """
 
 from __future__ import annotations
@@ -18,58 +19,65 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
-from joformer._io import one_line
 from joformer._precision import KeepsPrecision
 
 T = TypeVar("T")
-PATIENCE = "JOFORMER_TIMEOUT"
-"""The environment variable that says for how many seconds a process waits for the others; half an hour by default."""
+TIMEOUT = "JOFORMER_TIMEOUT"
+"""The environment variable with the seconds that a process waits for the others; half an hour by default."""
 
 
 class Processes:
-    """The processes that train together; `rank` of `count`, each with its `device`.
+    """The processes that train together: this one is `rank` of `count`, on `device`.
 
-    >>> alone = Processes("fp32")
-    >>> alone.rank, alone.count, alone.first(lambda: 7)
-    (0, 1, 7)
+    Args:
+        precision: What matrix products are computed in: "fp32", "bf16" or "fp16".
+        shard: Give each process a shard of the model (FSDP2) instead of a copy (DDP); one process has it all.
+
+    Raises:
+        ValueError: If the device does not have this precision, or the other processes do not answer.
+
+    Example:
+        >>> alone = Processes("fp32")
+        >>> alone.rank, alone.count, alone.first(lambda: 7)
+        (0, 1, 7)
     """
 
-    def __init__(self, precision: str = "fp32") -> None:
-        from accelerate import Accelerator
-        from accelerate.state import AcceleratorState
-        from accelerate.utils import InitProcessGroupKwargs
+    def __init__(self, precision: str = "fp32", shard: bool = False) -> None:
+        self.timeout = _timeout()
+        self.count = int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank = int(os.environ.get("RANK", "0")) if self.count > 1 else 0
+        self.main, self.sharded = self.rank == 0, shard and self.count > 1
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        self.device = found or torch.device("cpu")
+        if self.count > 1:
+            self._join()
+        kind = self.device.type
+        self._dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+        if precision == "fp16" and kind == "cpu":
+            raise ValueError("fp16 is not available on the CPU: use bf16 or fp32")
+        if precision == "bf16" and kind == "cuda" and not torch.cuda.is_bf16_supported():
+            raise ValueError("bf16 is not available on this GPU: use fp16 or fp32")
+        self.scaler = torch.amp.GradScaler(kind) if precision == "fp16" else None
 
-        self.patience = _patience()
-        if precision == "fp16" and not torch.accelerator.is_available():
-            raise ValueError("fp16 cannot be had on the CPU: take bf16, or fp32")
-        # Not for accelerate to see: we shard ourselves, and what decides a run is what is written down in its folder.
-        hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("ACCELERATE_")}
-        self.sharded = hidden.get("ACCELERATE_USE_FSDP", "").lower() in ("true", "1")
-        AcceleratorState._reset_state()  # or a second run in this process could have no other precision
+    def _join(self) -> None:
+        """Finds the device of this process, and the other processes."""
+        if self.device.type != "cpu":
+            self.device = torch.device(self.device.type, int(os.environ.get("LOCAL_RANK", "0")))
+            torch.accelerator.set_device_index(self.device.index)
+        if distributed.is_initialized():
+            return
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
         try:
-            self.accelerator = Accelerator(
-                # Without being told so it overlooks on the CPU that torchrun started several.
-                cpu=not torch.accelerator.is_available() or "ACCELERATE_USE_CPU" in hidden,
-                mixed_precision="no" if precision == "fp32" else precision,
-                kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=self.patience))],
-            )
-        except ValueError as error:
-            raise ValueError(f"{precision} cannot be had on this device: {one_line(error, first=True)}") from None
+            distributed.init_process_group(backend, timeout=timedelta(seconds=self.timeout))
         except RuntimeError as error:
             if not _is_lost(error):
                 raise
             raise ValueError(
-                f"the processes did not find each other within {self.patience:g} s ({PATIENCE}): end them all, and "
+                f"the processes did not find each other within {self.timeout:g} s ({TIMEOUT}): end them all, and "
                 "start as many as WORLD_SIZE says"
             ) from None
-        finally:
-            os.environ.update(hidden)
-        self.device = self.accelerator.device
-        self.rank, self.count = self.accelerator.process_index, self.accelerator.num_processes
-        self.sharded = self.sharded and self.count > 1
-        self.main = self.rank == 0
 
     def wrap(self, model: nn.Module, compiled: bool = False) -> nn.Module:
         """The model on this device, its gradients shared with the other processes; parameters keep their names."""
@@ -78,35 +86,33 @@ class Processes:
             _shard(model)
         if compiled:
             model.compile()
-        return model if self.sharded else self.accelerator.prepare_model(model)
+        if self.sharded or self.count == 1:
+            return model
+        devices = None if self.device.type == "cpu" else [self.device.index]
+        return nn.parallel.DistributedDataParallel(model, device_ids=devices)
 
     @contextmanager
-    def share(self, model: nn.Module, last: bool) -> Iterator[None]:
+    def share(self, model: Any, last: bool) -> Iterator[None]:
         """Within it, backward adds to gradients, and sends them to the others only if it is the step's last."""
         if self.sharded:
-            model.set_requires_gradient_sync(last)  # type: ignore[operator]
+            model.set_requires_gradient_sync(last)
         quiet = self.count > 1 and not self.sharded and not last
-        with self.accelerator.no_sync(model) if quiet else nullcontext(), self.accelerator.autocast():
+        with model.no_sync() if quiet else nullcontext(), self.autocast():
             yield
 
     def backward(self, loss: Tensor) -> None:
         """The loss's gradients, scaled where half precision needs that."""
-        if self.accelerator.scaler is None:
-            loss.backward()
-        else:
-            self.accelerator.backward(loss)
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
-    def autocast(self) -> AbstractContextManager[None]:
-        """The precision that was asked for."""
-        return self.accelerator.autocast()
-
-    def mean(self, values: Tensor) -> Tensor:
-        """The mean over processes, the same bits in each."""
-        return self.total(values) / self.count
+    def autocast(self) -> AbstractContextManager[object]:
+        """Within it, matrix products are computed in the precision of the run."""
+        return nullcontext() if self._dtype is None else torch.autocast(self.device.type, self._dtype)
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over processes, the same bits in each."""
-        return values if self.count == 1 else self.accelerator.reduce(values, "sum")
+        if self.count > 1:
+            distributed.all_reduce(values := values.clone())
+        return values
 
     def first(self, work: Callable[[], T]) -> T:
         """What `work` gives in process 0, in all of them; and its one-line error too, so that none waits for ever."""
@@ -116,17 +122,17 @@ class Processes:
         if self.main:
             try:
                 outcome[0] = work()
-            except Exception as error:  # whatever it is, the others wait to hear of it
-                torch.distributed.broadcast_object_list([None, f"{error}"], src=0)
+            except Exception as error:  # whatever it is, the others wait for it
+                distributed.broadcast_object_list([None, f"{error}"], src=0)
                 raise
-        torch.distributed.broadcast_object_list(outcome, src=0)
+        distributed.broadcast_object_list(outcome, src=0)
         if outcome[1] is not None:
             raise ValueError(outcome[1])
         return outcome[0]
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Within it, waiting in vain for another process (one that hangs, or died) is a ValueError in one line."""
+        """Within it, another process that does not answer (it hangs, or died) is a ValueError in one line."""
         try:
             yield
         except RuntimeError as error:
@@ -134,7 +140,7 @@ class Processes:
                 raise
             raise ValueError(
                 f"process {self.rank} of {self.count} waited in vain for another, which hangs or has died "
-                f"({PATIENCE} is {self.patience:g} s): end them all, and the same command goes on from the last "
+                f"({TIMEOUT} is {self.timeout:g} s): end them all, and the same command resumes from the last "
                 "checkpoint"
             ) from None
 
@@ -143,29 +149,29 @@ class Processes:
         if self.count == 1:
             return [value]
         found: list[Any] = [None] * self.count
-        torch.distributed.all_gather_object(found, value)
+        distributed.all_gather_object(found, value)
         return found
 
 
 def _is_lost(error: RuntimeError) -> bool:
-    """Whether it is torch's or gloo's way to say that another process does not answer."""
-    known = getattr(torch.distributed, "DistError", ())
+    """Whether torch or gloo reports that another process does not answer."""
+    known = getattr(distributed, "DistError", ())
     return isinstance(error, known) or "gloo" in str(error)
 
 
-def _patience() -> float:
-    given = os.environ.get(PATIENCE, "1800")
+def _timeout() -> float:
+    given = os.environ.get(TIMEOUT, "1800")
     try:
         seconds = float(given)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e7:
-        raise ValueError(f"{PATIENCE} is {given!r}: give the seconds to wait for another process, above 0")
+        raise ValueError(f"{TIMEOUT} is {given!r}: give the seconds to wait for another process, above 0")
     return seconds
 
 
 def whole(value: Tensor) -> Tensor:
-    """A copy on the CPU, put together from its shards where it has any; all processes must ask.
+    """A copy on the CPU, put together from its shards where it has any; all processes must call it.
 
     >>> whole(torch.ones(2, requires_grad=True)).requires_grad
     False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from torch import nn
@@ -11,52 +12,56 @@ from torch import nn
 from joformer.training.schedules import Stage, stages
 
 Precision = Literal["fp32", "bf16", "fp16"]
-UNDECIDING = ("save_every", "keep")
-"""Settings that change nothing about the result: a run may be continued with others."""
+NON_SEMANTIC_FIELDS = ("save_every", "keep")
+"""Fields without effect on the result: a run may resume with others."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     """AdamW with a warm-up and a cosine; `stages` replace `steps` and `lr` where there are several (schedules.py).
 
-    >>> Recipe(steps=10).sequence
-    (Stage(steps=10, lr=0.001, frames=None),)
+    Attributes:
+        steps: How many steps of the optimiser; a finished run that is given more is extended.
+        lr: The highest learning rate.
+        end: The learning rate at the end, as a share of the highest.
+        warmup: Steps of linear warm-up, at the beginning of every stage.
+        weight_decay: Of the weights of linear layers and embeddings; nothing else decays.
+        betas: AdamW's decay rates of the two moments.
+        clip: The largest norm of the gradient; None for no limit.
+        accumulate: Parts in which each process works through its share of a batch, to save memory.
+        precision: What matrix products are computed in; weights and rotations stay in float32.
+        average: Decay of a moving average of the weights (EMA), which is then what is evaluated and kept; 0 for none.
+        compile: Compile the model.
+        deterministic: Allow only operations whose result does not depend on chance: the same command gives the same
+            bits.
+        stages: Several stages in a row, as STEPS:LR or STEPS:LR:FRAMES (frames of the language model from there on).
+        log_every: Steps between two lines of metrics.jsonl.
+        evaluate_every: Steps between two evaluations; there is always one at the end.
+        save_every: Steps between two checkpoints; there is always one at the end.
+        keep: How many checkpoints are kept.
+
+    Example:
+        >>> Recipe(steps=10).sequence
+        (Stage(steps=10, lr=0.001, frames=None),)
     """
 
     steps: int = 1000
-    """How many steps of the optimiser."""
     lr: float = 1e-3
-    """The highest learning rate."""
     end: float = 0.1
-    """The learning rate at the end, as a share of the highest."""
     warmup: int = 0
-    """Steps of linear warm-up, at the beginning of every stage."""
     weight_decay: float = 0.1
-    """Of the weights of linear layers and embeddings; nothing else decays."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """AdamW's two memories."""
     clip: float | None = 1.0
-    """The largest norm of the gradient; None for no limit."""
     accumulate: int = 1
-    """Parts in which each process works through its share of a batch, to save memory."""
     precision: Precision = "fp32"
-    """What matrix products are computed in; weights and rotations stay in float32."""
     average: float = 0.0
-    """Decay of a moving average of the weights (EMA), which is then what is evaluated and kept; 0 for none."""
     compile: bool = False
-    """Compile the model."""
     deterministic: bool = True
-    """Refuse operations whose result depends on chance: the same command then gives the same bits."""
     stages: tuple[str, ...] = ()
-    """Several stages in a row, as STEPS:LR or STEPS:LR:FRAMES (frames of the language model from there on)."""
     log_every: int = 10
-    """Steps between two lines of metrics.jsonl."""
     evaluate_every: int = 500
-    """Steps between two evaluations; there is always one at the end."""
     save_every: int = 500
-    """Steps between two checkpoints; there is always one at the end."""
     keep: int = 3
-    """How many checkpoints are kept."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "accumulate", "log_every", "evaluate_every", "save_every", "keep"):
@@ -69,11 +74,11 @@ class Recipe:
             raise ValueError(f"clip must be above 0, or None for no limit, got {self.clip}")
         if not 0 <= self.average < 1 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"average and betas must be from 0 to below 1, got {self.average} and {self.betas}")
-        stages(*self.stages)
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise ValueError(f"precision must be fp32, bf16 or fp16, got {self.precision!r}")
+        _ = self.sequence
 
-    @property
+    @cached_property
     def sequence(self) -> tuple[Stage, ...]:
         """The stages: one, where none were given."""
         return stages(*self.stages) or (Stage(self.steps, self.lr),)
@@ -87,7 +92,7 @@ class Recipe:
 def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """AdamW's two groups: weights of linear layers and embeddings decay; biases, norms, tokens and frequencies do not.
 
-    A frequency that decays forgets its position: it is an angle, not a weight.
+    A frequency is an angle, not a weight: decay would stretch positions.
 
     >>> [len(group["params"]) for group in groups(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), 0.1)]
     [1, 3]

@@ -1,15 +1,15 @@
-"""The folder of a run, and the conditions under which it may be continued to the bit.
+"""The folder of a run, and the conditions under which it resumes to the same bits.
 
     config.json         the model, and under "run" how it is trained on what
     metrics.jsonl       what was measured: a function of the command alone, hence without times
-    speed.jsonl         how fast it went
+    speed.jsonl         seconds per step
     checkpoints/        see checkpoints.py
     tokenizer.json      (text) or classes.json (images)
-    model.safetensors   when finished, so that `models.load` reads the folder
+    model.safetensors   when finished, so that `models.load` or `load_weights` reads the folder
     manifest.json       last: sha256 of all the files above that are results, and of itself; with it the run has ended
 
-Starting the same command on the same folder continues it. Where that could not give the bits of a run that was never
-interrupted (other settings, other data, another machine), it is refused with the reason.
+Starting the same command on the same folder resumes it. Where the end would not be bit-identical to an uninterrupted
+run (other settings, other data, another machine), that is a ValueError which names the reason.
 """
 
 from __future__ import annotations
@@ -19,22 +19,26 @@ import json
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import joformer
-from joformer._io import open_log, writing
+from joformer._io import MANIFEST, check_files, open_log, read_sealed, writing
+from joformer._log import logger
+from joformer.models._saving import MODELS, WEIGHTS, layout, own_state, written
 
 CONFIG, METRICS, SPEED, CHECKPOINTS = "config.json", "metrics.jsonl", "speed.jsonl", "checkpoints"
 KEPT = ("tokenizer.json", "classes.json")
 """What a task may keep beside the model (`Task.keep`)."""
+TOKENIZER = KEPT[0]
 
 
 class Stopped(Exception):
-    """The run was asked to stop by a signal; everything up to here is saved. `code` is the command's exit code.
+    """A signal ended the run; everything up to here is saved. `code` is the command's exit code.
 
     >>> Stopped("saved", 143).code
     143
@@ -69,25 +73,25 @@ class Log:
         """Whether the file is there, and a part of what was there at `place` is not."""
         return self.path.is_file() and self.path.stat().st_size < place["bytes"]
 
-    def ends(self, place: Mapping[str, Any], step: int) -> bool:
-        """Whether nothing but the evaluation of this step follows `place`, wholly."""
+    def last(self, place: Mapping[str, Any], step: int) -> dict[str, Any] | None:
+        """The evaluation of this step, if it follows `place`, whole and alone."""
         data = self.path.read_bytes() if self.path.is_file() else b""
         kept, line = data[: place["bytes"]], data[place["bytes"] :]
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError):
-            return False
+            return None
         right = isinstance(entry, dict) and entry.get("step") == step and "train_loss" not in entry
         whole = line == (json.dumps(entry) + "\n").encode()
-        return right and whole and hashlib.sha256(kept).hexdigest() == place["sha256"]
+        return entry if right and whole and hashlib.sha256(kept).hexdigest() == place["sha256"] else None
 
     def restore(self, place: Mapping[str, Any] | None) -> None:
-        """Back to `place`; an earlier part that is not what it was cannot be continued."""
+        """Cuts the file back to `place`; ValueError if an earlier part is not what it was."""
         kept = self.path.read_bytes()[: place["bytes"]] if place and self.path.is_file() else b""
         self._hash, self._bytes = hashlib.sha256(kept), len(kept)
         if place and self.place(flush=False) != dict(place):
             raise ValueError(
-                f"{self.path} is not what it was when the checkpoint was saved, so it cannot be continued exactly: "
+                f"{self.path} is not what it was when the checkpoint was saved, so the run cannot resume exactly: "
                 "put it back, or choose another --out"
             )
         if not self.path.is_file() or self.path.stat().st_size != len(kept):
@@ -95,7 +99,7 @@ class Log:
                 file.truncate(len(kept))
 
     def write(self, entry: Mapping[str, Any]) -> None:
-        """One line more; on the disk when `place` is next asked for."""
+        """Adds one line; it is on the disk itself after the next `place`."""
         line = (json.dumps(entry) + "\n").encode()
         with writing(f"cannot write {self.path}", "make room and start again"), open_log(self.path) as file:
             file.write(line)
@@ -111,7 +115,7 @@ class Log:
 
 
 def circumstances(device: torch.device, processes: int, sharded: bool) -> dict[str, Any]:
-    """What the last bits of a result depend on beside the command: the same circumstances give the same bits.
+    """What the last bits of a result depend on beside the command.
 
     >>> circumstances(torch.device("cpu"), 1, False)["processes"]
     1
@@ -131,38 +135,81 @@ def circumstances(device: torch.device, processes: int, sharded: bool) -> dict[s
     }
 
 
+def described(model: Any) -> dict[str, Any]:
+    """What config.json says of a model: its class and configuration; of a module that is not ours its tensors, too.
+
+    >>> described(nn.Linear(2, 1, bias=False))
+    {'model': 'Linear', 'config': None, 'layout': {'weight': 'F32 (1, 2)'}}
+    """
+    if not isinstance(model, nn.Module):
+        return written(model)
+    if type(model) in MODELS.values():
+        return written(model.config)
+    config: Any = getattr(model, "config", None)
+    try:
+        config = json.loads(
+            json.dumps(asdict(config) if is_dataclass(config) and not isinstance(config, type) else config)
+        )
+    except TypeError:
+        config = None
+    tensors = {name: f"{dtype} {shape}" for name, (dtype, shape) in layout(own_state(model)).items()}
+    return {"model": type(model).__name__, "config": config, "layout": tensors}
+
+
+def damage(folder: Path) -> dict[str, str]:
+    """What is wrong with the files of a finished run, by name; of the manifest alone, if it is missing or damaged.
+
+    >>> damage(Path("nowhere"))
+    {'manifest.json': 'nowhere/manifest.json is missing'}
+    """
+    place = folder / MANIFEST
+    if not place.exists():
+        return {MANIFEST: f"{place} is missing"}
+    try:
+        files = read_sealed(place).get("files")
+    except ValueError as error:
+        return {MANIFEST: str(error)}
+    if not isinstance(files, dict):
+        return {MANIFEST: f"{place} is damaged: it lists no files"}
+    wrong = {}
+    for name in sorted({CONFIG, METRICS, WEIGHTS, *files}):
+        try:
+            check_files(folder, files, [name])
+        except ValueError as error:
+            wrong[name] = str(error)
+    return wrong
+
+
 def require_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
-    """The same settings and data, or one line naming the first that differs.
+    """Raises ValueError naming the first setting that differs, or that the data does.
 
     >>> require_same({"recipe": {"lr": 0.1}}, {"recipe": {"lr": 0.2}}, Path("run"))
     Traceback (most recent call last):
-    ValueError: run holds a run with recipe.lr = 0.1, not 0.2: give the same settings to continue it, or another --out
+    ValueError: run holds a run with recipe.lr = 0.1, not 0.2: give the same settings to resume it, or another --out
     """
     name, was, wanted = _difference(before, now)
     if name in ("task.text", "task.images"):
-        raise ValueError(
-            f"{folder} holds a run on other data than this: give the same to continue it, or another --out"
-        )
+        raise ValueError(f"{folder} holds a run on other data than this: give the same to resume it, or another --out")
     if name:
         raise ValueError(
-            f"{folder} holds a run with {name} = {was}, not {wanted}: give the same settings to continue it, or "
+            f"{folder} holds a run with {name} = {was}, not {wanted}: give the same settings to resume it, or "
             "another --out"
         )
 
 
-def require_exact(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
-    """The same circumstances, or one line naming the first that differs.
+def require_exact(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path, drift: bool = False) -> None:
+    """Raises ValueError naming the first circumstance that differs; with `drift` it is logged instead.
 
     >>> require_exact({"processes": 2}, {"processes": 1}, Path("run"))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: run was made with processes = 2, here it is 1: its bits could not be continued; ...
+    ValueError: run was made with processes = 2, here it is 1: its bits would not be the same; ...
     """
     name, was, here = _difference(before, now)
-    if name:
-        raise ValueError(
-            f"{folder} was made with {name} = {was}, here it is {here}: its bits could not be continued; restore that, "
-            "or say --drift to go on without"
-        )
+    differs = f"{folder} was made with {name} = {was}, here it is {here}"
+    if name and drift:
+        logger.warning(f"{differs}: from here on its bits are not those of an uninterrupted run")
+    elif name:
+        raise ValueError(f"{differs}: its bits would not be the same; restore that, or give --drift to resume without")
 
 
 def _difference(before: Any, now: Any, name: str = "") -> tuple[str, Any, Any]:

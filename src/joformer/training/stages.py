@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from joformer.models import LMConfig
-from joformer.models._saving import MODELS, own_state, written
+from joformer.models._saving import blank, own_state
 from joformer.training.schedules import Stage
 
 
@@ -28,7 +26,7 @@ def changed(config: Any, frames: Any) -> Any:
 
 
 def foresee(config: Any, sequence: Sequence[Stage], sharded: bool) -> None:
-    """Refuse now what a later stage could not do, not after the stages before it.
+    """Raises ValueError now for what a later stage could not do, not after the stages before it.
 
     >>> from joformer.models import LMConfig
     >>> foresee(LMConfig(dim=16, heads=2, frames="learned"), [Stage(5, 1e-3, "projected")], sharded=False)
@@ -40,8 +38,7 @@ def foresee(config: Any, sequence: Sequence[Stage], sharded: bool) -> None:
         if after != config:
             if sharded:
                 raise ValueError("frames cannot change while the model is sharded: run this stage unsharded")
-            with torch.device("meta"):
-                has, gets = (own_state(MODELS[written(one)["model"]](one)) for one in (config, after))
+            has, gets = (own_state(blank(one)) for one in (config, after))
             lost = [name for name in has if name not in gets or has[name].shape != gets[name].shape]
             if lost:
                 raise ValueError(f"the stage with {stage.frames} frames would lose {lost[0]}: begin with fixed ones")

@@ -1,10 +1,9 @@
-"""What a run remembers from step to step: weights, AdamW's moments, and the moving average a ← d a + (1 − d) w."""
+"""What a run carries from step to step: weights, AdamW's moments, and the moving average a ← d a + (1 − d) w."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,23 +31,19 @@ class State:
         self.raw, self.model = raw, processes.wrap(raw, recipe.compile)
         self.parameters = dict(raw.named_parameters())
         fused = not processes.sharded and processes.device.type in ("cpu", "cuda")
-        adamw = torch.optim.AdamW(groups(raw, recipe.weight_decay), betas=recipe.betas, fused=fused)
-        # accelerate's own looks at every step for packages that are not installed: only where its scaler is needed.
-        scaled = processes.accelerator.scaler is not None
-        prepare = processes.accelerator.prepare_optimizer
-        self.optimizer: Any = prepare(adamw, device_placement=False) if scaled else adamw
+        self.optimizer = torch.optim.AdamW(groups(raw, recipe.weight_decay), betas=recipe.betas, fused=fused)
         self.average = [p.detach().clone() for p in self.parameters.values()] if recipe.average else []
 
     @property
     def size(self) -> int:
-        """Bytes of a checkpoint, nearly."""
+        """About how many bytes a checkpoint has."""
         weights = sum(p.numel() * p.element_size() for p in self.parameters.values())
         return weights * (4 if self.average else 3)
 
     def norm(self) -> Tensor:
-        """The norm of the gradient, which stays as it is: where it is no number, the cause is still to be seen."""
-        if self.processes.accelerator.scaler is not None:
-            self.processes.accelerator.unscale_gradients(self.optimizer)
+        """The norm of the gradient, which is not changed yet: where it is not finite, the cause can still be found."""
+        if self.processes.scaler is not None:
+            self.processes.scaler.unscale_(self.optimizer)
         self._norm = nn.utils.get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None])
         return self._norm.full_tensor() if hasattr(self._norm, "full_tensor") else self._norm
 
@@ -58,7 +53,11 @@ class State:
             nn.utils.clip_grads_with_norm_(self.parameters.values(), self.recipe.clip, self._norm)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        self.optimizer.step()
+        if self.processes.scaler is None:
+            self.optimizer.step()
+        else:
+            self.processes.scaler.step(self.optimizer)
+            self.processes.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average:
             now = [p.detach() for p in self.parameters.values()]
@@ -77,12 +76,17 @@ class State:
             for target, value in zip(own, kept, strict=False):
                 target.copy_(value)
 
+    def settle(self) -> None:
+        """Replaces the weights by their averages, where there are any: the run is over."""
+        for parameter, value in zip(self.parameters.values(), self.average, strict=False):
+            parameter.detach().copy_(value)
+
     def weights(self) -> dict[str, Tensor]:
-        """Every parameter and persistent buffer, whole; all processes must ask, the first one gets them."""
+        """Every parameter and persistent buffer, whole; all processes must call it, the first one gets them."""
         return self._whole(own_state(self.raw))
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Everything, whole, as a checkpoint holds it; all processes must ask, the first one gets it."""
+        """Everything, whole, as a checkpoint holds it; all processes must call it, the first one gets it."""
         names = {id(p): name for name, p in self.parameters.items()}
         moments = {
             f"{kind}/{names[id(p)]}": value
@@ -93,7 +97,7 @@ class State:
         return {"model": self.weights(), "optimizer": self._whole(moments), "averaged": self._whole(averaged)}
 
     def _whole(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Copies on the CPU in the first process; the others give their shards and keep nothing."""
+        """Copies on the CPU in the first process; the others send their shards and get nothing."""
         if self.processes.main:
             return {key: whole(value) for key, value in values.items()}
         if self.processes.sharded:
@@ -102,7 +106,7 @@ class State:
         return {}
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """What `tensors` gave, back in its place."""
+        """Puts back what `tensors` gave."""
         require_fit(checkpoint, self.raw, bool(self.average))
         own = own_state(self.raw)
         for key, value in checkpoint.tensors("model").items():
@@ -122,7 +126,7 @@ class State:
             fill(value, averaged[name])
 
     def follow(self, before: State) -> None:
-        """Take over the average of the weights that were there before the model grew."""
+        """Takes over the average of the weights that were there before the model grew."""
         known = dict(zip(before.parameters, before.average, strict=False))
         for name, value in zip(self.parameters, self.average, strict=False):
             if name in known:
@@ -135,9 +139,9 @@ class State:
 
 
 def require_fit(checkpoint: Checkpoint, model: nn.Module, averaged: bool) -> None:
-    """Raise `Unfit` where the headers of the checkpoint's files are not those of this model, which may be on meta.
+    """Raises `Unfit` where the headers of the checkpoint's files are not those of this model, which may be on meta.
 
-    A tensor of one number would otherwise be spread over a whole weight, and one of another dtype rounded.
+    A tensor of one number would otherwise be broadcast over a whole weight, and one of another dtype rounded.
     """
     parameters = layout(dict(model.named_parameters()))
     moments = checkpoint.layout("optimizer")
@@ -154,5 +158,6 @@ def require_fit(checkpoint: Checkpoint, model: nn.Module, averaged: bool) -> Non
         odd, how = difference(checkpoint.layout(name), needed)
         if odd:
             raise Unfit(
-                f"{checkpoint.folder} does not fit the model, first at {odd} of {name}: another version made it ({how})"
+                f"{checkpoint.folder} does not fit the model, first at {odd} of {name}: another architecture or "
+                f"version made it ({how})"
             )

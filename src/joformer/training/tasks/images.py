@@ -20,9 +20,10 @@ from joformer.training.augment import Augment, Mix
 from joformer.training.data import Images, Streamed
 from joformer.training.processes import Processes
 from joformer.training.tasks.parts import divides, rounds, share
+from joformer.training.tasks.task import Task
 
 
-class ImageTask:
+class ImageTask(Task):
     """Images and their classes; evaluated on all of images.test.
 
     `Images` are resident on the device as uint8 and batches are drawn there; `Streamed` ones are decoded by workers, a
@@ -92,11 +93,12 @@ class ImageTask:
         """Raises ValueError where the model does not fit the data, or the batch cannot be divided."""
         divides(self.size, parts)
         self.parts = parts
-        if getattr(config, "classes", 0) < self.classes:
+        ours = not isinstance(config, nn.Module)
+        if ours and getattr(config, "classes", 0) < self.classes:
             known = getattr(config, "classes", "none")
             raise ValueError(f"the images have {self.classes} classes, the model {known}: say classes={self.classes}")
         reads = getattr(config, "channels", 1)
-        if reads != len(self.normalise[0]):
+        if ours and reads != len(self.normalise[0]):
             raise ValueError(f"the images have {len(self.normalise[0])} channels, the model reads {reads}")
         if self.mix is not None and (self.size // parts) % 2:
             raise ValueError(f"samples are mixed in pairs: a part of {self.size} / {parts} must be even")

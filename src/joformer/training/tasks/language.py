@@ -19,9 +19,10 @@ from joformer._seeding import generator
 from joformer.training.data import Text, windows
 from joformer.training.processes import Processes
 from joformer.training.tasks.parts import divides, rounds, share
+from joformer.training.tasks.task import Task
 
 
-class LanguageTask:
+class LanguageTask(Task):
     """Windows of `context` tokens at random places of text.train; evaluated on windows spread evenly over text.valid.
 
     >>> import numpy as np
@@ -66,7 +67,7 @@ class LanguageTask:
         divides(self.size, parts)
         self.parts = parts
         vocab = self.text.tokenizer.vocab
-        if getattr(config, "vocab", 0) < vocab:
+        if not isinstance(config, nn.Module) and getattr(config, "vocab", 0) < vocab:
             raise ValueError(
                 f"the text has {vocab} tokens, the model {getattr(config, 'vocab', 'none')}: say vocab={vocab}"
             )

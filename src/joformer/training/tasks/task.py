@@ -1,10 +1,11 @@
-"""What the loop asks of a task."""
+"""What the loop needs of a task: what a batch is, its loss, and what is measured on held-out data."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,33 +13,63 @@ from torch import Tensor, nn
 from joformer.training.processes import Processes
 
 
-@runtime_checkable
-class Task(Protocol):
-    """What is learned: the data and what a step makes of it."""
+class Task(ABC):
+    """What is learned: four methods of yours, and others that do nothing unless you need them.
 
+    A batch must be a function of its arguments alone: then a run that is killed has no place in the data to lose, and
+    resumes to the same bits. `generator(seed, "batch", step)` gives the randomness of a step.
+
+    Example:
+        >>> class Copying(Task):
+        ...     def describe(self):
+        ...         return {"task": "copying", "batch": 8}
+        ...     def batch(self, seed, step, part, parts):
+        ...         x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+        ...         return x.chunk(parts)[part].to(self.device)
+        ...     def loss(self, model, batch):
+        ...         return (model(batch) - batch).square().mean()
+        ...     def evaluate(self, model, processes):
+        ...         return {"error": self.loss(model, self.batch(0, -1, 0, 1)).item()}
+        >>> Copying().evaluate(nn.Identity(), Processes())
+        {'error': 0.0}
+    """
+
+    device = torch.device("cpu")
+
+    @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Everything that decides the batches, as JSON: settings, and the checksum of the data."""
+        """Everything that decides the batches, as JSON: settings, and a checksum of the data."""
 
-    def to(self, device: torch.device) -> None:
-        """Bring what is resident to the device."""
+    @abstractmethod
+    def batch(self, seed: int, step: int, part: int, parts: int) -> Any:
+        """Part `part` of `parts` of this step's batch, on the device; all parts have the same size."""
 
-    def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
-        """Refuse a model that does not fit the data, or a batch that cannot be divided in so many parts.
-
-        This process will ask for the parts `mine` of every step, in this order.
-        """
-
-    def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, ...]:
-        """This part of the step's batch, on the device."""
-
-    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """The mean loss of the batch, a scalar."""
 
+    @abstractmethod
     def evaluate(self, model: nn.Module, processes: Processes) -> dict[str, float]:
-        """What counts in the end, on what was held out."""
+        """Metrics on held-out data, the same in every process (`processes.total` sums over them)."""
 
-    def close(self) -> None:
-        """The run is over: stop what works ahead."""
+    def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
+        """Raises ValueError if model and data do not fit, or a batch does not divide into so many parts.
+
+        Args:
+            config: The configuration of one of joformer's models, or any other module itself.
+            mine: The parts of every step that this process will request, in this order.
+            parts: How many parts a step has.
+        """
+
+    def to(self, device: torch.device) -> None:
+        """Moves to the device what stays there; `self.device` is where batches belong."""
+        self.device = device
+
+    def prepare(self, model: nn.Module, step: int) -> None:
+        """Called with the unwrapped model before each step, counted from 0, and before each evaluation."""
 
     def keep(self, folder: Path) -> None:
-        """Write beside the model what is needed to use it: a tokenizer, the names of classes."""
+        """Writes beside the model what is needed to use it: a tokenizer, the names of classes."""
+
+    def close(self) -> None:
+        """Called when the run ends, however it ends: stop what works ahead."""
