@@ -4,8 +4,10 @@ import re
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+import tyro
 
 from joformer import cli
 from joformer.cli.options import CONFIG, changed, meant, positional, read_config, with_config, words, write_config
@@ -15,6 +17,8 @@ from joformer.cli.options import CONFIG, changed, meant, positional, read_config
 class Part:
     lr: float = 0.1
     steps: int = 5
+    clip: float | None = 1.0
+    start: Annotated[Path | None, tyro.conf.arg(name="from")] = None
 
 
 @dataclass(frozen=True)
@@ -29,15 +33,15 @@ class Command:
     json: bool = False
 
 
-GIVEN = Command("a 'b'.txt", 4, True, False, ("x/*", "y"), Path("there"), Part(0.5, 7), json=True)
+GIVEN = Command("a 'b'.txt", 4, True, False, ("x/*", "y"), Path("there"), Part(0.5, 7, None, Path("x")), json=True)
 
 
 def test_what_was_changed_can_be_typed_again():
     assert changed(Command("a")) == {"data": "a"}
     found = changed(GIVEN)
     assert found == {"data": "a 'b'.txt", "seeds": 4, "grid": True, "exact": False, "only": ["x/*", "y"],
-                     "out": "there", "steps": 7}  # fmt: skip
-    typed = "--data|a 'b'.txt|--seeds|4|--grid|--no-exact|--only|x/*|y|--out|there|--steps|7"
+                     "out": "there", "steps": 7, "clip": "None", "from": "x"}  # fmt: skip
+    typed = "--data|a 'b'.txt|--seeds|4|--grid|--no-exact|--only|x/*|y|--out|there|--steps|7|--clip|None|--from|x"
     assert words(found) == typed.split("|")
     assert words(found, ["only"])[:3] == ["x/*", "y", "--data"]
 

@@ -207,8 +207,8 @@ def test_what_cannot_be_used_is_said(joformer, trained, tmp_path):
         (["generate", tmp_path / "weights.pt"], "pickles (.pt, .pth, .bin) are never read"),
         (["generate", tmp_path / "nothing"], "is not there"),
         (["generate", tmp_path / "empty"], "neither model.safetensors nor a checkpoint"),
-        (["generate", run, "--temperature", "-1"], "--temperature are 0 or more"),
-        (["generate", run, "--temperature", "nan"], "--temperature are 0 or more"),
+        (["generate", run, "--temperature", "-1"], "--temperature must be 0 or more"),
+        (["generate", run, "--temperature", "nan"], "--temperature must be 0 or more"),
         (["evaluate", run, "--lengths", "99999"], "a context is from 1 to"),
         (["evaluate", run, "--lengths", "-5"], "--lengths and --windows are 1 or more"),
         (["train", "lm", "--data", "stdlib", "--out", tmp_path / "weights.pt"], "is a file"),
@@ -253,7 +253,7 @@ def test_the_options_are_these():
         "ViT": "to data label size stream workers batch epochs augment draw model frames split transport "
         "per_layer patch dim layers heads hidden base pool registers dropout drop_path recipe",
         "Monoidal": "to data label size batch epochs dim hidden frequencies spread recipe",
-        "Generate": "checkpoint prompt tokens temperature top_k seed json",
+        "Generate": "checkpoint prompt tokens temperature top_k top_p seed json",
         "Evaluate": "checkpoint lengths data split windows json",
     }
 

@@ -21,19 +21,22 @@ class Bench:
     Every ratio has a 95 % interval over rounds in which all variants take turns; where it covers 1 the difference is
     within noise. Takes about twenty minutes, nothing else running. Example:
     joformer bench --only eager decoding --json
+
+    Attributes:
+        only: Measure these alone: drift, memory, eager, compiled, rotation, window, decoding, scan, spectral,
+            monoidal, recurrence, llama, generate, transport, loop, augmentation, import, start, traffic.
+        repeats: Rounds of each comparison at least; more follow until its interval is narrower than its
+            distance from the bar.
+        seconds: Seconds of each comparison at most, once it has the 8 rounds that an interval needs.
+        threads: Threads torch may use; all by default.
+        json: Print a list of {name, value, low, high, rounds, verdict, bar, ok} instead of a table.
     """
 
     only: tuple[str, ...] = ()
-    """Measure these alone: drift, memory, eager, compiled, rotation, window, decoding, scan, spectral,
-    monoidal, recurrence, llama, generate, transport, loop, augmentation, import, start, traffic."""
     repeats: int = 30
-    """Rounds of each comparison at least; more follow until its interval is narrower than its distance from the bar."""
     seconds: float = 60.0
-    """Seconds of each comparison at most, once it has the 8 rounds that an interval needs."""
     threads: int | None = None
-    """Threads torch may use; all by default."""
     json: bool = False
-    """Print a list of {name, value, low, high, rounds, verdict, bar, ok} instead of a table."""
 
     def run(self) -> int:
         """Runs the command and returns its exit code."""

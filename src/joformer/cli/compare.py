@@ -16,50 +16,54 @@ class Compare:
     inconclusive, by how much, after how many steps; then whether it lasts, and what a step takes. Small models, some
     minutes; interrupted, the same command resumes. --config FILE takes the options of another run's command.toml.
     Example: joformer compare --data notes.txt --steps 500
+
+    Attributes:
+        data: Text, images or sounds (one folder per class): a file, a folder, a table; or stdlib, digits,
+            tones, words.
+        seeds: How many seeds: 0, 1, …
+        steps: Steps of every run.
+        longer: Run again for so many times the steps, to see whether it lasts; 1 does not look.
+        grid: Every kind of frames (fixed, learned, projected, cumulative) on every side (scores, values, both).
+        looks: Look at the results so many times, adding --seeds seeds each time until it is decided; the level
+            is adjusted.
+        dim: The width of the models.
+        layers: Their layers.
+        heads: Their heads.
+        context: Tokens in a window of text.
+        vocab: 256 is bytes; more trains a BPE of that size.
+        batch: In a step: 16 windows of text, or 64 images, by default.
+        label: The column of the classes, where there are several.
+        size: Side to which images of different sizes are brought.
+        lr: The highest learning rate.
+        only: Run these cells alone, by name or pattern: 'compare/*-fixed/*'
+        jobs: Processes at work at once; as many as there are GPUs, or cores, by default.
+        engine: local: processes here. ray: the cluster of RAY_ADDRESS, or a small one started here.
+        out: Where everything is kept; the report too.
+        dry_run: Print the cells and stop.
+        json: Print the report as JSON instead of sentences.
     """
 
     data: str
-    """Text, images or sounds (one folder per class): a file, a folder, a table; or stdlib, digits, tones, words."""
     seeds: int = 8
-    """How many seeds: 0, 1, …"""
     steps: int = 300
-    """Steps of every run."""
     longer: int = 4
-    """Run again for so many times the steps, to see whether it lasts; 1 does not look."""
     grid: bool = False
-    """Every kind of frames (fixed, learned, projected, cumulative) on every side (scores, values, both)."""
     looks: int = 1
-    """Look at the results so many times, adding --seeds seeds each time until it is decided; the level is adjusted."""
     dim: int = 64
-    """The width of the models."""
     layers: int = 2
-    """Their layers."""
     heads: int = 4
-    """Their heads."""
     context: int = 128
-    """Tokens in a window of text."""
     vocab: int = 256
-    """256 is bytes; more trains a BPE of that size."""
     batch: int | None = None
-    """In a step: 16 windows of text, or 64 images, by default."""
     label: str | None = None
-    """The column of the classes, where there are several."""
     size: int | None = None
-    """Side to which images of different sizes are brought."""
     lr: float = 1e-3
-    """The highest learning rate."""
     only: tuple[str, ...] = ()
-    """Run these cells alone, by name or pattern: 'compare/*-fixed/*'"""
     jobs: int | None = None
-    """Processes at work at once; as many as there are GPUs, or cores, by default."""
     engine: Engine = "local"
-    """local: processes here. ray: the cluster of RAY_ADDRESS, or a small one started here."""
     out: Path = Path("runs/compare")
-    """Where everything is kept; the report too."""
     dry_run: bool = False
-    """Print the cells and stop."""
     json: bool = False
-    """Print the report as JSON instead of sentences."""
 
     def run(self) -> int:
         """Runs the command and returns its exit code."""

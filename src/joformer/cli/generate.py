@@ -19,24 +19,26 @@ class Generate:
     """Text from a language model that `joformer train lm` made, finished or not, shown as it is drawn.
 
     Example: joformer generate runs/enwik8 --prompt "The history of" --tokens 300 --temperature 0.8
+
+    Attributes:
+        checkpoint: The folder of a run, or of one of its checkpoints.
+        prompt: What the text begins with; a new line where nothing is given.
+        tokens: How many tokens to draw.
+        temperature: Below 1 more likely, above 1 more surprising; 0 always takes the likeliest.
+        top_k: Draw among so many likeliest tokens only.
+        top_p: Draw among the fewest likeliest tokens only that together have this probability, such as 0.9.
+        seed: The same seed draws the same text.
+        json: Print {prompt, text, tokens} at the end instead of streaming.
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional]
-    """The folder of a run, or of one of its checkpoints."""
     prompt: str = ""
-    """What the text begins with; a new line where nothing is given."""
     tokens: int = 200
-    """How many tokens to draw."""
     temperature: float = 1.0
-    """Below 1 more likely, above 1 more surprising; 0 always takes the likeliest."""
     top_k: int | None = None
-    """Draw among so many likeliest tokens only."""
     top_p: float | None = None
-    """Draw among the fewest likeliest tokens only that together have this probability, such as 0.9."""
     seed: int = 0
-    """The same seed draws the same text."""
     json: bool = False
-    """Print {prompt, text, tokens} at the end instead of streaming."""
 
     def run(self) -> int:
         """Runs the command and returns its exit code."""
@@ -69,8 +71,9 @@ class Generate:
         shown, text = tokenizer.stream(), ""
         show = (lambda piece: None) if self.json else write
         show(self.prompt)
-        chosen = {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
-        drawn = opened.model.stream(begin, self.tokens, generator=random, **chosen)
+        drawn = opened.model.stream(
+            begin, self.tokens, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, generator=random
+        )
         for token in drawn:
             piece = shown.feed(int(token))
             text += piece

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -20,11 +20,12 @@ import tyro
 from joformer._io import one_line, write_whole
 
 CONFIG = "command.toml"
+ARG: Any = type(tyro.conf.arg())
 ASIDE = frozenset({"json", "dry_run"})
 """Options that decide what is shown, not what is run."""
 
 
-def changed(command: Any, aside: Sequence[str] = ()) -> dict[str, Any]:
+def changed(command: Any, aside: Sequence[str] = (), usual: Any = None) -> dict[str, Any]:
     """The options of a command that are not at their defaults, by name; those of parts of it among them.
 
     >>> from joformer.cli.compare import Compare
@@ -32,19 +33,26 @@ def changed(command: Any, aside: Sequence[str] = ()) -> dict[str, Any]:
     {'data': 'notes.txt', 'seeds': 5}
     """
     found: dict[str, Any] = {}
-    for field in fields(command):
-        value = getattr(command, field.name)
-        default = field.default_factory() if field.default_factory is not MISSING else field.default
+    for field, name, _ in _options(type(command)):
+        value, default = getattr(command, field.name), field.default
+        if usual is not None:
+            default = getattr(usual, field.name)
+        elif field.default_factory is not MISSING:
+            default = field.default_factory()
         if is_dataclass(value):
-            usual = default if is_dataclass(default) else None
-            found |= {
-                name: given
-                for name, given in ((part.name, getattr(value, part.name)) for part in fields(value))
-                if (given != getattr(usual, name) if usual is not None else name in changed(value))
-            }
-        elif value != default and field.name not in (*ASIDE, *aside):
-            found[field.name] = value
-    return {name: _plain(value) for name, value in found.items() if name not in (*ASIDE, *aside)}
+            found |= changed(value, usual=default if is_dataclass(default) else None)
+        elif value != default:
+            found[name] = _plain(value)
+    return {name: value for name, value in found.items() if name not in (*ASIDE, *aside)}
+
+
+def _options(command: Any) -> Iterator[tuple[Field[Any], str, Any]]:
+    """Each field of a command with the name of its option and its annotation."""
+    hints = get_type_hints(command, include_extras=True)
+    for field in fields(command):
+        markers = getattr(hints[field.name], "__metadata__", ())
+        named = (marker.name for marker in markers if isinstance(marker, ARG) and marker.name)
+        yield field, next(named, field.name), hints[field.name]
 
 
 def words(given: dict[str, Any], positional: Sequence[str] = ()) -> list[str]:
@@ -57,10 +65,9 @@ def words(given: dict[str, Any], positional: Sequence[str] = ()) -> list[str]:
     return [*first, *(word for name in given if name not in positional for word in _typed(name, given[name]))]
 
 
-def positional(command: type) -> list[str]:
+def positional(command: Any) -> list[str]:
     """The names of the positional options of a command."""
-    hints = get_type_hints(command, include_extras=True)
-    return [name for name, hint in hints.items() if tyro.conf.Positional in getattr(hint, "__metadata__", ())]
+    return [name for _, name, hint in _options(command) if tyro.conf.Positional in getattr(hint, "__metadata__", ())]
 
 
 def write_config(command: Any, out: Path) -> None:
@@ -96,15 +103,9 @@ def read_config(place: Path) -> dict[str, Any]:
         raise ValueError(f"cannot read --config {place}: {one_line(error)}") from None
 
 
-def names_of(command: type) -> list[str]:
+def names_of(command: Any) -> list[str]:
     """The names of all options of a command, those of its parts too."""
-    hints: dict[str, Any] = get_type_hints(command)
-    parts = [(field.name, hints[field.name]) for field in fields(command)]
-    return [
-        name
-        for own, part in parts
-        for name in (names_of(part) if isinstance(part, type) and is_dataclass(part) else [own])
-    ]
+    return [name for _, own, hint in _options(command) for name in (names_of(hint) if is_dataclass(hint) else [own])]
 
 
 def check_options(typed: Sequence[str], command: type) -> None:
@@ -129,40 +130,36 @@ def meant(word: str, known: Sequence[str]) -> str:
 WORDS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 
-def polished(command: type) -> type:
+def polished(command: Any) -> Any:
     """The command with help that shows no default where there is none, and what an option takes in plain words."""
     command.__doc__ = (command.__doc__ or "").partition("\n\n    >>>")[0]
-    hints = get_type_hints(command, include_extras=True)
-    for field in fields(command):
-        hint = hints[field.name]
+    for field, _, hint in [*_options(command)]:
         inner, *markers = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         if is_dataclass(inner):
-            polished(inner)  # type: ignore[arg-type]
+            polished(inner)
             continue
         kind, several = inner, False
         while args := [one for one in get_args(kind) if one not in (NoneType, Ellipsis)]:
             if get_origin(kind) is Literal or len(args) > 1:
                 break
             kind, several = args[0], several or get_origin(kind) is tuple
-        word = (
-            "True|False"
-            if kind is bool is not inner
-            else WORDS.get(kind) or ("|".join(map(str, get_args(kind))) if get_origin(kind) is Literal else None)
+        word = WORDS.get(kind) or ("|".join(map(str, get_args(kind))) if get_origin(kind) is Literal else None)
+        word = "True|False" if kind is bool is not inner else word
+        own: Any = next((marker for marker in markers if isinstance(marker, ARG)), tyro.conf.arg())
+        empty = several or field.default is None or field.default is False
+        shown = replace(
+            own, metavar=f"{word} …" if word and several else word, help_behavior_hint="" if empty else None
         )
-        shown = tyro.conf.arg(
-            metavar=f"{word} …" if word and several else word,
-            help_behavior_hint="" if several or field.default is None or field.default is False else None,
-        )
-        if not any(isinstance(marker, type(shown)) for marker in markers):
-            made: Any = Annotated  # with a star among its arguments, as Python has it from 3.11 on
-            command.__annotations__[field.name] = made.__class_getitem__((inner, *markers, shown))
+        made: Any = Annotated  # with a star among its arguments, as Python has it from 3.11 on
+        rest = [marker for marker in markers if marker is not own]
+        command.__annotations__[field.name] = made.__class_getitem__((inner, *rest, shown))
     return command
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [_plain(one) for one in value]
-    return str(value) if isinstance(value, Path) else value
+    return str(value) if value is None or isinstance(value, Path) else value
 
 
 def _listed(value: Any) -> list[Any]:

@@ -19,16 +19,18 @@ class Report:
 
     Prints one sentence per table and writes report.html, report.md and report.json.
     Example: joformer report runs/reproduce --out results
+
+    Attributes:
+        runs: Folders of reproduce, compare or train, of one table, or a report.json written before.
+        out: Where to write; by default the first of the runs if it is a folder, else the current folder.
+        text: Print the tables too.
+        json: Print the report as {joformer, tables: [{about, said, cells}]} instead of sentences.
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Folders of reproduce, compare or train, of one table, or a report.json written before."""
     out: Path | None = None
-    """Where to write; by default the first of the runs if it is a folder, else the current folder."""
     text: bool = False
-    """Print the tables too."""
     json: bool = False
-    """Print the report as {joformer, tables: [{about, said, cells}]} instead of sentences."""
 
     def run(self) -> int:
         """Runs the command and returns its exit code."""

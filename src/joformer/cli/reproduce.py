@@ -20,31 +20,33 @@ class Reproduce:
 
     On embedded data in ten minutes on two cores; interrupted, the same command resumes. Example:
     joformer reproduce mnist wikipedia --data ~/data --seeds 5 --out runs/mine
+
+    Attributes:
+        tables: Which tables; all by default.
+        scale: laptop: small models, short runs, the same code. paper: its models, data and recipes, for GPUs.
+        data: A folder that holds mnist, cifar100, imagenet, enwik8, wikitext-2 or fsdd, or for one table its
+            data itself; what is not there is embedded data or, at the paper's scale, the hub's.
+        seeds: How many seeds: 0, 1, …
+        steps: Steps of every run, instead of the scale's.
+        only: Run these cells alone, by name or pattern: mnist/learned/*
+        jobs: Processes at work at once; as many as there are GPUs, or cores, by default.
+        engine: local: processes here. ray: the cluster of RAY_ADDRESS, or a small one started here.
+        out: Where everything is kept; the report too.
+        dry_run: Print the cells and stop.
+        json: Print the report as JSON instead of sentences.
     """
 
     tables: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """Which tables; all by default."""
     scale: Literal["laptop", "paper"] = "laptop"
-    """laptop: small models, short runs, the same code. paper: its models, data and recipes, for GPUs."""
     data: Path | None = None
-    """A folder that holds mnist, cifar100, imagenet, enwik8, wikitext-2 or fsdd, or for one table its data itself;
-    what is not there is embedded data or, at the paper's scale, the hub's."""
     seeds: int = 3
-    """How many seeds: 0, 1, …"""
     steps: int | None = None
-    """Steps of every run, instead of the scale's."""
     only: tuple[str, ...] = ()
-    """Run these cells alone, by name or pattern: mnist/learned/*"""
     jobs: int | None = None
-    """Processes at work at once; as many as there are GPUs, or cores, by default."""
     engine: Engine = "local"
-    """local: processes here. ray: the cluster of RAY_ADDRESS, or a small one started here."""
     out: Path = Path("runs/reproduce")
-    """Where everything is kept; the report too."""
     dry_run: bool = False
-    """Print the cells and stop."""
     json: bool = False
-    """Print the report as JSON instead of sentences."""
 
     def run(self) -> int:
         """Runs the command and returns its exit code."""

@@ -17,20 +17,22 @@ class Verify:
 
     Exit code 1 if a claim disagrees with its verdict. Takes some seconds. Example:
     joformer verify --only order 48 --seed 7
+
+    Attributes:
+        only: Check these alone: sections (algebra, attention, order, transforms, tables) or numbers of rows.
+        seed: Where the random instances start.
+        trials: Random instances of each claim; the worst counts.
+        json: Print a list of {id, section, label, verdict, residual, tolerance, ok, …} instead of text.
+        markdown: Also write the page docs/claims.md below the current folder.
+        figures: Also draw the pictures, SVG and PNG, into this folder.
     """
 
     only: tuple[str, ...] = ()
-    """Check these alone: sections (algebra, attention, order, transforms, tables) or numbers of rows."""
     seed: int = 0
-    """Where the random instances start."""
     trials: int = 3
-    """Random instances of each claim; the worst counts."""
     json: bool = False
-    """Print a list of {id, section, label, verdict, residual, tolerance, ok, …} instead of text."""
     markdown: bool = False
-    """Also write the page docs/claims.md below the current folder."""
     figures: Path | None = None
-    """Also draw the pictures, SVG and PNG, into this folder."""
 
     def run(self) -> int:
         """Runs the command and returns its exit code."""
