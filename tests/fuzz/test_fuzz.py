@@ -33,7 +33,7 @@ from joformer.experiments import report
 from joformer.experiments.results import gather, read
 from joformer.models import ClassifierConfig, LMConfig, ViTConfig
 from joformer.training import Tokenizer, checkpoints, load_audio, load_images, load_labelled, load_text, open_run
-from joformer.training.data.audio import decode_wav
+from joformer.training.data.audio import decode_sound
 from joformer.training.data.streamed import FORMATS, Streamed, decode_image
 
 pytestmark = pytest.mark.refused
@@ -123,6 +123,9 @@ TEXTS = {
     "a.txt.zst": pyarrow.compress(TEXT, codec="zstd", asbytes=True),
     "a.parquet": parquet({"text": TEXT.decode().splitlines(), "n": list(range(40))}),
     "b.parquet": parquet({"text": TEXT.decode().splitlines()}, compression="zstd", use_dictionary=False),
+    "a.jsonl": "".join(json.dumps({"text": line, "n": 1}) + "\n" for line in TEXT.decode().splitlines()).encode(),
+    "a.csv": b"text,n\n" + b"".join(b'"%b, ""so""",1\n' % line for line in TEXT.splitlines()),
+    "a16.txt": TEXT.decode().encode("utf-16"),
 }
 
 
@@ -174,7 +177,7 @@ def test_clips(dtype):
     @tries(60)
     @given(changed(clip(0, dtype)))
     def check(data):
-        loads_or_says(lambda: decode_wav(data, "a.wav"), "a.wav")
+        loads_or_says(lambda: decode_sound(data, "a.wav"), "a.wav")
 
     check()
 

@@ -21,9 +21,10 @@ from joformer.experiments.sources import ImageSource, TextSource
 from joformer.experiments.variants import NAMES, variant
 from joformer.models import LMConfig, ViTConfig
 from joformer.models._vit import eighths
-from joformer.training import Recipe
-from joformer.training.data.records import CLIPS, IMAGES
-from joformer.training.data.sources import files_under, is_hub, require_path
+from joformer.training import Recipe, resolve
+from joformer.training.data.sources import is_name
+
+__all__ = ["answers", "is_name", "is_text", "plans"]
 
 ROUNDS = 2
 """How often the time of a step is measured, each time in a process of its own."""
@@ -123,40 +124,10 @@ def answers(out: Path) -> list[str]:
     return sentences(about, results["compare"], pairs=False)  # those are in the report
 
 
-def is_name(data: str) -> bool:
-    """Whether the data is given by name, here or on the hub; a folder of that name is then given as ./NAME.
-
-    >>> is_name("digits"), is_name("./digits")
-    (True, False)
-    """
-    return data in ("stdlib", "digits", "tones", "words") or is_hub(data)
-
-
 def is_text(data: str) -> bool:
     """Whether the data is text, rather than images or sounds with their classes.
 
     >>> is_text("stdlib"), is_text("digits")
     (True, False)
     """
-    if is_name(data):
-        return data in ("stdlib", "wikipedia", "openwebtext")
-    path = require_path(data)
-    files = files_under(path) if path.is_dir() else [path]
-    suffixes = {file.suffix.lower() for file in files}
-    if suffixes & {*IMAGES.suffixes, *CLIPS.suffixes}:
-        return False
-    tables = [file for file in files if file.suffix.lower() == ".parquet"]
-    return _holds_text(tables[0]) if tables else True
-
-
-def _holds_text(table: Path) -> bool:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    try:
-        kinds = [field.type for field in parquet.read_schema(table)]
-    except (OSError, pa.ArrowInvalid):
-        return False  # and whoever opens it says what is wrong with it
-    return any(pa.types.is_string(kind) or pa.types.is_large_string(kind) for kind in kinds) and not any(
-        pa.types.is_binary(kind) or pa.types.is_struct(kind) for kind in kinds
-    )
+    return resolve(data).kind == "text"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from joformer._io import Lock, new_folder, read_json, sweep
-from joformer.training.data.sources import content_hash
+from joformer.training.data.files import content_hash
 
 MANIFEST = "manifest.json"
 
