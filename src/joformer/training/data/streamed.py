@@ -25,7 +25,7 @@ from torch import Tensor
 
 from joformer._io import LIMITS, allowed, one_line
 from joformer.training.data.cache import cache_folder
-from joformer.training.data.examples import identity, label_of, open_examples
+from joformer.training.data.examples import Split, identity, label_of, open_examples
 from joformer.training.data.files import content_hash
 from joformer.training.data.sources import Source, log, resolve, summary
 
@@ -189,28 +189,17 @@ class Streamed:
         self.size, self.workers, self.crop = size, workers, train_crop
         self.classes, self.records = opened.classes, opened.train
         self.fingerprint = content_hash("streamed", key, str(label_of(source)), size, train_crop)
-        looked_at = range(0, len(self), max(len(self) // 1000, 1))
-        converted = self._sample(looked_at)
+        looked_at, converted = _look(opened.train, opened.test)
         if ROTATED in converted:
             self.fingerprint = content_hash(self.fingerprint, ROTATED)
         self.test = copy.copy(self)
         self.test.records, self.test.crop = opened.test, "centre"
         notes = [*opened.notes, (logging.INFO, f"decoded while training, to {size} × {size}")]
         for what, count in sorted(converted.items()):
-            notes.append((logging.INFO, f"{count:,} of {len(looked_at):,} images that were looked at: {what}"))
+            notes.append((logging.INFO, f"{count:,} of {looked_at:,} images that were looked at: {what}"))
         sizes = {"train": len(self), "test": len(self.test)}
         counts = self.labels.bincount(minlength=len(self.classes)).tolist()
         log(summary(source.name, "images", sizes, "images", self.classes, counts, notes))
-
-    def _sample(self, indices: Iterable[int]) -> Counter[str]:
-        """What will have to be done to images, by the headers of some of them; those that are damaged say nothing."""
-        from PIL import Image
-
-        converted: Counter[str] = Counter()
-        for index in indices:
-            with suppress(Exception), _bounded(Image):
-                converted.update(_conversions(Image.open(io.BytesIO(self.records.read(index)), formats=FORMATS)))
-        return converted
 
     def __len__(self) -> int:
         return len(self.records)
@@ -251,6 +240,18 @@ class Streamed:
             if isinstance(batch, str):
                 raise ValueError(batch)
             yield batch
+
+
+def _look(*splits: Split, most: int = 1000) -> tuple[int, Counter[str]]:
+    """How many images of each split were looked at, and what will have to be done to them; damaged ones are passed."""
+    from PIL import Image
+
+    converted: Counter[str] = Counter()
+    some = [(split, index) for split in splits for index in range(0, len(split), -(-len(split) // most))]
+    for split, index in some:
+        with suppress(Exception), _bounded(Image):
+            converted.update(_conversions(Image.open(io.BytesIO(split.read(index)), formats=FORMATS)))
+    return len(some), converted
 
 
 class _Decoding:
