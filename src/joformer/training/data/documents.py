@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from joformer._io import one_line, open_file
-from joformer.training.data.files import Expansion, files_under, open_parquet, read_utf8
+from joformer.training.data.files import Expansion, Fault, fault, files_under, open_parquet, read_utf8
 from joformer.training.data.hub import hub_identity
 from joformer.training.data.sources import SPLITS, Note, Source, split_of
 from joformer.training.data.tables import is_parquet, is_table, pick_column, read_rows
@@ -86,8 +86,8 @@ class Documents(NamedTuple):
     """Files in UTF-16 or UTF-32 that were read so far."""
 
 
-def open_text(source: Source) -> Documents:
-    """The documents of a source.
+def open_text(source: Source, fault: Fault = fault) -> Documents:
+    """The documents of a source; what is wrong with a row or a file of rows goes to `fault`.
 
     >>> from joformer.training.data.sources import resolve
     >>> list(open_text(resolve("stdlib")).parts)
@@ -119,7 +119,7 @@ def open_text(source: Source) -> Documents:
         notes.append((logging.WARNING, f"{text}: {unnamed[0].name}"))
 
     def part(held: list[Path]) -> Part:
-        return Part(lambda: _of_files(held, source.column, decoded))
+        return Part(lambda: _of_files(held, source.column, decoded, fault))
 
     identity = [item for split, held in sorted(named.items()) for item in (split, *held)]
     if source.column is not None or is_table(files[0]):  # which the same bytes as plain text are not
@@ -175,14 +175,19 @@ def _check(name: str, decoder: codecs.IncrementalDecoder, offset: int, chunk: by
         raise ValueError(f"{name} is not UTF-8 at byte {at} (0x{byte:02x}): {remedy}") from None
 
 
-def _of_files(files: list[Path], column: str | None, decoded: dict[str, str]) -> Iterator[tuple[str, Iterable[bytes]]]:
+def _of_files(
+    files: list[Path], column: str | None, decoded: dict[str, str], fault: Fault
+) -> Iterator[tuple[str, Iterable[bytes]]]:
     for file in files:
-        if is_parquet(file):
-            yield from _of_parquet(file, column)
-        elif is_table(file):
-            yield from _of_table(file, column)
-        else:
-            yield str(file), _of_file(file, decoded)
+        try:
+            if is_parquet(file):
+                yield from _of_parquet(file, column)
+            elif is_table(file):
+                yield from _of_table(file, column, fault)
+            else:
+                yield str(file), _of_file(file, decoded)
+        except ValueError as error:
+            fault(str(error))
 
 
 def _of_file(file: Path, decoded: dict[str, str]) -> Iterator[bytes]:
@@ -198,15 +203,16 @@ def _of_file(file: Path, decoded: dict[str, str]) -> Iterator[bytes]:
         yield chunk
 
 
-def _of_table(file: Path, column: str | None) -> Iterator[tuple[str, Iterable[bytes]]]:
-    for number, row in enumerate(read_rows(file), 1):
+def _of_table(file: Path, column: str | None, fault: Fault) -> Iterator[tuple[str, Iterable[bytes]]]:
+    for number, row in enumerate(read_rows(file, fault), 1):
         if number == 1:
             texts = [name for name, value in row.items() if isinstance(value, str)]
             column = pick_column(file, "column", column, ("text",), texts)
         text = row.get(column or "")
-        if not isinstance(text, str):
-            raise ValueError(f"{file} has no text in row {number}: fill it or drop the row")
-        yield f"{file}, row {number},", [text.encode("utf-8", "surrogatepass")]
+        if isinstance(text, str):
+            yield f"{file}, row {number},", [text.encode("utf-8", "surrogatepass")]
+        else:
+            fault(f"{file} has no text in row {number}: fill it or drop the row")
 
 
 def _of_parquet(file: Path, column: str | None) -> Iterator[tuple[str, Iterable[bytes]]]:

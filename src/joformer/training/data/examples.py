@@ -26,9 +26,9 @@ from torch import Tensor
 
 from joformer import _io
 from joformer._seeding import generator
-from joformer.training.data.files import ASIDE, content_hash, open_parquet, suffix_of
+from joformer.training.data.files import ASIDE, Fault, content_hash, fault, open_parquet, suffix_of
 from joformer.training.data.hub import hub_folders, hub_identity
-from joformer.training.data.sources import FILE, SPLITS, SUFFIXES, UNREAD, Fault, Note, Source, fault, split_of
+from joformer.training.data.sources import FILE, SPLITS, SUFFIXES, UNREAD, Note, Source, split_of
 from joformer.training.data.tables import copy_parquet, is_parquet, pick_column, read_rows
 
 TESTS = ("test", "validation", "valid", "val")  # the first of these that has labels is the test split
@@ -362,7 +362,7 @@ def _listings(source: Source, fault: Fault) -> Iterable[tuple[dict[str, str], st
         inside, columns = os.path.realpath(table.parent), ("", "")
         found: dict[str, dict[str, str]] = {}
         own = (split_of(table.name) or "train") if len(source.listing) > 1 else "train"
-        for number, row in enumerate(read_rows(table), 1):
+        for number, row in enumerate(read_rows(table, fault), 1):
             if number == 1:
                 file = next(name for name in FILE if name in row)
                 names = [name for name in row if name not in (file, "split")]

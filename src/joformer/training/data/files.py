@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,19 @@ PACKED = (".gz", ".xz", ".zst")
 # UTF-32 first: its mark in little-endian order begins with that of UTF-16.
 MARKS = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32"}
 MARKS |= {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
+
+
+Fault = Callable[[str], None]
+
+
+def fault(line: str) -> None:
+    """What opening does about a fault in the data: it raises; `joformer check` collects them instead.
+
+    >>> fault("a.png is damaged")
+    Traceback (most recent call last):
+    ValueError: a.png is damaged
+    """
+    raise ValueError(line)
 
 
 def content_hash(*parts: Path | bytes | str | int) -> str:

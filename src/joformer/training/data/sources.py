@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -142,19 +142,6 @@ def split_of(path: str | os.PathLike[str]) -> str | None:
     """
     words = re.split("[^a-z]+", os.fspath(path).lower())
     return next((word for word in words if word in SPLITS), None)
-
-
-def fault(line: str) -> None:
-    """What opening does about a fault in the data: it raises; `joformer check` collects them instead.
-
-    >>> fault("a.png is damaged")
-    Traceback (most recent call last):
-    ValueError: a.png is damaged
-    """
-    raise ValueError(line)
-
-
-Fault = Callable[[str], None]
 
 
 def summary(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from joformer._io import allowed, new_file, one_line
-from joformer.training.data.files import Expansion, content_hash, open_parquet, read_utf8, suffix_of
+from joformer.training.data.files import Expansion, Fault, content_hash, fault, open_parquet, read_utf8, suffix_of
 
 SEPARATORS = {".csv": ",", ".tsv": "\t", ".jsonl": "", ".ndjson": "", ".json": ""}
 LINE = 1 << 26  # bytes of one row of CSV or JSON
@@ -40,7 +40,7 @@ def is_parquet(path: str | os.PathLike[str]) -> bool:
     return os.fspath(path).lower().endswith((".parquet", ".pq"))
 
 
-def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+def read_rows(path: Path, fault: Fault = fault) -> Iterator[dict[str, Any]]:
     r"""The rows of a table by the names of its columns: the first line of CSV and TSV, the keys of JSON.
 
     >>> from tempfile import TemporaryDirectory
@@ -55,9 +55,11 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         reader = csv.DictReader(lines, delimiter=separator)
         try:
             for row in reader:
-                if None in row:
-                    raise csv.Error(f"more cells than the header: quote those that hold {separator!r}")
-                yield row
+                if None not in row:
+                    yield row
+                else:
+                    cells = f"more cells than the header: quote those that hold {separator!r}"
+                    fault(f"{path}, line {reader.line_num}: {cells}")
         except csv.Error as error:
             raise ValueError(f"{path}, line {reader.line_num}: {one_line(error, csv.Error)}") from None
         return
@@ -67,9 +69,10 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
                 row = json.loads(line)
             except (ValueError, RecursionError):
                 row = None
-            if not isinstance(row, dict):
-                raise ValueError(f"{path}, line {number} is no JSON object: write one object per line, without a list")
-            yield row
+            if isinstance(row, dict):
+                yield row
+            else:
+                fault(f"{path}, line {number} is no JSON object: write one object per line, without a list")
 
 
 def pick_column(
