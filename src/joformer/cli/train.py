@@ -198,7 +198,7 @@ class ViT(_Labelled):
         if self.stream:
             crop: Literal["centre", "resized"] = "centre" if self.augment == "none" else "resized"
             images = Streamed(source, size=self.size or 224, train_crop=crop, workers=self.workers)
-            count, channels, shape = len(images), 3, (images.size, images.size)
+            count, channels, shape = len(images), 3, [images.size, images.size]
         else:
             images = self.load(source)
             count, (channels, *shape) = len(images.train), images.train.images.shape[1:]

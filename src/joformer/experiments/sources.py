@@ -99,7 +99,7 @@ class ImageSource(_Source):
     bands: int | None = None
     hop: float | None = None
 
-    def load(self) -> Images | Streamed:
+    def load(self) -> Any:
         """Both splits."""
         sound = (("rate", self.rate), ("seconds", self.seconds), ("bands", self.bands), ("hop", self.hop))
         return _images(self.data, self.stream, self.augment != "none", self.label, self.size, sound)

@@ -109,8 +109,8 @@ def load_audio(
     def make(records: Records) -> Made:
         train, test, classes, notes = records
         logger.info(f"reading {len(train) + len(test):,} clips, once")
-        limit, lengths = (frames - 1) * step + window, []
-        splits = []
+        limit, splits = (frames - 1) * step + window, []
+        lengths: list[float] = []
         for part in (train, test):
             clips = [_clip(part, row, rate, limit + 1, lengths) for row in range(len(part))]
             splits.append((spectrograms(clips, rate, bands, frames, step), part.labels))

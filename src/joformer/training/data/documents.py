@@ -99,7 +99,8 @@ def open_text(source: Source, fault: Fault = fault) -> Documents:
         return Documents({"train": Part(lambda: iter([("stdlib", [data])]))}, [data], notes, {})
     if source.path is None:
         return _from_hub(source)
-    path, files, decoded = source.path, _chosen(source), {}
+    path, files = source.path, _chosen(source)
+    decoded: dict[str, str] = {}
     if len(files) < len(source.files):
         aside = [file.name for file in source.files if file not in files]
         text = f"only {len(files):,} files like {files[0].name} are read, {len(aside):,} others are not: {aside[0]}"

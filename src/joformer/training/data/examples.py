@@ -93,11 +93,15 @@ class Rows:
         held = cell if isinstance(cell, dict) else {"bytes": cell}
         if held["bytes"] is not None:
             return held["bytes"]
-        path, where = held.get("path"), f"{self.name(index)}: {self.column}"
+        path, where = held.get("path"), f"{self.name(index)}: "
         if not isinstance(path, str) or not path:
-            raise ValueError(f"{where} is missing: fill it or take the row out")
+            raise ValueError(f"{where}{self.column} is missing: fill it or take the row out")
         table = _row_place(self.files, int(self.rows[index]))[0]
-        return _read(_inside(os.path.dirname(table), path, self.folders, where), f"{self.name(index)}: ")
+        try:
+            place = _inside(os.path.join(os.path.dirname(table), path), self.folders)
+        except ValueError as error:
+            raise ValueError(f"{where}{self.column} names {path!r}{error}") from None
+        return _read(place, where)
 
     def take(self, rows: Tensor) -> Rows:
         """The examples of these numbers, in this order."""
@@ -105,6 +109,8 @@ class Rows:
 
 
 Split = Files | Rows
+Opened = tuple[Split, Split | None, tuple[str, ...]]
+"""Training and test split, and the names of the classes."""
 
 
 class Records(NamedTuple):
@@ -132,7 +138,7 @@ def identity(source: Source, *, read: bool = True) -> str:
         )
     files, start = list(source.files), len(str(source.path))
     if source.path.is_file() and source.listing:  # and what it lists
-        files += [Path(name) for examples, _ in _listings(source, fault) for name in examples]
+        files += [Path(name) for examples in _listings(source, fault).values() for name in examples]
         start = len(str(source.path.parent))
     names = [str(file)[start:].replace(os.sep, "/") for file in files]
     if read:
@@ -171,7 +177,9 @@ def open_examples(source: Source, folder: Path, fault: Fault = fault) -> Records
     notes: list[Note] = []
     parquet = [file for file in source.files if is_parquet(file)]
     if source.path is None:
-        tables = {name: (table, ((f"the hub's {name} split", len(table)),)) for name, table in source.tables.items()}
+        tables: dict[str, Table] = {}
+        for name, table in source.tables.items():
+            tables[name] = (table, ((f"the hub's {name} split", len(table)),))
         train, test, classes = _open_rows(source, tables, folder, hub_folders(), notes, fault)
     elif source.listing:
         train, test, classes = _open_listing(source, notes, fault)
@@ -231,7 +239,7 @@ def hold_out(labels: Int64[Tensor, " n"], share: float = 0.1) -> tuple[Tensor, T
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def _open_tree(source: Source, notes: list[Note], fault: Fault) -> tuple[Split, Split | None, tuple[str, ...]]:
+def _open_tree(source: Source, notes: list[Note], fault: Fault) -> Opened:
     """Training and test files of a folder of class folders, and the names of the classes."""
     assert source.path is not None
     folder, files = source.path, list(map(str, source.files))
@@ -254,19 +262,14 @@ def _open_tree(source: Source, notes: list[Note], fault: Fault) -> tuple[Split, 
             f"the classes of {splits['train']} may be its folders ({_few(sorted(inside))}) or what each name begins "
             f"with ({_few(sorted(prefixes))}): choose by --label folder or --label name"
         )
-    found = {}
+    examples = {}
     for name in ("train", test) if test else ("train",):
         by_name = source.kind == "sounds" and (source.label == "name" or not members[name][0])
-        found[name] = _examples(splits[name], *members[name], source, by_name, fault)
-    train, held = found["train"], found.get(test or "", [])
-    classes = {name: number for number, name in enumerate(sorted({name for _, name in train}))}
-    for path, name in held:
-        if name not in classes:
-            fault(f"{path}: class {name!r} is unknown to {splits['train']}: add examples of it there")
+        examples[name] = _examples(splits[name], *members[name], source, by_name, fault)
     other = [name for name in files if os.path.dirname(name) in {str(folder), *map(str, splits.values())}]
     if other := [os.path.basename(name) for name in other if suffix_of(name) not in SUFFIXES[source.kind]]:
         notes.append((logging.INFO, f"not read, beside the class folders: {_few(other)}"))
-    return _files(train, classes), _files(held, classes) if held else None, tuple(classes)
+    return _numbered_files(examples["train"], examples.get(test or "", []), splits["train"], fault)
 
 
 def _tree_splits(folder: Path, files: list[str], source: Source, fault: Fault) -> dict[str, Path]:
@@ -286,11 +289,20 @@ def _tree_splits(folder: Path, files: list[str], source: Source, fault: Fault) -
     return splits
 
 
-def _files(examples: Iterable[tuple[str, str]], classes: dict[str, int]) -> Files:
+def _numbered_files(train: list[tuple[str, str]], test: list[tuple[str, str]], where: object, fault: Fault) -> Opened:
+    """Both splits of (path, class)."""
     import numpy as np
 
-    known = [(os.fsencode(path), classes[name]) for path, name in examples if name in classes]
-    return Files(np.array([path for path, _ in known]), torch.tensor([number for _, number in known]).long())
+    classes = {name: number for number, name in enumerate(sorted({name for _, name in train}))}
+    for path, name in test:
+        if name not in classes:
+            fault(f"{path}: class {name!r} is unknown to {where}: add examples of it there")
+    splits = []
+    for part in (train, test):
+        known = [(os.fsencode(path), classes[name]) for path, name in part if name in classes]
+        paths, labels = [path for path, _ in known], [number for _, number in known]
+        splits.append(Files(np.array(paths), torch.tensor(labels, dtype=torch.int64)))
+    return splits[0], splits[1] if test else None, tuple(classes)
 
 
 def _folders(folder: Path) -> list[str]:
@@ -355,56 +367,46 @@ def _ambiguous(inside: dict[str, list[str]]) -> bool:
 # -- tables that list files -------------------------------------------------------------------------------------------
 
 
-def _listings(source: Source, fault: Fault) -> Iterable[tuple[dict[str, str], str]]:
-    """(path → class, split) of each table, or of each value of its split column."""
-    kind = source.kind
+def _listings(source: Source, fault: Fault) -> dict[str, dict[str, str]]:
+    """path → class of all files that the tables list, by split."""
+    found: dict[str, dict[str, str]] = {}
     for table in source.listing:
         inside, columns = os.path.realpath(table.parent), ("", "")
-        found: dict[str, dict[str, str]] = {}
         own = (split_of(table.name) or "train") if len(source.listing) > 1 else "train"
         for number, row in enumerate(read_rows(table, fault), 1):
             if number == 1:
                 file = next(name for name in FILE if name in row)
                 names = [name for name in row if name not in (file, "split")]
                 columns = file, pick_column(table, "label", source.label, LABELS, names)
-            where, missing = f"{table}, row {number}", [name for name in columns if row.get(name) in (None, "")]
-            path, name, split = (str(row.get(key)) for key in (*columns, "split"))
-            split = own if row.get("split") is None else split.lower()
+            where = f"{table}, row {number}: "
+            path, name, split = ("" if row.get(key) is None else str(row[key]) for key in (*columns, "split"))
+            split, place = split.lower() or own, os.path.join(table.parent, path)
             try:
-                if missing:
-                    raise ValueError(f"{where}: {missing[0]} is missing: fill it or take the row out")
+                if not path or not name:
+                    raise ValueError(f"{columns[bool(path)]} is missing: fill it or take the row out")
                 if split not in SPLITS:
-                    raise ValueError(f"{where}: split is {split!r}: name it one of {', '.join(SPLITS)}")
-                named = f"{where}: {columns[0]} names {path!r}"
-                place = _inside(str(table.parent), path, (inside,), f"{where}: {columns[0]}")
-                if not place.lower().endswith(SUFFIXES[kind]):
-                    raise ValueError(f"{named}, which is no {WORDS[kind]} file: take the row out")
+                    raise ValueError(f"split is {split!r}: name it one of {', '.join(SPLITS)}")
+                where += f"{columns[0]} names {path!r}"
+                if not _inside(place, (inside,)).lower().endswith(SUFFIXES[source.kind]):
+                    raise ValueError(f", which is no {WORDS[source.kind]} file: take the row out")
                 if not os.path.isfile(place):
-                    raise ValueError(f"{named}, which is not there: correct it, or add the file")
-                if any(os.path.join(table.parent, path) in examples for examples in found.values()):
-                    raise ValueError(f"{named} a second time: take one of the rows out")
+                    raise ValueError(", which is not there: correct it, or add the file")
+                if any(place in examples for examples in found.values()):
+                    raise ValueError(" a second time: take one of the rows out")
+                found.setdefault(split, {})[place] = name
             except ValueError as error:
-                fault(str(error))
-                continue
-            found.setdefault(split, {})[os.path.join(table.parent, path)] = name
-        yield from ((examples, split) for split, examples in found.items())
+                fault(f"{where}{error}")
+    return found
 
 
-def _open_listing(source: Source, notes: list[Note], fault: Fault) -> tuple[Split, Split | None, tuple[str, ...]]:
-    """Training and test files that tables list, and the names of the classes: in the order of numbers, if they are."""
-    splits: dict[str, dict[str, str]] = {}
-    for examples, split in _listings(source, fault):
-        splits.setdefault(split, {}).update(examples)
+def _open_listing(source: Source, notes: list[Note], fault: Fault) -> Opened:
+    """Training and test files that tables list, and the names of the classes."""
+    splits = _listings(source, fault)
     if "train" not in splits:
         raise ValueError(f"{source.listing[0]} lists no training examples: name the training split train")
     test = _pick_test(splits, lambda name: True, notes)
-    names = set(splits["train"].values())
-    classes = {name: k for k, name in enumerate(sorted(names, key=int if all(map(str.isdecimal, names)) else None))}
-    for path, name in splits[test].items() if test else ():
-        if name not in classes:
-            fault(f"{path}: class {name!r} is unknown to the training split: add examples of it there")
-    held = _files(splits[test].items(), classes) if test else None
-    return _files(splits["train"].items(), classes), held, tuple(classes)
+    held = list(splits[test].items()) if test else []
+    return _numbered_files(list(splits["train"].items()), held, "the training split", fault)
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
@@ -427,7 +429,7 @@ def _parquet_splits(found: Path, files: list[Path]) -> dict[str, Table]:
 
 def _open_rows(
     source: Source, splits: dict[str, Table], folder: Path, folders: tuple[str, ...], notes: list[Note], fault: Fault
-) -> tuple[Split, Split | None, tuple[str, ...]]:
+) -> Opened:
     """Both splits; rows that name a file instead of holding its bytes may name one below `folders`."""
     if "train" not in splits:
         raise ValueError(f"there are the splits {', '.join(splits)} but no train split: name the training split train")
@@ -545,16 +547,14 @@ def _pick_test(present: Iterable[str], labelled: Callable[[str], bool], notes: l
     return chosen
 
 
-def _inside(here: str, path: str, folders: Sequence[str], where: str) -> str:
-    """Where a row's path leads, from its table's folder: a row could name any file of this machine."""
+def _inside(path: str, folders: Sequence[str]) -> str:
+    """Where a path that stands in a table leads: it could name any file of this machine."""
     try:
-        place = os.path.realpath(os.path.join(here, path))
+        place = os.path.realpath(path)
     except (OSError, ValueError) as error:  # ValueError: a null byte
-        raise ValueError(f"{where} names {path!r}: {_io.one_line(error)}") from None
+        raise ValueError(f": {_io.one_line(error)}") from None
     if not any(place.startswith(os.path.join(folder, "")) for folder in folders):
-        raise ValueError(
-            f"{where} names {path!r}, outside of the data's folder: put the file into it, or its bytes into the row"
-        )
+        raise ValueError(", outside of the data's folder: put the file into it, or its bytes into the row")
     return place
 
 

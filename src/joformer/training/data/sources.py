@@ -211,10 +211,14 @@ def _listing(path: Path, files: Sequence[Path]) -> tuple[Path, ...]:
     """Tables that list files and their classes: the one that was given, or those of a folder without class folders."""
     if path.is_file():
         return (path,) if is_table(path) and _listed(path) else ()
-    media = [file.relative_to(path).parts for file in files if suffix_of(file) in (*SUFFIXES["images"], *HEARD)]
-    if not media or (len({parts[0] for parts in media}) > 1 and min(map(len, media)) > 1):
-        return ()
-    return tuple(file for file in files if file.parent == path and is_table(file) and _listed(file))
+    tables = [file for file in files if is_table(file) and file.parent == path and _listed(file)]
+    below = {
+        file.relative_to(path).parts[:2]
+        for file in files
+        if tables and suffix_of(file) in (*SUFFIXES["images"], *HEARD)
+    }
+    is_tree = len({parts[0] for parts in below}) > 1 and all(len(parts) > 1 for parts in below)
+    return () if is_tree else tuple(tables)
 
 
 def _listed(table: Path) -> list[str]:

@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,11 @@ def read_rows(path: Path, fault: Fault = fault) -> Iterator[dict[str, Any]]:
         return
     for number, line in enumerate(lines, 1):
         if line.strip():
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                row = None
-            if isinstance(row, dict):
-                yield row
+            found: Any = None
+            with suppress(ValueError, RecursionError):
+                found = json.loads(line)
+            if isinstance(found, dict):
+                yield found
             else:
                 fault(f"{path}, line {number} is no JSON object: write one object per line, without a list")
 
