@@ -267,6 +267,7 @@ def test_the_hub_is_read_like_tables(tmp_path, monkeypatch):
         "  decoded while training, to 16 × 16",
     ]
     assert data.classes == ("cat", "dog")
+    assert resolve("hub:owner/pets").kind == "images"
     assert data.test.labels.tolist() == [1, 1, 0, 0]
     images, labels = next(data.batches([[(1, 0), (3, 0)]]))
     want = centred(Image.fromarray(picture(3)), 16 * 256 / 224, 16)

@@ -102,7 +102,7 @@ def open_text(source: Source, fault: Fault = fault) -> Documents:
     path, files = source.path, _chosen(source)
     decoded: dict[str, str] = {}
     if len(files) < len(source.files):
-        aside = [file.name for file in source.files if file not in files]
+        aside = [file.name for file in sorted({*source.files} - {*files})]
         text = f"only {len(files):,} files like {files[0].name} are read, {len(aside):,} others are not: {aside[0]}"
         notes.append((logging.WARNING, text))
     if not files:

@@ -108,11 +108,14 @@ def resolve(
         ValueError: nowhere/pictures does not exist: give a file or a folder
     """
     if isinstance(spec, Source):
-        source = replace(spec, label=label or spec.label, column=column or spec.column)
+        changed = label not in (None, spec.label) or column not in (None, spec.column)
+        source = replace(spec, label=label or spec.label, column=column or spec.column) if changed else spec
     elif isinstance(spec, str) and (spec in NAMES or is_hub(spec)):
         source = Source(spec, NAMES.get(spec, kind or "text"), spec.rpartition("/")[2], label=label, column=column)
         if spec not in NAMES and kind is None:
-            source = replace(source, kind=_kind_of_schema(next(iter(source.tables.values())).features.arrow_schema))
+            tables = source.tables
+            source = replace(source, kind=_kind_of_schema(next(iter(tables.values())).features.arrow_schema))
+            source.__dict__["tables"] = tables  # fetched once
     else:
         path = require_path(spec)
         files = tuple(files_under(path)) if path.is_dir() else (path,)
