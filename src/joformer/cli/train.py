@@ -133,11 +133,11 @@ class _Labelled:
         if self.epochs is not None and self.recipe.stages:
             raise ValueError("--stages give the number of steps: leave out --epochs")
 
-    def start(self, config: Any, task: ImageTask, count: int, source: Source, **more: Any) -> int:
-        """Trains on so many images."""
+    def start(self, config: Any, task: ImageTask, source: Source, **more: Any) -> int:
+        """Trains; `more` is noted beside what all have in common."""
         recipe = self.recipe
         if self.epochs is not None:
-            recipe = replace(recipe, steps=max(1, round(self.epochs * count / self.batch)))
+            recipe = replace(recipe, steps=max(1, round(self.epochs * len(task.images) / self.batch)))
         options = {name: getattr(self, name) for name in ("label", "size", "rate", "seconds", "bands", "hop")}
         return self.to.train(config, task, recipe, {"data": source.spec, **options, **more})
 
@@ -198,14 +198,14 @@ class ViT(_Labelled):
         if self.stream:
             crop: Literal["centre", "resized"] = "centre" if self.augment == "none" else "resized"
             images = Streamed(source, size=self.size or 224, train_crop=crop, workers=self.workers)
-            count, channels, shape = len(images), 3, [images.size, images.size]
+            channels, shape = 3, [images.size, images.size]
         else:
             images = self.load(source)
-            count, (channels, *shape) = len(images.train), images.train.images.shape[1:]
+            channels, *shape = images.train.images.shape[1:]
         config = self._config(tuple(shape), channels, len(images.classes))
         augment, mix = augmentation(self.augment, images)
         task = ImageTask(images, batch=self.batch, augment=augment, mix=mix, draw=self.draw)
-        return self.start(config, task, count, source, stream=self.stream)
+        return self.start(config, task, source, stream=self.stream)
 
     def _config(self, shape: tuple[int, ...], channels: int, classes: int) -> ViTConfig:
         given = {each.name: getattr(self, each.name, None) for each in fields(ViTConfig)}
@@ -240,7 +240,7 @@ class Monoidal(_Labelled):
         own = {name: getattr(self, name) for name in ("dim", "hidden", "frequencies", "spread")}
         config = ClassifierConfig(shape=tuple(images.train.images.shape[2:]), classes=len(images.classes), **own)
         task = ImageTask(images, batch=self.batch, cells=True)
-        return self.start(config, task, len(images.train), source)
+        return self.start(config, task, source)
 
 
 def _patch(given: tuple[int, ...] | None, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -112,8 +112,7 @@ class ImageSource(_Source):
 
     def steps(self, epochs: int | float) -> int:
         """How many steps go through the images so often."""
-        images = self.load()
-        return max(1, round(epochs * (len(images) if isinstance(images, Streamed) else len(images.train)) / self.batch))
+        return max(1, round(epochs * len(self.load()) / self.batch))
 
     def notes(self) -> dict[str, Any]:
         """What `joformer evaluate` needs to find the data again."""

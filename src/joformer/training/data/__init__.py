@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 from joformer.training.data.audio import load_audio
+from joformer.training.data.files import Place
 from joformer.training.data.images import Images, Labelled, load_images
 from joformer.training.data.sources import Source, resolve
 from joformer.training.data.streamed import Streamed
@@ -27,11 +26,11 @@ __all__ = [
 
 
 def load_labelled(
-    source: str | os.PathLike[str] | Source,
+    source: Place | Source,
     *,
     label: str | None = None,
     size: int | None = None,
-    cache: str | os.PathLike[str] | None = None,
+    cache: Place | None = None,
     **sound: int | float | None,
 ) -> Images:
     """Images, or the spectrograms of sounds: whichever the source holds.

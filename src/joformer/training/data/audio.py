@@ -19,7 +19,6 @@ from __future__ import annotations
 import io
 import logging
 import math
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from torch import Tensor
 from joformer._io import one_line
 from joformer._log import logger
 from joformer.training.data.examples import Records, Split
-from joformer.training.data.files import content_hash, suffix_of
+from joformer.training.data.files import Place, content_hash, suffix_of
 from joformer.training.data.images import Images, Made, embedded, kept, stored
 from joformer.training.data.sources import CODED, WAV, Source, resolve
 
@@ -41,7 +40,7 @@ EMBEDDED = (1200, 300)  # clips that train and that test
 
 
 def load_audio(
-    source: str | os.PathLike[str] | Source,
+    source: Place | Source,
     *,
     label: str | None = None,
     rate: int = 8000,
@@ -49,7 +48,7 @@ def load_audio(
     bands: int = 64,
     hop: float | None = None,
     frames: int | None = None,
-    cache: str | os.PathLike[str] | None = None,
+    cache: Place | None = None,
 ) -> Images:
     """The spectrograms of all clips of a source, which go wherever images go.
 

@@ -12,6 +12,7 @@ the former does not end with one.
 from __future__ import annotations
 
 import codecs
+import itertools
 import logging
 import re
 import sysconfig
@@ -65,15 +66,18 @@ class Part:
         """
         apart = b""
         for name, chunks in self.documents():
-            decoder, offset = codecs.getincrementaldecoder("utf-8")(), 0
-            start = apart
-            for chunk in chunks:
-                _check(name, decoder, offset, chunk)
-                offset += len(chunk)
+            decoder, read, start = codecs.getincrementaldecoder("utf-8")(), 0, apart
+            for chunk in itertools.chain(chunks, [None]):  # the last ends a character that was not complete
+                at = read - len(decoder.getstate()[0])
+                try:
+                    decoder.decode(chunk or b"", final=chunk is None)
+                except UnicodeDecodeError as error:
+                    place = f"byte {at + error.start} (0x{error.object[error.start]:02x})"
+                    remedy = "if it is text, convert it, for example by iconv -f LATIN1 -t UTF-8; if not, take it out"
+                    raise ValueError(f"{name} is not UTF-8 at {place}: {remedy}") from None
                 if chunk:
                     yield start + chunk
-                    start, apart = b"", b"" if chunk.endswith(b"\n") else b"\n"
-            _check(name, decoder, offset, b"", final=True)
+                    start, apart, read = b"", b"" if chunk.endswith(b"\n") else b"\n", read + len(chunk)
 
 
 class Documents(NamedTuple):
@@ -164,16 +168,6 @@ def stdlib_source(limit_bytes: int = 8_000_000) -> bytes:
     if not source:
         raise ValueError(f"no source of the standard library in {root}: give a text file instead")
     return bytes(source)
-
-
-def _check(name: str, decoder: codecs.IncrementalDecoder, offset: int, chunk: bytes, final: bool = False) -> None:
-    held = len(decoder.getstate()[0])
-    try:
-        decoder.decode(chunk, final)
-    except UnicodeDecodeError as error:
-        at, byte = offset - held + error.start, error.object[error.start]
-        remedy = "if it is text, convert it, for example by iconv -f LATIN1 -t UTF-8; if not, take it out"
-        raise ValueError(f"{name} is not UTF-8 at byte {at} (0x{byte:02x}): {remedy}") from None
 
 
 def _of_files(

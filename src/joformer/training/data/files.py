@@ -29,6 +29,7 @@ MARKS = {codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32"}
 MARKS |= {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
 
 
+Place = str | os.PathLike[str]
 Fault = Callable[[str], None]
 
 
@@ -60,7 +61,7 @@ def content_hash(*parts: Path | bytes | str | int) -> str:
     return whole.hexdigest()
 
 
-def suffix_of(path: str | os.PathLike[str]) -> str:
+def suffix_of(path: Place) -> str:
     """The suffix in lower case, without that of a compression.
 
     >>> suffix_of("train.JSONL.gz"), suffix_of("notes.xz")
@@ -70,7 +71,7 @@ def suffix_of(path: str | os.PathLike[str]) -> str:
     return os.path.splitext(stem)[1] if suffix in PACKED else suffix
 
 
-def require_path(source: str | os.PathLike[str]) -> Path:
+def require_path(source: Place) -> Path:
     """The file or folder, which exists and may be read, or one line saying what is wrong.
 
     >>> require_path("a/nowhere.txt")
@@ -202,7 +203,7 @@ class Expansion:
     >>> Expansion(Path(__file__)).add(10)
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: Place) -> None:
         self.path, self.size, self.given = path, os.stat(path).st_size, 0
         self.most = allowed(FREE + RATIO * self.size)
 
@@ -216,7 +217,7 @@ class Expansion:
             )
 
 
-def open_parquet(path: str | os.PathLike[str]) -> Any:
+def open_parquet(path: Place) -> Any:
     """The `pyarrow.parquet.ParquetFile`; one that is none, or that claims to hold far more than it can, is one line.
 
     >>> open_parquet(__file__)  # doctest: +ELLIPSIS

@@ -27,7 +27,7 @@ from torch import Tensor
 from joformer._log import logger
 from joformer.training.data.cache import cached
 from joformer.training.data.examples import Records, Split, identity, label_of, open_examples
-from joformer.training.data.files import content_hash
+from joformer.training.data.files import Place, content_hash
 from joformer.training.data.sources import Note, Source, log, resolve, summary
 from joformer.training.data.streamed import ROTATED, centred, decode_image
 
@@ -68,6 +68,9 @@ class Images:
     test: Labelled
     classes: tuple[str, ...]
     fingerprint: str
+
+    def __len__(self) -> int:
+        return len(self.train)
 
     def to(self, device: torch.device | str) -> Images:
         """The same on another device."""
@@ -111,11 +114,7 @@ class Made(NamedTuple):
 
 
 def load_images(
-    source: str | os.PathLike[str] | Source,
-    *,
-    label: str | None = None,
-    size: int | None = None,
-    cache: str | os.PathLike[str] | None = None,
+    source: Place | Source, *, label: str | None = None, size: int | None = None, cache: Place | None = None
 ) -> Images:
     """All images of a source, decoded: uint8 (n, channels, height, width), and int64 labels.
 
@@ -173,12 +172,7 @@ def embedded(source: Source, made: Made) -> Images:
 
 
 def kept(
-    source: Source,
-    word: str,
-    settings: tuple[object, ...],
-    make: Callable[[Records], Made],
-    *,
-    cache: str | os.PathLike[str] | None,
+    source: Source, word: str, settings: tuple[object, ...], make: Callable[[Records], Made], *, cache: Place | None
 ) -> Images:
     """What `make(records)` gives for a source, from the cache where it was made before.
 
@@ -194,7 +188,7 @@ def kept(
     return _images(source, made, content_hash(key, made.mark) if made.mark else key)
 
 
-def stored(key: str, make: Callable[[Path], Made], *, cache: str | os.PathLike[str] | None) -> Made:
+def stored(key: str, make: Callable[[Path], Made], *, cache: Place | None) -> Made:
     """What `make(folder)` gives, from the cache where it was made before under this key; the folder is for its use."""
     from safetensors import safe_open
     from safetensors.torch import save_file

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from joformer._log import logger
-from joformer.training.data.files import files_under, open_parquet, require_path, suffix_of
+from joformer.training.data.files import Place, files_under, open_parquet, require_path, suffix_of
 from joformer.training.data.hub import hub, is_hub
 from joformer.training.data.tables import is_parquet, is_table, read_rows
 
@@ -82,11 +82,7 @@ class Source:
 
 
 def resolve(
-    spec: str | os.PathLike[str] | Source,
-    *,
-    kind: Kind | None = None,
-    label: str | None = None,
-    column: str | None = None,
+    spec: Place | Source, *, kind: Kind | None = None, label: str | None = None, column: str | None = None
 ) -> Source:
     """What the data is, by its names and first bytes; nothing is loaded or fetched to find out, but `hub:` names.
 
@@ -137,7 +133,7 @@ def is_name(spec: str) -> bool:
     return spec in NAMES or is_hub(spec)
 
 
-def split_of(path: str | os.PathLike[str]) -> str | None:
+def split_of(path: Place) -> str | None:
     """The first word of a path that names a split.
 
     >>> split_of("wiki.valid.tokens"), split_of("data/train-0.parquet"), split_of("the notes.txt")

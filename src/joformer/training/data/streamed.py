@@ -11,7 +11,6 @@ import copy
 import io
 import logging
 import math
-import os
 import signal
 import warnings
 from collections import Counter
@@ -26,7 +25,7 @@ from torch import Tensor
 from joformer._io import LIMITS, allowed, one_line
 from joformer.training.data.cache import cache_folder
 from joformer.training.data.examples import Split, identity, label_of, open_examples
-from joformer.training.data.files import content_hash
+from joformer.training.data.files import Place, content_hash
 from joformer.training.data.sources import Source, log, resolve, summary
 
 # Only these are tried: PIL knows formats that start other programs. Guessing first halves the time of small images.
@@ -81,25 +80,19 @@ def decode_image(data: bytes, name: str, converted: Counter[str] | None = None) 
 
 def _conversions(image: Any) -> list[str]:
     """What has to be done to an image, in words."""
-    done = []
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            # PIL itself rotates TIFF, when it is loaded.
-            done += [ROTATED] * (image.format != "TIFF" and image.getexif().get(0x0112) in range(2, 9))
-    except Exception:  # EXIF that is damaged says nothing
-        pass
-    if image.mode.startswith("I;16"):
-        done.append("16 bits reduced to 8")
-    if image.mode in ("P", "PA"):
-        done.append("palette to colours")
-    if image.mode in ("LA", "La", "RGBA", "RGBa", "PA") or "transparency" in image.info:
-        done.append("alpha dropped")
-    if image.mode in ("CMYK", "YCbCr", "LAB", "HSV"):
-        done.append(f"{image.mode} to RGB")
-    if getattr(image, "is_animated", False):
-        done.append("first picture of several taken")
-    return done
+    mode, rotated = image.mode, False
+    with suppress(Exception), warnings.catch_warnings():  # EXIF that is damaged says nothing
+        warnings.simplefilter("ignore")
+        rotated = image.format != "TIFF" and image.getexif().get(0x0112) in range(2, 9)  # PIL itself rotates TIFF
+    done = {
+        ROTATED: rotated,
+        "16 bits reduced to 8": mode.startswith("I;16"),
+        "palette to colours": mode in ("P", "PA"),
+        "alpha dropped": mode in ("LA", "La", "RGBA", "RGBa", "PA") or "transparency" in image.info,
+        f"{mode} to RGB": mode in ("CMYK", "YCbCr", "LAB", "HSV"),
+        "first picture of several taken": getattr(image, "is_animated", False),
+    }
+    return [what for what, needed in done.items() if needed]
 
 
 @contextmanager
@@ -171,13 +164,13 @@ class Streamed:
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | Source,
+        source: Place | Source,
         *,
         size: int = 224,
         train_crop: Literal["resized", "centre"] = "resized",
         workers: int = 0,
         label: str | None = None,
-        cache: str | os.PathLike[str] | None = None,
+        cache: Place | None = None,
     ) -> None:
         if size < 1 or workers < 0:
             raise ValueError(f"size is {size} and workers {workers}: give a size of 1 or more, workers 0 or more")

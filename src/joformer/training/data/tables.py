@@ -16,14 +16,23 @@ from pathlib import Path
 from typing import Any
 
 from joformer._io import allowed, new_file, one_line
-from joformer.training.data.files import Expansion, Fault, content_hash, fault, open_parquet, read_utf8, suffix_of
+from joformer.training.data.files import (
+    Expansion,
+    Fault,
+    Place,
+    content_hash,
+    fault,
+    open_parquet,
+    read_utf8,
+    suffix_of,
+)
 
 SEPARATORS = {".csv": ",", ".tsv": "\t", ".jsonl": "", ".ndjson": "", ".json": ""}
 LINE = 1 << 26  # bytes of one row of CSV or JSON
 ROWS = 64  # of parquet, copied at a time
 
 
-def is_table(path: str | os.PathLike[str]) -> bool:
+def is_table(path: Place) -> bool:
     """Whether the name is that of CSV, TSV or JSON lines, compressed or not.
 
     >>> is_table("train.jsonl.gz"), is_table("notes.txt")
@@ -32,7 +41,7 @@ def is_table(path: str | os.PathLike[str]) -> bool:
     return suffix_of(path) in SEPARATORS
 
 
-def is_parquet(path: str | os.PathLike[str]) -> bool:
+def is_parquet(path: Place) -> bool:
     """Whether the name is that of a parquet file.
 
     >>> is_parquet("train-0.parquet")

@@ -16,7 +16,6 @@ import codecs
 import itertools
 import json
 import logging
-import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from torch import Tensor
 from joformer._log import Progress, logger
 from joformer.training.data.cache import cached
 from joformer.training.data.documents import Documents, Part, open_text, stdlib_source
-from joformer.training.data.files import content_hash
+from joformer.training.data.files import Place, content_hash
 from joformer.training.data.sources import Source, log, resolve, summary
 from joformer.training.data.tokenizer import Stream, Tokenizer, threads
 
@@ -62,12 +61,12 @@ class Text:
 
 
 def load_text(
-    source: str | os.PathLike[str] | Source,
+    source: Place | Source,
     *,
     vocab: int = 8000,
     tokenizer: Tokenizer | None = None,
     column: str | None = None,
-    cache: str | os.PathLike[str] | None = None,
+    cache: Place | None = None,
 ) -> Text:
     """The text of a source as tokens, from the cache if it was prepared before; what was understood is logged.
 

@@ -185,7 +185,7 @@ class ImageTask:
 
     def _chosen(self, seed: int, step: int) -> Tensor:
         """Which images the step takes; all of them, whatever part is asked for."""
-        count = len(self.images.train) if isinstance(self.images, Images) else len(self.images)
+        count = len(self.images)
         if self.draw == "randint":
             return torch.randint(count, (self.size,), generator=generator(seed, "batch", step))
         places = torch.arange(step * self.size, (step + 1) * self.size)
