@@ -17,6 +17,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,8 @@ TESTS = ("test", "validation", "valid", "val")  # the first of these that has la
 EXAMPLE = 1 << 28  # bytes of one encoded image or clip: nobody's are larger
 WORDS = {"images": "image", "sounds": "sound"}
 LABELS = ("label", "fine_label")
+Parts = tuple[tuple[str, int], ...]
+"""The files that make up a split: name, rows."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class Rows:
 
     table: Any
     column: str
-    files: tuple[tuple[str, int], ...]  # where the rows came from: name, count
+    files: Parts  # where the rows came from: name, count
     rows: Tensor
     labels: Tensor
     folders: tuple[str, ...] = ()  # with what is below them, all that rows may name by path; without links
@@ -177,10 +180,8 @@ def open_examples(source: Source, folder: Path, fault: Fault = fault) -> Records
     notes: list[Note] = []
     parquet = [file for file in source.files if is_parquet(file)]
     if source.path is None:
-        tables: dict[str, Table] = {}
-        for name, table in source.tables.items():
-            tables[name] = (table, ((f"the hub's {name} split", len(table)),))
-        train, test, classes = _open_rows(source, tables, folder, hub_folders(), notes, fault)
+        splits: dict[str, Parts] = {n: ((f"the hub's {n} split", len(t)),) for n, t in source.tables.items()}
+        train, test, classes = _open_rows(source, splits, folder, hub_folders(), notes, fault)
     elif source.listing:
         train, test, classes = _open_listing(source, notes, fault)
     elif parquet:
@@ -411,66 +412,73 @@ def _open_listing(source: Source, notes: list[Note], fault: Fault) -> Opened:
 
 # -- rows -------------------------------------------------------------------------------------------------------------
 
-Table = tuple[Any, tuple[tuple[str, int], ...]]  # a Dataset, or None for parquet files; (name, rows) of each file
+
+class _Table(NamedTuple):
+    """One split: its rows, the names of the columns of examples and of labels, and the labels themselves."""
+
+    rows: Any
+    data: str
+    label: str
+    held: Any
+    files: Parts
+
+    @property
+    def names(self) -> list[str] | None:
+        """The names of the classes, where the table has them."""
+        return getattr(self.rows.features[self.label], "names", None)
 
 
-def _parquet_splits(found: Path, files: list[Path]) -> dict[str, Table]:
+def _parquet_splits(found: Path, files: list[Path]) -> dict[str, Parts]:
     """The files of each split; a file alone is the training split."""
     named = {str(file): split_of(file.relative_to(found)) if found.is_dir() else "train" for file in files}
     nameless = next((name for name, split in named.items() if split is None), None)
     if nameless and any(named.values()):
         raise ValueError(f"{nameless} belongs to no split: name it train-… or test-…, or move it away")
-    splits: dict[str, Table] = {}
+    splits: dict[str, Parts] = {}
     for name, split in named.items():
-        counts = splits.get(split or "train", (None, ()))[1]
-        splits[split or "train"] = (None, (*counts, (name, open_parquet(name).metadata.num_rows)))
+        part = (name, open_parquet(name).metadata.num_rows)
+        splits[split or "train"] = (*splits.get(split or "train", ()), part)
     return splits
 
 
 def _open_rows(
-    source: Source, splits: dict[str, Table], folder: Path, folders: tuple[str, ...], notes: list[Note], fault: Fault
+    source: Source, splits: dict[str, Parts], folder: Path, folders: tuple[str, ...], notes: list[Note], fault: Fault
 ) -> Opened:
     """Both splits; rows that name a file instead of holding its bytes may name one below `folders`."""
+    import pyarrow.compute as pc
+
     if "train" not in splits:
         raise ValueError(f"there are the splits {', '.join(splits)} but no train split: name the training split train")
-    opened: dict[str, tuple[Any, str, str, Any]] = {}
 
-    def open_split(name: str) -> tuple[Any, str, str, Any]:
-        """The table, its columns of data and of labels, and the labels themselves."""
-        if name not in opened:
-            table, files = splits[name]
-            if not sum(rows for _, rows in files):
-                raise ValueError(f"{files[0][0]} holds no rows: the {name} split needs at least one")
-            files = tuple((path, rows) for path, rows in files if rows)
-            schema = open_parquet(files[0][0]).schema_arrow if table is None else table.features.arrow_schema
-            columns = _columns(schema, source, files[0][0])
-            if table is None:
-                table = copy_parquet(files, columns, folder / name)
-            splits[name] = (table, files)
-            opened[name] = (table.with_format("arrow"), *columns, table.data.column(columns[1]))
-        return opened[name]
+    @cache
+    def table_of(name: str) -> _Table:
+        files = tuple((path, rows) for path, rows in splits[name] if rows)
+        if not files:
+            raise ValueError(f"{splits[name][0][0]} holds no rows: the {name} split needs at least one")
+        if source.path is None:
+            table = source.tables[name]
+            columns = _columns(table.features.arrow_schema, source, files[0][0])
+        else:
+            columns = _columns(open_parquet(files[0][0]).schema_arrow, source, files[0][0])
+            table = copy_parquet(files, columns, folder / name)
+        return _Table(table.with_format("arrow"), *columns, table.data.column(columns[1]), files)
 
-    def labelled(name: str) -> bool:
-        import pyarrow.compute as pc
+    def is_labelled(name: str) -> bool:
+        held = table_of(name).held
+        is_number = str(held.type).startswith(("int", "uint"))
+        return held.null_count < len(held) and (not is_number or pc.max(held).as_py() >= 0)
 
-        labels = open_split(name)[3]
-        is_number = str(labels.type).startswith(("int", "uint"))
-        return labels.null_count < len(labels) and (not is_number or pc.max(labels).as_py() >= 0)
-
-    def rows(name: str, known: tuple[str, ...] | None = None) -> tuple[Rows, tuple[str, ...]]:
-        table, data, column, held = open_split(name)
-        names, files = getattr(table.features[column], "names", None), splits[name][1]
-        if names != train_names:
-            raise ValueError(f"{files[0][0]} names other classes in {column} than {splits['train'][1][0][0]}")
-        classes, labels = _numbered(held, names, known, files, column, fault)
+    def rows_of(name: str, known: tuple[str, ...] | None = None) -> tuple[Rows, tuple[str, ...]]:
+        table, train = table_of(name), table_of("train")
+        if table.names != train.names:
+            raise ValueError(f"{table.files[0][0]} names other classes in {table.label} than {train.files[0][0]}")
+        classes, labels = _numbered(table, known, fault)
         right = (labels >= 0).nonzero().squeeze(1)
-        return Rows(table, data, files, right, labels[right], folders), classes
+        return Rows(table.rows, table.data, table.files, right, labels[right], folders), classes
 
-    first, _, column, _ = open_split("train")
-    train_names = getattr(first.features[column], "names", None)
-    train, classes = rows("train")
-    test = _pick_test(splits, labelled, notes)
-    return train, rows(test, classes)[0] if test else None, classes
+    train, classes = rows_of("train")
+    test = _pick_test(splits, is_labelled, notes)
+    return train, rows_of(test, classes)[0] if test else None, classes
 
 
 def _columns(schema: Any, source: Source, where: str) -> tuple[str, str]:
@@ -489,47 +497,38 @@ def _columns(schema: Any, source: Source, where: str) -> tuple[str, str]:
     return data[0], pick_column(where, "label", source.label, LABELS, numbers + words, sole=numbers)
 
 
-def _numbered(
-    held: Any,
-    names: list[str] | None,
-    known: tuple[str, ...] | None,
-    files: tuple[tuple[str, int], ...],
-    column: str,
-    fault: Fault,
-) -> tuple[tuple[str, ...], Tensor]:
-    """Classes and int64 labels of a column, −1 where it is faulty; `known` are the classes of the training split."""
+def _numbered(table: _Table, known: tuple[str, ...] | None, fault: Fault) -> tuple[tuple[str, ...], Tensor]:
+    """Classes and int64 labels of a split, −1 where they are faulty; `known` are the classes of the training split."""
     import pyarrow
     import pyarrow.compute as pc
 
+    held, names = table.held, table.names
     faulty: set[int] = set()
 
     def refuse(wrong: Any, why: str) -> None:
         for row in pc.indices_nonzero(pc.fill_null(wrong, False)).to_pylist():
             if row not in faulty:
                 faulty.add(row)
-                fault(f"{_row_name(files, row)}: {column} {why.format(held[row].as_py())}")
+                fault(f"{_row_name(table.files, row)}: {table.label} {why.format(held[row].as_py())}")
 
     refuse(pc.is_null(held), "is missing: fill it or take the row out")
+    is_number = pyarrow.types.is_integer(held.type)
     unknown = "a class unknown to the training split: add examples of it there"
-    if not pyarrow.types.is_integer(held.type):
-        classes = known or tuple(sorted(pc.unique(held.drop_null()).to_pylist()))
-        numbers = pc.index_in(held, value_set=pyarrow.array(classes, type=held.type))
-        refuse(pc.is_null(numbers), f"is {{!r}}, {unknown}")
-    else:
+    if is_number:
         refuse(pc.less(held, 0), "is {}: labels count from 0")
-        if names:
-            most, why = len(names), f"beyond the {len(names)} classes that are named"
-        elif known:
-            most, why = len(known), unknown
-        else:
-            most, why = len(held), f"among {len(held)} examples: labels count the classes from 0"
-        refuse(pc.greater_equal(held, most), f"is {{}}{',' * bool(names or known)} {why}")
+        named = names or known
+        why = f"beyond the {len(names)} classes that are named" if names else unknown
+        many = f"is {{}} among {len(held)} examples: labels count the classes from 0"
+        refuse(pc.greater_equal(held, len(named or held)), f"is {{}}, {why}" if named else many)
         numbers = held
+    else:
+        known = known or tuple(sorted(pc.unique(held.drop_null()).to_pylist()))
+        numbers = pc.index_in(held, value_set=pyarrow.array(known, type=held.type))
+        refuse(pc.is_null(numbers), f"is {{!r}}, {unknown}")
     labels = torch.tensor(pc.fill_null(pc.cast(numbers, "int64", safe=False), -1).to_numpy()).long()
     labels[sorted(faulty)] = -1
-    if pyarrow.types.is_integer(held.type):
-        classes = known or tuple(names or map(str, range(int(labels.max()) + 1)))
-    return classes, labels
+    counted = tuple(names or map(str, range(int(labels.max()) + 1))) if is_number else ()
+    return known or counted, labels
 
 
 # -- common to all ----------------------------------------------------------------------------------------------------
@@ -565,7 +564,7 @@ def _read(path: str, where: str = "") -> bytes:
         raise ValueError(f"{where}cannot read {path}: {_io.one_line(error)}") from None
 
 
-def _row_place(files: tuple[tuple[str, int], ...], row: int) -> tuple[str, int]:
+def _row_place(files: Parts, row: int) -> tuple[str, int]:
     """The file in which a row is, and its number there."""
     for name, count in files:
         if row < count:
@@ -574,7 +573,7 @@ def _row_place(files: tuple[tuple[str, int], ...], row: int) -> tuple[str, int]:
     raise IndexError(row)
 
 
-def _row_name(files: tuple[tuple[str, int], ...], row: int) -> str:
+def _row_name(files: Parts, row: int) -> str:
     return "{}, row {}".format(*_row_place(files, row))
 
 
