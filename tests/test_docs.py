@@ -48,6 +48,7 @@ def test_the_bounds_that_are_promised_are_those_of_the_code():
         f"| an encoded image or sound, a file | {examples.EXAMPLE >> 20} MiB |",
         f"| samples a second of a sound | {audio.RATES[0]:,} to {audio.RATES[1]:,} |",
         f"| a file of JSON | {files.JSON >> 20} MiB |",
+        f"| a row of CSV, TSV or JSON lines | {tables.LINE >> 20} MiB |",
         f"A batch of {tables.ROWS} (text: {documents.ROWS}) rows",
         f"`{files.LIMITS}=10`",
     ):

@@ -255,6 +255,26 @@ def test_folders_of_examples(suffix, load):
     check()
 
 
+LISTINGS = {
+    "a.csv": b"file,label,split\n0.png,cat,train\n1.png,dog,train\n2.png,cat,test\n",
+    "a.jsonl": b"".join(b'{"file": "%d.png", "label": %d}\n' % (k, k % 2) for k in range(4)),
+}
+
+
+@pytest.mark.parametrize("name", LISTINGS)
+def test_tables_of_files(name):
+    @tries(60)
+    @given(changed(LISTINGS[name]))
+    def check(data):
+        with folder() as place:
+            for number in range(4):
+                (place / f"{number}.png").write_bytes(picture(seed=number))
+            (place / name).write_bytes(data)
+            loads_or_says(lambda: load_images(place / name, cache=place / "cache"))
+
+    check()
+
+
 # -- models and runs ------------------------------------------------------------------------------------------------
 
 CONFIGS = {

@@ -125,6 +125,38 @@ def test_images_sounds_and_one_vector(joformer, tmp_path):
     assert load(tmp_path / "tones").config.patch == (16, 8)
 
 
+def test_evaluate_finds_the_data_again_with_the_same_options(joformer, tmp_path, monkeypatch):
+    import numpy as np
+    from scipy.io import wavfile
+
+    for speaker in ("01", "02"):
+        for number in range(8):
+            (tmp_path / "set" / speaker).mkdir(parents=True, exist_ok=True)
+            tone = np.sin(np.arange(4000) * (0.1 + 0.2 * (number % 2))) * 2**14
+            wavfile.write(
+                tmp_path / "set" / speaker / f"{number % 2}_{speaker}_{number}.wav", 8000, tone.astype("int16")
+            )
+    monkeypatch.chdir(tmp_path)
+    sound = ("--rate", 4000, "--seconds", 0.3, "--bands", 16, "--hop", 8)
+    code, _, told = joformer("train", "vit", *SMALL, "--data", "set", *sound, "--out", tmp_path / "run")
+    assert code == 2
+    assert told.splitlines()[-1].endswith("choose by --label folder or --label name")
+    words = ("train", "vit", *SMALL, "--data", "set", "--label", "name", *sound, "--patch", 4, 5, "--json")
+    code, out, told = joformer(*words, "--out", tmp_path / "run")
+    assert (code, load(tmp_path / "run").config.shape) == (0, (16, 35))
+    assert "  2 classes, from " in told
+    monkeypatch.chdir("/")
+    code, rows, told = joformer("evaluate", tmp_path / "run", "--json")
+    assert (code, json.loads(rows)[0]["loss"]) == (0, pytest.approx(json.loads(out)["loss"]))
+    assert "has changed" not in told
+    (tmp_path / "notes.jsonl").write_text("".join(json.dumps({"a": f"{k} x", "b": "y"}) + "\n" for k in range(900)))
+    words = ("train", "lm", *SMALL, "--data", tmp_path / "notes.jsonl", "--vocab", 256, "--context", 8, "--column", "a")
+    assert joformer(*words, "--out", tmp_path / "lm")[0] == 0
+    code, _, told = joformer("evaluate", tmp_path / "lm")
+    assert code == 0
+    assert "has changed" not in told
+
+
 def test_streamed_images(joformer, tmp_path):
     from PIL import Image
 

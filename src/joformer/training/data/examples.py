@@ -425,7 +425,8 @@ class _Table(NamedTuple):
     @property
     def names(self) -> list[str] | None:
         """The names of the classes, where the table has them."""
-        return getattr(self.rows.features[self.label], "names", None)
+        found = getattr(self.rows.features[self.label], "names", None)
+        return [str(name) for name in found] if found else None  # a file may hold anything there
 
 
 def _parquet_splits(found: Path, files: list[Path]) -> dict[str, Parts]:
