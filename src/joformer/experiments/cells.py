@@ -115,7 +115,7 @@ class Cell:
                     "seed": self.seed,
                     **model,
                     "against": against,
-                    "source": {**asdict(self.source), "kind": type(self.source).__name__, "data": where},
+                    "source": {**self.source.as_json(), "kind": type(self.source).__name__, "data": where},
                     "recipe": recipe,
                     "lengths": self.lengths,
                 }
@@ -188,7 +188,7 @@ def run(cell: Cell, out: Path) -> dict[str, Any]:
 
 def _trained(cell: Cell, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     task = cell.source.task()
-    notes = {"data": cell.source.data, "cell": cell.name}
+    notes = {**cell.source.notes(), "cell": cell.name}
     last = train(cell.config, task, cell.recipe, folder, seed=cell.seed, notes=notes)
     measured = {cell.size: {name: value for name, value in last.items() if name != "step"}}
     if cell.lengths:

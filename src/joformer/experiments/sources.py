@@ -112,7 +112,8 @@ class ImageSource(_Source):
 
     def steps(self, epochs: int | float) -> int:
         """How many steps go through the images so often."""
-        return max(1, round(epochs * len(self.load()) / self.batch))
+        images = self.load()
+        return max(1, round(epochs * len(images if isinstance(images, Streamed) else images.train) / self.batch))
 
     def notes(self) -> dict[str, Any]:
         """What `joformer evaluate` needs to find the data again."""
