@@ -185,7 +185,7 @@ def test_damaged_clips_are_refused_by_name(tmp_path):
     for data, says in [
         (
             wav(np.zeros(0, np.int16)),
-            r"1_b\.wav holds no sound \(0 samples at 8000 a second\): repair it or take it out$",
+            r"1_b\.wav holds no sound \(0 samples at 8000 per second\): repair it or take it out$",
         ),
         (
             wav(np.array([0, np.nan], np.float32)),

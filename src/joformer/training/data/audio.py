@@ -35,7 +35,7 @@ from joformer.training.data.images import Images, Made, embedded, kept, stored
 from joformer.training.data.sources import CODED, WAV, Source, resolve
 
 RANGE = 80.0  # decibels from white to black
-RATES = 1_000, 768_000  # samples a second that a recording can have; a header may say anything
+RATES = 1_000, 768_000  # samples per second that a recording can have; a header may say anything
 EMBEDDED = (1200, 300)  # clips that train and that test
 
 
@@ -134,7 +134,7 @@ def mel_filters(rate: int, bands: int) -> Float[Tensor, "bands bins"]:
     (torch.Size([64, 513]), True)
     """
     if rate < 500 or bands < 1:
-        raise ValueError(f"--rate is {rate} and --bands {bands}: give at least 500 samples a second and 1 band")
+        raise ValueError(f"--rate is {rate} and --bands {bands}: give at least 500 samples per second and 1 band")
     window = _window(rate)
     frequency = torch.arange(2 * window + 1, dtype=torch.float64) * (rate / (4 * window))
     top = 2595 * torch.log10(torch.tensor(1 + rate / 1400, dtype=torch.float64))
@@ -142,7 +142,7 @@ def mel_filters(rate: int, bands: int) -> Float[Tensor, "bands bins"]:
     left, peak, right = corner[:-2, None], corner[1:-1, None], corner[2:, None]
     filters = torch.minimum((frequency - left) / (peak - left), (right - frequency) / (right - peak)).clamp_min(0)
     if (filters.sum(1) == 0).any():
-        raise ValueError(f"{bands} bands are finer than {rate} samples a second tell apart: give fewer (--bands)")
+        raise ValueError(f"{bands} bands are finer than {rate} samples per second tell apart: give fewer (--bands)")
     return filters
 
 
@@ -216,10 +216,12 @@ def decode_sound(data: bytes, name: str, seconds: float | None = None) -> tuple[
         wanted = f"{'sound' if coded else 'wav'} file ({one_line(error)})"
         raise ValueError(f"{name} is damaged, cut short or no {wanted}: repair it or take it out") from None
     if not samples.size or rate <= 0:
-        raise ValueError(f"{name} holds no sound ({len(samples)} samples at {rate} a second): repair it or take it out")
+        raise ValueError(
+            f"{name} holds no sound ({len(samples)} samples at {rate} per second): repair it or take it out"
+        )
     if not RATES[0] <= rate <= RATES[1]:
         raise ValueError(
-            f"{name} says that it has {rate:,} samples a second: {RATES[0]:,} to {RATES[1]:,} are possible, repair it "
+            f"{name} says that it has {rate:,} samples per second: {RATES[0]:,} to {RATES[1]:,} are possible, repair it "
             "or take it out"
         )
     if samples.dtype.kind == "f" and not np.isfinite(samples).all():

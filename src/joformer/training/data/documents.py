@@ -48,7 +48,7 @@ FOREIGN = {
 
 @dataclass(frozen=True)
 class Part:
-    """One split of a source: `documents()` gives, as often as it is asked, what errors call a document and its bytes.
+    """One split of a source: `documents()` gives, at every call, what errors call a document and its bytes.
 
     >>> part = Part(lambda: iter([("a.txt", [b"to be"]), ("b.txt", [b"or not", b" to be"])]))
     >>> b"".join(part.stream())

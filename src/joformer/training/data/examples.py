@@ -506,26 +506,26 @@ def _numbered(table: _Table, known: tuple[str, ...] | None, fault: Fault) -> tup
     held, names = table.held, table.names
     faulty: set[int] = set()
 
-    def refuse(wrong: Any, why: str) -> None:
+    def report(wrong: Any, why: str) -> None:
         for row in pc.indices_nonzero(pc.fill_null(wrong, False)).to_pylist():
             if row not in faulty:
                 faulty.add(row)
                 fault(f"{_row_name(table.files, row)}: {table.label} {why.format(held[row].as_py())}")
 
-    refuse(pc.is_null(held), "is missing: fill it or take the row out")
+    report(pc.is_null(held), "is missing: fill it or take the row out")
     is_number = pyarrow.types.is_integer(held.type)
     unknown = "a class unknown to the training split: add examples of it there"
     if is_number:
-        refuse(pc.less(held, 0), "is {}: labels count from 0")
+        report(pc.less(held, 0), "is {}: labels count from 0")
         named = names or known
         why = f"beyond the {len(names)} classes that are named" if names else unknown
         many = f"is {{}} among {len(held)} examples: labels count the classes from 0"
-        refuse(pc.greater_equal(held, len(named or held)), f"is {{}}, {why}" if named else many)
+        report(pc.greater_equal(held, len(named or held)), f"is {{}}, {why}" if named else many)
         numbers = held
     else:
         known = known or tuple(sorted(pc.unique(held.drop_null()).to_pylist()))
         numbers = pc.index_in(held, value_set=pyarrow.array(known, type=held.type))
-        refuse(pc.is_null(numbers), f"is {{!r}}, {unknown}")
+        report(pc.is_null(numbers), f"is {{!r}}, {unknown}")
     labels = torch.tensor(pc.fill_null(pc.cast(numbers, "int64", safe=False), -1).to_numpy()).long()
     labels[sorted(faulty)] = -1
     counted = tuple(names or map(str, range(int(labels.max()) + 1))) if is_number else ()

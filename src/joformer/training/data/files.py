@@ -21,7 +21,7 @@ FREE, RATIO = 1 << 26, 100
 XZ_MEMORY = 1 << 28  # to unpack what `xz -9` made takes a quarter of this
 # Hidden files, and those that systems leave behind in folders of people's data.
 ASIDE = re.compile(r"\..*|thumbs\.db|desktop\.ini|__macosx", re.IGNORECASE)
-# None of these can begin text in UTF-8, so that what a file holds is told by its first bytes, whatever its name.
+# None of these can begin text in UTF-8, so that the first bytes tell what a file holds, whatever its name.
 MAGIC = {b"\x1f\x8b": "gz", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zst"}
 PACKED = (".gz", ".xz", ".zst")
 # UTF-32 first: its mark in little-endian order begins with that of UTF-16.
@@ -132,7 +132,7 @@ def files_under(folder: Path, aside: re.Pattern[str] = ASIDE) -> list[Path]:
 def read_chunks(path: Path, size: int = CHUNK) -> Iterator[bytes]:
     r"""The bytes of a file, a chunk at a time, with gz, xz and zst undone.
 
-    Which it is is told by the first bytes, else by the suffix. A truncated or damaged file is one line that names it,
+    The first bytes tell which it is, else the suffix. A truncated or damaged file is one line that names it,
     and so is one that expands beyond all measure.
 
     >>> import gzip

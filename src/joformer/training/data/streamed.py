@@ -72,7 +72,7 @@ def decode_image(data: bytes, name: str, converted: Counter[str] | None = None) 
 
         return Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise ValueError(f"{name} has pixels of 32 bits (mode {image.mode}): save it with 8 bits a channel")
+        raise ValueError(f"{name} has pixels of 32 bits (mode {image.mode}): save it with 8 bits per channel")
     if image.mode in ("P", "PA"):
         image = image.convert("RGBA")  # first: a palette may hold transparency
     return image.convert("L" if image.mode in ("1", "L", "LA", "La") else "RGB")
@@ -220,7 +220,7 @@ class Streamed:
         """A batch of images and labels for every list of (index, seed), in order; `order` is read a few lists ahead."""
         from torch.utils.data import DataLoader
 
-        # Its own generator: without one, starting to iterate draws from torch's global dice.
+        # Its own generator: without one, starting to iterate draws from torch's global random generator.
         loader: Iterable[Any] = DataLoader(
             _Decoding(self),  # type: ignore[arg-type]
             batch_sampler=order,

@@ -1,6 +1,6 @@
 """Text as tokens on disk: any size, from any source (documents.py), encoded once.
 
-    bytes ──cut──▸ train, valid, test ──pieces──▸ tokens ──▸ one memory-mapped file a split
+    bytes ──cut──▸ train, valid, test ──pieces──▸ tokens ──▸ one memory-mapped file per split
 
 Splits: where the source names them, those; a missing valid or test is cut from the end of train, 5 % of its bytes each,
 so that text without splits is cut 90 / 5 / 5. A cut that falls inside a character moves to the character's end.
