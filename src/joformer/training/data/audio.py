@@ -220,10 +220,8 @@ def decode_sound(data: bytes, name: str, seconds: float | None = None) -> tuple[
             f"{name} holds no sound ({len(samples)} samples at {rate} per second): repair it or take it out"
         )
     if not RATES[0] <= rate <= RATES[1]:
-        raise ValueError(
-            f"{name} says that it has {rate:,} samples per second: {RATES[0]:,} to {RATES[1]:,} are possible, repair it "
-            "or take it out"
-        )
+        possible = f"{RATES[0]:,} to {RATES[1]:,} are possible"
+        raise ValueError(f"{name} claims {rate:,} samples per second, {possible}: repair it or take it out")
     if samples.dtype.kind == "f" and not np.isfinite(samples).all():
         raise ValueError(f"{name} holds samples that are not finite: repair it or take it out")
     if seconds is not None:

@@ -14,7 +14,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -69,7 +69,7 @@ class Source:
     kind: Kind
     name: str
     path: Path | None = None
-    files: tuple[Path, ...] = ()
+    files: tuple[Path, ...] = field(default=(), repr=False)
     listing: tuple[Path, ...] = ()
     label: str | None = None
     column: str | None = None
