@@ -99,7 +99,7 @@ def test_every_fault_of_text(check, tmp_path):
         "b.txt is not UTF-8 at byte 3",
         "c.txt is a PDF",
         "d.txt is damaged or no UTF-16",
-        "train/a.txt (train) is the same as ",
+        "test/a.txt (test) is the same as ",
     ]
     assert (code, [sum(part in line for line in faults) for part in parts], len(faults)) == (2, [1] * 4, 4)
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\nnot json\n{"text": 1}\n{"n": 1}\n')

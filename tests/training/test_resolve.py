@@ -169,7 +169,7 @@ def test_text_with_a_byte_order_mark_is_decoded_and_logged(tmp_path, encoding):
     for _ in range(2):  # once prepared, once from the cache
         with logged(said):
             found = load_text(tmp_path / "a.txt", vocab=256, cache=tmp_path / "cache")
-        assert said[-2] == f"  1 files in {encoding[:6].upper()}, decoded: a.txt"
+        assert said[-2] == f"  1 file in {encoding[:6].upper()}, decoded: a.txt"
     assert found.fingerprint == load_text(tmp_path / "b.txt", vocab=256, cache=tmp_path / "cache").fingerprint
 
 
@@ -321,7 +321,7 @@ def test_images_stand_upright_and_what_was_converted_is_counted(tmp_path):
         with logged(said):
             turned = load_images(tmp_path / "set", cache=tmp_path / "cache")
         assert said[-3:] == [
-            "  4 images: alpha dropped", "  2 images: palette to colours", "  1 images: rotated as EXIF says",
+            "  4 images: alpha dropped", "  2 images: palette to colours", "  1 image: rotated as EXIF says",
         ]  # fmt: skip
     with logged(said):
         again = Streamed(tmp_path / "set", size=4)

@@ -54,7 +54,7 @@ class Check:
         if self.json:
             say(json.dumps({"summary": lines, "faults": faults}, indent=2), lines=True)
         else:
-            for line in [*lines, *faults, f"{len(faults):,} faults" if faults else "no faults"]:
+            for line in [*lines, *faults, f"{len(faults):,} fault{'s' * (len(faults) > 1)}" if faults else "no faults"]:
                 say(line)
         return 2 if faults else 0
 
@@ -118,9 +118,9 @@ def check_text(source: Source, fault: Callable[[str], None]) -> list[Note]:
     documents = open_text(source, fault)
     sizes: dict[str, int] = {}
     seen: dict[bytes, tuple[str, str]] = {}
-    for split, part in documents.parts.items():
+    for split in [name for name in ("train", "valid", "test") if name in documents.parts]:
         sizes[split] = 0
-        for name, chunks in part.documents():
+        for name, chunks in documents.parts[split].documents():
             digest, before = hashlib.sha256(), sizes[split]
             try:
                 for chunk in Part(lambda one=(name, chunks): iter([one])).stream():  # type: ignore[misc]

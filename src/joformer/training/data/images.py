@@ -154,7 +154,9 @@ def load_images(
             )
         if split[0].shape[1] != split[1].shape[1]:
             split = [images.expand(-1, 3, -1, -1).contiguous() for images in split]
-        notes += tuple((logging.INFO, f"{count:,} images: {what}") for what, count in sorted(converted.items()))
+        notes += tuple(
+            (logging.INFO, f"{count:,} image{'s' * (count > 1)}: {what}") for what, count in sorted(converted.items())
+        )
         return Made((split[0], train.labels), (split[1], test.labels), classes, notes, ROTATED * (ROTATED in converted))
 
     return kept(source, "image", ("size", size), make, cache=cache)

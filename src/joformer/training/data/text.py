@@ -168,7 +168,9 @@ def _build(folder: Path, source: str, documents: Documents, wanted: Tokenizer | 
             raise ValueError(f"{source} leaves nothing for {split}: {total} bytes are too few, give more text")
     if decoded := documents.decoded:
         encodings = " and ".join(sorted(set(decoded.values())))
-        text = f"{len(decoded):,} files in {encodings}, decoded: {Path(next(iter(decoded))).name}"
+        text = (
+            f"{len(decoded):,} file{'s' * (len(decoded) > 1)} in {encodings}, decoded: {Path(next(iter(decoded))).name}"
+        )
         (folder / NOTES).write_text(json.dumps([(logging.INFO, text)]))
     tokenizer.save(folder / "tokenizer.json")
     content = [item for name in cuts for item in (first[name].digest(), repr(cuts[name]))]
