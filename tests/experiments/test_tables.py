@@ -472,8 +472,8 @@ def test_the_options_are_these():
     parts = (cli.Reproduce, cli.Compare, cli.Report)
     assert {part.__name__: " ".join(field.name for field in dataclasses.fields(part)) for part in parts} == {
         "Reproduce": "tables scale data seeds steps only jobs engine out dry_run json",
-        "Compare": "data seeds steps longer grid looks dim layers heads context vocab batch label size lr only jobs "
-        "engine out dry_run json",
+        "Compare": "data seeds steps longer grid looks dim layers heads context vocab batch column label size rate "
+        "seconds bands hop lr only jobs engine out dry_run json",
         "Report": "runs out text json",
     }
 

@@ -33,7 +33,7 @@ from joformer.experiments import report
 from joformer.experiments.results import gather, read
 from joformer.models import ClassifierConfig, LMConfig, ViTConfig
 from joformer.training import Tokenizer, checkpoints, load_audio, load_images, load_labelled, load_text, open_run
-from joformer.training.data.audio import decode_wav
+from joformer.training.data.audio import decode_sound
 from joformer.training.data.streamed import FORMATS, Streamed, decode_image
 
 pytestmark = pytest.mark.refused
@@ -123,6 +123,9 @@ TEXTS = {
     "a.txt.zst": pyarrow.compress(TEXT, codec="zstd", asbytes=True),
     "a.parquet": parquet({"text": TEXT.decode().splitlines(), "n": list(range(40))}),
     "b.parquet": parquet({"text": TEXT.decode().splitlines()}, compression="zstd", use_dictionary=False),
+    "a.jsonl": "".join(json.dumps({"text": line, "n": 1}) + "\n" for line in TEXT.decode().splitlines()).encode(),
+    "a.csv": b"text,n\n" + b"".join(b'"%b, ""so""",1\n' % line for line in TEXT.splitlines()),
+    "a16.txt": TEXT.decode().encode("utf-16"),
 }
 
 
@@ -174,7 +177,7 @@ def test_clips(dtype):
     @tries(60)
     @given(changed(clip(0, dtype)))
     def check(data):
-        loads_or_says(lambda: decode_wav(data, "a.wav"), "a.wav")
+        loads_or_says(lambda: decode_sound(data, "a.wav"), "a.wav")
 
     check()
 
@@ -248,6 +251,26 @@ def test_folders_of_examples(suffix, load):
                 (place / "data" / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
                 (place / "data" / "ab"[number % 2] / f"{number}.{suffix}").write_bytes(content)
             loads_or_says(lambda: load(place / "data", cache=place / "cache"))
+
+    check()
+
+
+LISTINGS = {
+    "a.csv": b"file,label,split\n0.png,cat,train\n1.png,dog,train\n2.png,cat,test\n",
+    "a.jsonl": b"".join(b'{"file": "%d.png", "label": %d}\n' % (k, k % 2) for k in range(4)),
+}
+
+
+@pytest.mark.parametrize("name", LISTINGS)
+def test_tables_of_files(name):
+    @tries(60)
+    @given(changed(LISTINGS[name]))
+    def check(data):
+        with folder() as place:
+            for number in range(4):
+                (place / f"{number}.png").write_bytes(picture(seed=number))
+            (place / name).write_bytes(data)
+            loads_or_says(lambda: load_images(place / name, cache=place / "cache"))
 
     check()
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from runner import logged
 from scipy.io import wavfile
 
-from joformer.training.data.audio import decode_wav, load_audio, mel_filters, resampled, spectrograms
+from joformer.training.data.audio import decode_sound, load_audio, mel_filters, resampled, spectrograms
 
 DATA = Path(os.environ.get("JOFORMER_DATA") or Path(__file__).resolve().parents[3] / "shared" / "data")
 
@@ -108,14 +108,14 @@ def test_wav_of_every_kind():
         (wav(wave), 1e-6),
         (pcm24(np.round(wave * 2**23)), 1e-6),
     ]:
-        got, rate = decode_wav(data, "x")
-        assert rate == 8000
+        got, rate, length = decode_sound(data, "x")
+        assert (rate, length) == (8000, 0.3)
         assert got.dtype == torch.float32
         assert np.abs(got.numpy() - wave).max() < close
     stereo = np.stack([wave, -0.5 * wave], 1).astype(np.float32)
-    assert np.abs(decode_wav(wav(stereo), "x")[0].numpy() - 0.25 * wave).max() < 1e-6
+    assert np.abs(decode_sound(wav(stereo), "x")[0].numpy() - 0.25 * wave).max() < 1e-6
     chunk = wav(np.round(wave * 2**15).astype(np.int16)) + b"LIST" + struct.pack("<I", 4) + b"INFO"
-    assert len(decode_wav(chunk[:4] + struct.pack("<I", len(chunk) - 8) + chunk[8:], "x")[0]) == len(wave)
+    assert len(decode_sound(chunk[:4] + struct.pack("<I", len(chunk) - 8) + chunk[8:], "x")[0]) == len(wave)
 
 
 def test_resampling_keeps_the_sound():
@@ -140,9 +140,13 @@ def test_classes_by_name_and_by_folder(tmp_path):
     with logged(said):
         data = load_audio(flat, frames=4, bands=16, cache=tmp_path / "cache")
     assert said == [
-        "no test split with labels: 1 of 12 examples are held out, the same ones always",
         "reading 12 clips, once",
-        "12 clips last longer than 4 frames (0.08 s) and lose their end",
+        "data: flat, sounds as 1 × 16 × 4 bytes",
+        "  2 classes, from 7 (5) to 3 (6)",
+        "  train 11, test 1 examples",
+        "  no test split with labels: 1 of 12 examples are held out, the same ones always",
+        "  too few examples to be tested, accuracy says nothing of them: 3",
+        "  12 of 12 clips last longer than 0.08 s and lose their end, 20% of all sound: give more seconds (--seconds)",
     ]
     assert data.classes == ("3", "7")
     assert data.train.images.shape == (11, 1, 16, 4)
@@ -181,7 +185,7 @@ def test_damaged_clips_are_refused_by_name(tmp_path):
     for data, says in [
         (
             wav(np.zeros(0, np.int16)),
-            r"1_b\.wav holds no sound \(0 samples at 8000 a second\): repair it or take it out$",
+            r"1_b\.wav holds no sound \(0 samples at 8000 per second\): repair it or take it out$",
         ),
         (
             wav(np.array([0, np.nan], np.float32)),
@@ -206,7 +210,7 @@ def test_a_header_may_say_anything(changes):
         data[place] = value
     said = ""
     try:
-        wave, rate = decode_wav(bytes(data), "x.wav")
+        wave, rate, _ = decode_sound(bytes(data), "x.wav")
     except ValueError as error:
         said = str(error)
     assert re.fullmatch(r"x\.wav (is damaged|holds).*", said) if said else wave.isfinite().all() and rate > 0
@@ -222,11 +226,11 @@ def test_a_header_may_say_anything(changes):
         ),
         (
             ["1_a.wav", "on/2.wav"],
-            r"1_a\.wav stands in no class folder: put every wav into a folder named as its class$",
+            r"1_a\.wav stands in no class folder: put every sound into a folder named as its class$",
         ),
         (
             ["on/1.wav", "on/cover.png"],
-            r"on/cover\.png is no wav file \(\.wav, \.wave\): move it out of the class folder$",
+            r"on/cover\.png is no sound file \(\.wav, .*\): move it out of the class folder$",
         ),
         (["train/1_a.wav", "train/2_a.wav", "test/3_a.wav"], r"test/3_a\.wav: class '3' is unknown to .*train: add"),
     ],

@@ -125,6 +125,38 @@ def test_images_sounds_and_one_vector(joformer, tmp_path):
     assert load(tmp_path / "tones").config.patch == (16, 8)
 
 
+def test_evaluate_finds_the_data_again_with_the_same_options(joformer, tmp_path, monkeypatch):
+    import numpy as np
+    from scipy.io import wavfile
+
+    for speaker in ("01", "02"):
+        for number in range(8):
+            (tmp_path / "set" / speaker).mkdir(parents=True, exist_ok=True)
+            tone = np.sin(np.arange(4000) * (0.1 + 0.2 * (number % 2))) * 2**14
+            wavfile.write(
+                tmp_path / "set" / speaker / f"{number % 2}_{speaker}_{number}.wav", 8000, tone.astype("int16")
+            )
+    monkeypatch.chdir(tmp_path)
+    sound = ("--rate", 4000, "--seconds", 0.3, "--bands", 16, "--hop", 8)
+    code, _, told = joformer("train", "vit", *SMALL, "--data", "set", *sound, "--out", tmp_path / "run")
+    assert code == 2
+    assert told.splitlines()[-1].endswith("choose by --label folder or --label name")
+    words = ("train", "vit", *SMALL, "--data", "set", "--label", "name", *sound, "--patch", 4, 5, "--json")
+    code, out, told = joformer(*words, "--out", tmp_path / "run")
+    assert (code, load(tmp_path / "run").config.shape) == (0, (16, 35))
+    assert "  2 classes, from " in told
+    monkeypatch.chdir("/")
+    code, rows, told = joformer("evaluate", tmp_path / "run", "--json")
+    assert (code, json.loads(rows)[0]["loss"]) == (0, pytest.approx(json.loads(out)["loss"]))
+    assert "has changed" not in told
+    (tmp_path / "notes.jsonl").write_text("".join(json.dumps({"a": f"{k} x", "b": "y"}) + "\n" for k in range(900)))
+    words = ("train", "lm", *SMALL, "--data", tmp_path / "notes.jsonl", "--vocab", 256, "--context", 8, "--column", "a")
+    assert joformer(*words, "--out", tmp_path / "lm")[0] == 0
+    code, _, told = joformer("evaluate", tmp_path / "lm")
+    assert code == 0
+    assert "has changed" not in told
+
+
 def test_streamed_images(joformer, tmp_path):
     from PIL import Image
 
@@ -181,9 +213,9 @@ def test_the_three_stages(joformer, text, tmp_path):
 )
 def test_a_mistake_is_one_line(joformer, text, tmp_path, words, said):
     (tmp_path / "latin.txt").write_bytes("fa\xe7ade ".encode("latin-1") * 999)
-    (tmp_path / "pictures" / "a").mkdir(parents=True)
-    for name in ("broken", "broken too"):
-        (tmp_path / "pictures" / "a" / f"{name}.png").write_bytes(b"\x89PNG and no more")
+    for name in ("a/broken", "a/broken too", "b/broken", "b/broken too"):
+        (tmp_path / "pictures" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "pictures" / f"{name}.png").write_bytes(b"\x89PNG and no more")
     places = {"text": text, "latin": tmp_path / "latin.txt", "pictures": tmp_path / "pictures"}
     given = [word.format(**places) for word in words]
     more = [] if "--context" in words or words[1] != "lm" else ["--context", "16"]
@@ -231,7 +263,8 @@ def test_a_finished_run_needs_no_exactness(joformer, trained):
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:
-        assert joformer(*trained[1])[::2] == (0, f"{trained[0]} has ended after its 4 steps\n")
+        code, _, told = joformer(*trained[1])
+        assert (code, told.splitlines()[-1]) == (0, f"{trained[0]} has ended after its 4 steps")
     finally:
         torch.set_num_threads(threads)
 
@@ -248,13 +281,13 @@ def test_the_options_are_these():
     """An option more is a decision, not an accident."""
     parts = (Run, LM, ViT, Monoidal, cli.Generate, cli.Evaluate)
     assert {part.__name__: " ".join(field.name for field in dataclasses.fields(part)) for part in parts} == {
-        "Run": "out seed start drift shard log json",
-        "LM": "to data context batch model recipe",
-        "ViT": "to data label size stream workers batch epochs augment draw model frames split transport "
-        "per_layer patch dim layers heads hidden base pool registers dropout drop_path recipe",
-        "Monoidal": "to data label size batch epochs dim hidden frequencies spread recipe",
+        "Run": "out seed start drift shard log dry_run json",
+        "LM": "output data column context batch model recipe",
+        "ViT": "output data label size rate seconds bands hop batch epochs recipe stream workers augment draw model frames "
+        "split transport per_layer patch dim layers heads hidden base pool registers dropout drop_path",
+        "Monoidal": "output data label size rate seconds bands hop batch epochs recipe dim hidden frequencies spread",
         "Generate": "checkpoint prompt tokens temperature top_k top_p seed json",
-        "Evaluate": "checkpoint lengths data split windows json",
+        "Evaluate": "checkpoint lengths data column label split windows json",
     }
 
 

@@ -80,7 +80,7 @@ def test_the_power_fails_at_any_fsync(memory, result_of):
 def reported(out, result, moment):
     """A report of what is left says that it is not finished, or has the last numbers."""
     try:
-        (table,) = gather([out]).tables
+        (table,) = gather([out])
     except ValueError:  # nothing measured yet, or nothing there
         return
     (cell,) = table.cells

@@ -180,7 +180,7 @@ def test_readers_notice_and_use_the_checkpoint(out, finished, damage):
     assert opened.run == open_run(finished).run
     for name, value in load(finished).state_dict().items():
         assert torch.equal(opened.model.state_dict()[name], value), name
-    (table,) = gather([out]).tables
+    (table,) = gather([out])
     assert any("model.safetensors was cut short or altered" in note for note in table.notes)
     shutil.rmtree(out / "checkpoints")
     with pytest.raises(ValueError, match=r"model\.safetensors"), logged(heard):
@@ -200,7 +200,7 @@ def test_one_bit_anywhere_is_noticed_by_load(out):
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "config.json", "manifest.json"])
 def test_a_report_has_no_numbers_of_damaged_files(out, name):
-    assert not any("repairs" in note for note in gather([out]).tables[0].notes)
+    assert not any("repairs" in note for note in gather([out])[0].notes)
     path = out / name
     path.write_bytes(path.read_bytes().replace(b"1", b"2", 1))
     with pytest.raises(ValueError, match=rf"{name} was .*altered.*; the command that trained it repairs it") as refusal:
@@ -240,7 +240,7 @@ def test_a_run_without_a_manifest_is_read_and_sealed(out, finished):
     assert torch.equal(load(out).embed.weight, load(finished).embed.weight)
     with logged(pytest.fail):
         assert open_run(out).step is None
-    assert not any("not finished" in note for note in gather([out]).tables[0].notes)
+    assert not any("not finished" in note for note in gather([out])[0].notes)
     torch.set_num_threads(2)  # nothing is computed, so nothing depends on the machine
     try:
         heard = []
@@ -256,7 +256,7 @@ def test_without_its_last_line_it_has_not_ended(out, finished):
     (out / "manifest.json").unlink()
     path = out / "metrics.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
-    (table,) = gather([out]).tables
+    (table,) = gather([out])
     assert any("is not finished: measured after 4 of 6 steps" in note for note in table.notes)
     run(out)
     assert contents(out) == contents(finished)

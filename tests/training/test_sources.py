@@ -9,18 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from joformer.training.data import cache, sources
+from joformer.training.data import cache
+from joformer.training.data import hub as hub_module
 from joformer.training.data.cache import cache_folder, cached, is_whole
-from joformer.training.data.sources import (
-    HUB,
-    content_hash,
-    files_under,
-    hub,
-    hub_name,
-    is_hub,
-    read_chunks,
-    require_path,
-)
+from joformer.training.data.files import content_hash, files_under, read_chunks, require_path
+from joformer.training.data.hub import HUB, hub, hub_name, is_hub
 
 TEXT = "Grüße, 世界 and a line\n".encode() * 40_000
 
@@ -157,9 +150,9 @@ def test_without_a_network_the_hub_fails_at_once(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
     def no_name(*_):
-        raise sources.socket.gaierror(-2, "Name or service not known")
+        raise hub_module.socket.gaierror(-2, "Name or service not known")
 
-    monkeypatch.setattr(sources.socket, "getaddrinfo", no_name)
+    monkeypatch.setattr(hub_module.socket, "getaddrinfo", no_name)
     before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
     message = one_line(lambda: hub("hub:nobody/nothing-of-this-name"))
     assert message.endswith("no network; give a folder of parquet files instead")

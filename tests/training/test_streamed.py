@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from runner import logged
 
-from joformer.training.data import opening
-from joformer.training.data.opening import find, open_records
-from joformer.training.data.records import IMAGES, hold_out
+from joformer.training.data import resolve, sources
+from joformer.training.data.examples import hold_out, open_examples
 from joformer.training.data.streamed import Streamed, centred, decode_image
 from joformer.training.data.streamed import random_box as box_of
 
@@ -206,8 +205,7 @@ def test_modes(mode, becomes):
 
 
 def opened(path, **keywords):
-    folder = path.parent / "arrow"
-    return open_records(find(path), IMAGES, **{"label": None, "folder": folder, **keywords})
+    return open_examples(resolve(path, kind="images", **keywords), path.parent / "arrow")
 
 
 def test_label_columns(tmp_path):
@@ -223,20 +221,18 @@ def test_label_columns(tmp_path):
 
 
 def test_splits_that_are_left_aside_are_named(pictures):
-    said = []
     (pictures / "test").mkdir()
     (pictures / "test" / "nameless.png").write_bytes(png(picture(0)))
     shutil.copytree(pictures / "valid", pictures / "val")
-    with logged(said):
-        records = opened(pictures)
+    records = opened(pictures)
+    said = [line for _, line in records.notes]
     assert said == ["the test split is left aside: it has no labels", "the val split is left aside"]
     assert len(records.test) == 3
     shutil.rmtree(pictures / "val")
     shutil.rmtree(pictures / "valid")
-    said.clear()
-    with logged(said):
-        assert len(opened(pictures).test) == 1
-    assert said[1] == "no test split with labels: 1 of 8 examples are held out, the same ones always"
+    records = opened(pictures)
+    assert len(records.test) == 1
+    assert records.notes[1][1] == "no test split with labels: 1 of 8 examples are held out, the same ones always"
 
 
 def test_the_hub_is_read_like_tables(tmp_path, monkeypatch):
@@ -257,12 +253,21 @@ def test_the_hub_is_read_like_tables(tmp_path, monkeypatch):
             }.items()
         }
     )
-    monkeypatch.setattr(opening, "hub", lambda name: tables)
+    monkeypatch.setattr(sources, "hub", lambda name: tables)
     said = []
     with logged(said):
         data = Streamed("imagenet", size=16, train_crop="centre", cache=tmp_path)
-    assert said == ["the test split is left aside: it has no labels", "the extra split is left aside"]
+    assert said == [
+        "fetching imagenet from the hub",
+        "data: imagenet, images",
+        "  2 classes, from cat (2) to dog (2)",
+        "  train 4, test 4 images",
+        "  the test split is left aside: it has no labels",
+        "  the extra split is left aside",
+        "  decoded while training, to 16 × 16",
+    ]
     assert data.classes == ("cat", "dog")
+    assert resolve("hub:owner/pets").kind == "images"
     assert data.test.labels.tolist() == [1, 1, 0, 0]
     images, labels = next(data.batches([[(1, 0), (3, 0)]]))
     want = centred(Image.fromarray(picture(3)), 16 * 256 / 224, 16)
@@ -345,10 +350,14 @@ DATA = png(picture(0))
         (
             {"a": [0, 1, 1], "b": [0, 0, 1]},
             None,
-            r"does not tell which column holds the labels: give label= one of a, b$",
+            r"does not tell which column holds the labels: name it \(--label\), one of a, b$",
         ),
-        ({"name": ["x", "y", "z"]}, None, r"which column holds the labels: give label= one of image, name$"),
-        ({"a": [0, 1, 1], "w": [0.0, 0.5, 1.0]}, "w", r"has no labels in 'w': give label= one of a$"),
+        ({"name": ["x", "y", "z"]}, None, r"which column holds the labels: name it \(--label\), one of name$"),
+        (
+            {"a": [0, 1, 1], "w": [0.0, 0.5, 1.0]},
+            "w",
+            r"has no labels in 'w': name another column \(--label\), one of a$",
+        ),
         ({"label": [0, 1, 2]}, None, r"3 examples, each of its own class, leave none to test with: add a test split$"),
         ({"label": [0, 1, 1], "other": [b"", b"", b""]}, None, None),
     ],
@@ -395,9 +404,12 @@ def test_tables_that_are_refused(tmp_path):
     Dataset.from_dict({"wav": [DATA] * 3, "label": [0, 1, 1]}, features=names).to_parquet(tmp_path / "n.parquet")
     assert opened(tmp_path / "n.parquet").classes == ("x", "y")
     with pytest.raises(ValueError, match=r"nothing does not exist"):
-        find(tmp_path / "nothing")
+        resolve(tmp_path / "nothing")
     (tmp_path / "a.txt").write_text("text")
-    with pytest.raises(ValueError, match=r"a\.txt is no parquet file: give a folder of image files, or parquet$"):
+    with pytest.raises(
+        ValueError,
+        match=r"a\.txt is no parquet file or table: give a folder of images, parquet, or a table file,label$",
+    ):
         opened(tmp_path / "a.txt")
 
 

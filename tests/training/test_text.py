@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from runner import logged
 
 from joformer._log import Progress
-from joformer.training.data import documents, text
+from joformer.training.data import documents, resolve, text
 from joformer.training.data.text import Tokenizer, load_text, stdlib_source, windows
 
 DATA = Path(os.environ.get("JOFORMER_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
@@ -284,7 +284,7 @@ def test_splits_by_name_or_by_cut(tmp_path, names, wanted):
 def test_documents_are_kept_apart_by_one_newline(tmp_path):
     for name, data in (("a", b"one"), ("b", b""), ("c", b"two\n"), ("d", b"three"), ("e", b"")):
         (tmp_path / name).write_bytes(data)
-    parts, _ = documents.open_text(tmp_path)
+    parts = documents.open_text(resolve(tmp_path)).parts
     assert b"".join(parts["train"].stream()) == b"one\ntwo\nthree"
 
 
@@ -316,7 +316,7 @@ def test_the_hub(tmp_path, monkeypatch):
     found = datasets.DatasetDict({"train": found["train"]})
     assert "".join(decoded(load_text("hub:a/b", vocab=256, cache=tmp_path))) == "one\ntwo\n" * 40
     found = datasets.DatasetDict({"test": found["train"]})
-    refused(lambda: load_text("hub:a/b", vocab=256, cache=tmp_path), "a/b has no train split")
+    refused(lambda: load_text("hub:a/b", vocab=256, cache=tmp_path), "hub:a/b has no train split")
 
 
 def test_the_standard_library(tmp_path):
@@ -357,7 +357,7 @@ def test_the_cache_is_used_and_rebuilt_when_damaged(tmp_path):
     wanted = np.array(first.train)
     assert said
     load()
-    assert not said
+    assert not any("reading" in line for line in said)
     for damaged in (tokens, tokens.with_name("tokenizer.json"), tokens.with_name("fingerprint")):
         data = damaged.read_bytes()
         damaged.write_bytes(data[: len(data) // 2])
@@ -398,7 +398,6 @@ def test_text_that_is_none_is_refused_in_one_line(tmp_path):
     ("data", "offset"),
     [
         (b"caf\xe9 au lait", 3),
-        ("\ufefftext".encode("utf-16"), 0),
         ("é".encode() * 10 + b"\xc3", 20),
         ("é".encode() * 700_000 + b"\xff" + b"x" * 10, 1_400_000),
         (b"x" * ((1 << 20) - 1) + b"\xe4\xb8", (1 << 20) - 1),
@@ -425,9 +424,9 @@ def test_parquet_that_holds_no_text_is_refused(tmp_path):
     parquet.write_table(pyarrow.table({"text": ["a", "b", None]}), path)
     refused(load, str(path), "no text in row 2")
     parquet.write_table(pyarrow.table({"n": [1, 2]}), path)
-    refused(load, str(path), "no column 'text', only n")
+    refused(load, str(path), "which column holds the text")
     parquet.write_table(pyarrow.table({"a": ["x"], "b": ["y"]}), path)
-    refused(load, str(path), "only a, b")
+    refused(load, str(path), "(--column), one of a, b")
     wrong = pyarrow.array([b"fine", b"\xff"], pyarrow.binary()).view(pyarrow.string())
     parquet.write_table(pyarrow.table({"text": wrong}), path)
     refused(load, f"{path}, row 1, is not UTF-8 at byte 0")

@@ -24,11 +24,12 @@ from scipy.io import wavfile
 
 from joformer import _io as files
 from joformer.training import checkpoints
-from joformer.training.data import audio, load_audio, load_images, load_labelled, load_text, sources
-from joformer.training.data.audio import decode_wav, resampled
+from joformer.training.data import audio, load_audio, load_images, load_labelled, load_text
+from joformer.training.data import files as data_files
+from joformer.training.data.audio import decode_sound, resampled
 from joformer.training.data.cache import MANIFEST, cached, is_whole
-from joformer.training.data.records import Files
-from joformer.training.data.sources import read_chunks
+from joformer.training.data.examples import Files
+from joformer.training.data.files import read_chunks
 from joformer.training.data.streamed import Streamed, decode_image
 from joformer.training.data.tokenizer import Tokenizer
 
@@ -214,7 +215,7 @@ def packed(kind, data):
 
 @pytest.mark.parametrize("kind", ["gz", "xz", "zst"])
 def test_archives_that_expand_beyond_all_measure(tmp_path, kind, monkeypatch):
-    monkeypatch.setattr(sources, "FREE", 1 << 20)
+    monkeypatch.setattr(data_files, "FREE", 1 << 20)
     path = tmp_path / f"a.txt.{kind}"
     path.write_bytes(packed(kind, bytes(8 << 20)))
     size = path.stat().st_size
@@ -235,7 +236,7 @@ def test_archives_that_expand_beyond_all_measure(tmp_path, kind, monkeypatch):
     assert given == 8 << 20
     # Real text is far from it, however large.
     monkeypatch.delenv("JOFORMER_LIMITS")
-    monkeypatch.setattr(sources, "FREE", 0)
+    monkeypatch.setattr(data_files, "FREE", 0)
     text = b"".join(b"%d the quick brown fox jumps\n" % (k * k) for k in range(2000))
     path.write_bytes(packed(kind, text))
     assert b"".join(read_chunks(path)) == text
@@ -287,7 +288,7 @@ def test_any_two_fields_of_a_header_may_lie(dtype):
                 struct.pack_into(kind, data, at, value * (65537 if kind == "<I" and value > 24 else 1))
             said = ""
             try:
-                wave, rate = decode_wav(bytes(data), "a.wav")
+                wave, rate, _ = decode_sound(bytes(data), "a.wav")
             except ValueError as error:
                 said = str(error)
             assert re.fullmatch(r"a\.wav .*", said) if said else wave.isfinite().all() and 1000 <= rate <= 768_000
@@ -305,9 +306,9 @@ def test_only_the_part_of_a_clip_that_is_seen_is_worked_on(rate, monkeypatch, tm
     said = []
     with logged(said):
         data = load_audio(tmp_path / "data", frames=16, cache=tmp_path / "cache")
-    assert said[-1] == "4 clips last longer than 16 frames (0.27 s) and lose their end"
+    assert said[-1].startswith("  4 of 4 clips last longer than 0.27 s and lose their end, 98% of all sound")
     assert max(seen) < 1.5 * rate
-    whole = resampled(decode_wav((tmp_path / "data" / "a_1.wav").read_bytes(), "a")[0], rate, 8000)
+    whole = resampled(decode_sound((tmp_path / "data" / "a_1.wav").read_bytes(), "a")[0], rate, 8000)
     assert torch.equal(data.train.images[0], audio.spectrograms([whole], 8000, 64, 16)[0])
 
 
@@ -343,7 +344,7 @@ def test_pictures_of_absurd_size(monkeypatch):
 
 def test_tables_that_expand_beyond_all_measure(tmp_path, monkeypatch):
     """A dictionary and run lengths: a few bytes that stand for many rows."""
-    monkeypatch.setattr(sources, "FREE", 1 << 20)
+    monkeypatch.setattr(data_files, "FREE", 1 << 20)
     (tmp_path / "data").mkdir()
     path = tmp_path / "data" / "train.parquet"
     rows, once = 2000, png(size=60)

@@ -20,6 +20,7 @@ import joformer
 from joformer._io import one_line
 from joformer._log import logger, tell, to_console
 from joformer.cli.bench import Bench
+from joformer.cli.check import Check
 from joformer.cli.compare import Compare
 from joformer.cli.console import say
 from joformer.cli.convert import Convert
@@ -39,6 +40,7 @@ class Train:
 
 
 COMMANDS: dict[str, type[Any]] = {
+    "check": Check,
     "compare": Compare,
     "train": Train,
     "generate": Generate,
@@ -67,6 +69,9 @@ def main() -> None:
         except ValueError as mistake:
             logger.error(f"joformer: {mistake}")
             sys.exit(2)
+        except BrokenPipeError:  # whoever read it has seen enough
+            sys.stdout = None
+            sys.exit(0)
         except OSError as error:
             logger.error(f"joformer: cannot write {error.filename or 'the output'}: {one_line(error)}")
             sys.stdout = None  # what is left in its buffer would fail again at exit

@@ -18,8 +18,8 @@ class Compare:
     Example: joformer compare --data notes.txt --steps 500
 
     Attributes:
-        data: Text, images or sounds (one folder per class): a file, a folder, a table; or stdlib, digits,
-            tones, words.
+        data: Text, images or sounds: a file, a folder (one folder per class), a table; or stdlib, digits, tones, words.
+            `joformer check` says what is understood.
         seeds: How many seeds: 0, 1, …
         steps: Steps of every run.
         longer: Run again for so many times the steps, to see whether it lasts; 1 does not look.
@@ -32,8 +32,13 @@ class Compare:
         context: Tokens in a window of text.
         vocab: 256 is bytes; more trains a BPE of that size.
         batch: In a step: 16 windows of text, or 64 images, by default.
-        label: The column of the classes, where there are several.
-        size: Side to which images of different sizes are brought.
+        column: The column of a table that holds the text; by default "text", or the only one.
+        label: The column of the classes, if a table has several; folder or name, if both could be the class of sounds.
+        size: Scale and crop all images to this side.
+        rate: Sounds: samples per second, 8000 by default.
+        seconds: Sounds: how much of each clip to use, from its start; 1.04 by default.
+        bands: Sounds: bands of frequencies, 64 by default.
+        hop: Sounds: milliseconds between frames, 16 by default.
         lr: The highest learning rate.
         only: Run these cells alone, by name or pattern: 'compare/*-fixed/*'
         jobs: Processes at work at once; as many as there are GPUs, or cores, by default.
@@ -55,8 +60,13 @@ class Compare:
     context: int = 128
     vocab: int = 256
     batch: int | None = None
+    column: str | None = None
     label: str | None = None
     size: int | None = None
+    rate: int | None = None
+    seconds: float | None = None
+    bands: int | None = None
+    hop: float | None = None
     lr: float = 1e-3
     only: tuple[str, ...] = ()
     jobs: int | None = None
@@ -72,14 +82,16 @@ class Compare:
                 raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
         from joformer.experiments import ImageSource, TextSource
         from joformer.experiments.compare import tables
-        from joformer.training import Recipe
+        from joformer.training import Recipe, resolve
 
+        found = resolve(self.data, label=self.label, column=self.column)
         source: TextSource | ImageSource
-        data = _resolved(self.data)
-        if _is_text(data):
-            source = TextSource(data, vocab=self.vocab, context=self.context, batch=self.batch or 16)
+        if found.kind == "text":
+            windows = {"context": self.context, "batch": self.batch or 16}
+            source = TextSource(found.spec, vocab=self.vocab, column=self.column, **windows)
         else:
-            source = ImageSource(data, batch=self.batch or 64, label=self.label, size=self.size)
+            sound = {name: getattr(self, name) for name in ("rate", "seconds", "bands", "hop")}
+            source = ImageSource(found.spec, batch=self.batch or 64, label=self.label, size=self.size, **sound)
         every = max(1, self.steps // 4)
         recipe = Recipe(
             steps=self.steps, lr=self.lr, end=0.1, warmup=self.steps // 12, weight_decay=0.01, evaluate_every=every,
@@ -120,19 +132,3 @@ def looked(out: Path, seeds: int) -> bool:
     write_json(place, about)
     effects = next(iter(analysed(gather([place.parent]))[0].about.effects.values()), [])
     return bool(effects) and effects[-1][2] != "inconclusive"
-
-
-def _resolved(data: str) -> str:
-    path = Path(data).expanduser()
-    return str(path.resolve()) if path.exists() and data not in ("stdlib", "digits", "tones", "words") else data
-
-
-def _is_text(data: str) -> bool:  # until the data's front door is there
-    from joformer.training.data.records import CLIPS, IMAGES
-    from joformer.training.data.sources import files_under, require_path
-
-    if data in ("stdlib", "digits", "tones", "words"):
-        return data == "stdlib"
-    path = require_path(data)
-    files = files_under(path) if path.is_dir() else [path]
-    return not {file.suffix.lower() for file in files} & {*IMAGES.suffixes, *CLIPS.suffixes}

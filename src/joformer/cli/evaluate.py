@@ -18,23 +18,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """What a trained model is worth: perplexity and bits per byte, at every length asked for, or accuracy.
+    """Measure a trained model on held-out data: perplexity and bits per byte at each given length, or accuracy.
 
     Example: joformer evaluate runs/enwik8 --lengths 512 1024 2048 4096 --split test
+
+    Attributes:
+        checkpoint: The folder of a run, or of one of its checkpoints.
+        lengths: Contexts of a language model, in tokens; the trained one by default.
+        data: Other data than it was trained on; a language model keeps its tokenizer.
+        column: The column of a table that holds the text; by default that of training.
+        label: The column of the classes, or folder or name for sounds; by default that of training.
+        split: Which part of the text; of images and sounds it is always test.
+        windows: Windows of text, spread evenly over the split.
+        json: Print a list of {length, loss, …} instead of lines.
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional]
-    """The folder of a run, or of one of its checkpoints."""
     lengths: tuple[int, ...] = ()
-    """Contexts of a language model, in tokens; the trained one by default."""
     data: str | None = None
-    """Other data than it was trained on; a language model keeps its tokenizer."""
+    column: str | None = None
+    label: str | None = None
     split: Literal["valid", "test"] = "valid"
-    """Which part of the text; images have only test."""
     windows: int = 200
-    """How many windows of text, spread evenly over the split."""
     json: bool = False
-    """Print a list of {length, loss, …} instead of lines."""
 
     def run(self) -> int:
         """Runs the command and returns its exit code."""
@@ -63,23 +69,23 @@ class Evaluate:
             for row in rows:
                 say(
                     "  ".join(
-                        f"{name} {round(value, 4) if isinstance(value, float) else value}"
-                        for name, value in row.items()
+                        f"{key} {round(value, 4) if isinstance(value, float) else value}" for key, value in row.items()
                     )
                 )
         return 0
 
     def _text(self, opened: Opened, data: str) -> list[dict[str, Any]]:
-        from joformer.training import LanguageTask, Processes, load_text
+        from joformer.training import LanguageTask, Processes, load_text, resolve
 
         trained, tokenizer, vocab = opened.run.get("task", {}), opened.tokenizer(), opened.notes.get("vocab")
+        source = resolve(data, kind="text", column=self.column or opened.notes.get("column"))
         text = None
         if self.data is None and vocab is not None:
-            text = load_text(data, vocab=vocab)  # as it was prepared for training, if it is still the same
+            text = load_text(source, vocab=vocab)  # as it was prepared for training, if it is still the same
             if text.fingerprint != trained.get("text"):
                 logger.warning(f"{data} has changed since the model was trained on it")
         if text is None or text.tokenizer != tokenizer:
-            text = load_text(data, tokenizer=tokenizer)
+            text = load_text(source, tokenizer=tokenizer)
         lengths = self.lengths or (trained.get("context", 512),)
         # Checked for all before the first is measured.
         task = LanguageTask(text, context=1, batch=max(lengths), held_out=self.windows)
@@ -97,17 +103,21 @@ class Evaluate:
 
     def _images(self, opened: Opened, data: str) -> dict[str, Any]:
         from joformer.models import MonoidalClassifier
-        from joformer.training import Images, ImageTask, Processes, Streamed, load_labelled
+        from joformer.training import Images, ImageTask, Processes, Streamed, load_labelled, resolve
 
         notes, trained = opened.notes, opened.run.get("task", {})
+        source = resolve(data, label=self.label or notes.get("label"))
         images: Images | Streamed
         if notes.get("stream"):
-            images = Streamed(data, size=notes.get("size") or 224, workers=2, label=notes.get("label"))
+            images = Streamed(source, size=notes.get("size") or 224, workers=2)
         else:
-            images = load_labelled(data, label=notes.get("label"), size=notes.get("size"))
+            sound = {name: notes.get(name) for name in ("rate", "seconds", "bands", "hop")}
+            images = load_labelled(source, size=notes.get("size"), **sound)
         classes = opened.model.config.classes
         if len(images.classes) != classes:
             raise ValueError(f"{data} has {len(images.classes)} classes, the model knows {classes}: give other --data")
+        if self.data is None and not notes.get("stream") and images.fingerprint != trained.get("images"):
+            logger.warning(f"{data} has changed since the model was trained on it")
         task = ImageTask(images, cells=isinstance(opened.model, MonoidalClassifier), normalise=trained.get("normalise"))
         processes = Processes()
         task.to(processes.device)

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 import tyro
 
 from joformer._io import make_folder
 from joformer._log import logger
 from joformer.attention._options import Transport
 from joformer.cli.console import say
+from joformer.cli.options import write_config
 from joformer.frames._base import Split
 from joformer.models import ClassifierConfig, LMConfig, ViTConfig
 from joformer.models._classifier import Reading
@@ -23,6 +25,7 @@ from joformer.training import (
     ImageTask,
     LanguageTask,
     Recipe,
+    Source,
     Stopped,
     Streamed,
     Task,
@@ -30,6 +33,7 @@ from joformer.training import (
     augmentation,
     load_labelled,
     load_text,
+    resolve,
     train,
 )
 from joformer.training.augment.named import Augmentation
@@ -49,6 +53,7 @@ class Run:
         shard: Of several processes (torchrun), give each a shard of the model instead of a copy.
         log: Where else to write the metrics: OUT/tensorboard where TensorBoard is installed, Weights & Biases, or
             trackio.
+        dry_run: Prepare the data, print what would be trained and stop.
         json: Print the last metrics as JSON.
     """
 
@@ -58,6 +63,7 @@ class Run:
     drift: bool = False
     shard: bool = False
     log: Literal["tensorboard", "wandb", "trackio", "none"] = "tensorboard"
+    dry_run: bool = False
     json: bool = False
 
     def tokenizer(self) -> Tokenizer | None:
@@ -65,11 +71,24 @@ class Run:
         place = None if self.start is None else Weights.of(self.start).folder / TOKENIZER
         return Tokenizer.load(place) if place is not None and place.is_file() else None
 
-    def train(self, config: Any, task: Task, recipe: Recipe, notes: dict[str, Any]) -> int:
-        """Trains and shows the last metrics; returns the exit code."""
+    def check(self, recipe: Recipe) -> None:
+        """Reports what is wrong with the options before data is prepared."""
         shortest = min(stage.steps for stage in recipe.sequence)
         if recipe.warmup > shortest:
             raise ValueError(f"a warm-up of {recipe.warmup} steps is longer than a stage of {shortest}: take fewer")
+        if not self.dry_run:
+            make_folder(self.out)
+
+    def train(self, command: Any, config: Any, task: Task, recipe: Recipe, notes: dict[str, Any]) -> int:
+        """Trains and shows the last metrics; returns the exit code."""
+        if self.dry_run:
+            with torch.device("meta"):
+                count = sum(weight.numel() for weight in config.build().parameters())
+            what = f"{type(config).__name__}: {count:,} parameters, {recipe.total:,} steps"
+            say(f"{what} on {notes['data']}, into {self.out}")
+            return 0
+        if int(os.environ.get("RANK", "0")) == 0:
+            write_config(command, self.out)
         try:
             result = train(
                 config, task, recipe, self.out, seed=self.seed, drift=self.drift, notes=notes, shard=self.shard,
@@ -89,163 +108,193 @@ class LM:
     """A language model on any text.
 
     Example: joformer train lm --data enwik8.xz --vocab 256 --frames projected --steps 2000 --out runs/enwik8
+
+    Attributes:
+        data: A file or folder of text, parquet, JSON lines, CSV or TSV, also as gz, xz or zst; stdlib (Python's
+            own source), wikipedia, openwebtext, hub:OWNER/NAME.
+        column: The column of a table that holds the text; by default "text", or the only one.
+        context: Tokens in a window.
+        batch: Windows per step, of all processes together.
     """
 
-    to: Run
+    output: Run
     data: str = "stdlib"
-    """stdlib (Python's own source), wikipedia, openwebtext, or a file or folder of text, also gz, xz, zst, parquet."""
+    column: str | None = None
     context: int = 512
-    """Tokens in a window."""
     batch: int = 32
-    """Windows in a step, of all processes together."""
     model: LMConfig = field(default_factory=LMConfig)
     recipe: Recipe = field(default_factory=Recipe)
 
     def run(self) -> int:
         """Runs the command and returns its exit code."""
-        make_folder(self.to.out)  # what cannot be written to is said before the data is prepared
-        text = load_text(self.data, vocab=self.model.vocab)
+        self.output.check(self.recipe)
+        source = resolve(self.data, kind="text", column=self.column)
+        text = load_text(source, vocab=self.model.vocab, tokenizer=self.output.tokenizer())
         task = LanguageTask(text, context=self.context, batch=self.batch)
         config = replace(self.model, vocab=text.tokenizer.vocab)
-        notes = {"data": _where(self.data), "vocab": self.model.vocab}
-        return self.to.train(config, task, self.recipe, notes)
+        notes = {"data": source.spec, "column": self.column, "vocab": self.model.vocab}
+        return self.output.train(self, config, task, self.recipe, notes)
 
 
 @dataclass(frozen=True)
-class ViT:
+class _Labelled:
+    """What models of images and sounds have in common.
+
+    Attributes:
+        data: A folder of class folders of images or sounds, a table file,label (CSV, TSV, JSON lines), parquet;
+            digits, tones, words (embedded), mnist, cifar100, imagenet, hub:OWNER/NAME.
+        label: The column of the classes, if a table has several; folder or name, if both could be the class of
+            sounds.
+        size: Scale and crop all images to this side.
+        rate: Sounds: samples per second, 8000 by default.
+        seconds: Sounds: how much of each clip to use, from its start; 1.04 by default.
+        bands: Sounds: bands of frequencies, 64 by default.
+        hop: Sounds: milliseconds between frames, 16 by default.
+        batch: Images per step, of all processes together.
+        epochs: Instead of --steps: how many times to go through the images.
+    """
+
+    output: Run
+    data: str = "digits"
+    label: str | None = None
+    size: int | None = None
+    rate: int | None = None
+    seconds: float | None = None
+    bands: int | None = None
+    hop: float | None = None
+    batch: int = 128
+    epochs: int | None = None
+    recipe: Recipe = field(default_factory=lambda: Recipe(lr=1e-3, end=0.0, betas=(0.9, 0.999)))
+
+    def load(self, source: Source) -> Images:
+        """Both splits."""
+        sound = {name: getattr(self, name) for name in ("rate", "seconds", "bands", "hop")}
+        return load_labelled(source, size=self.size, **sound)
+
+    def check(self) -> None:
+        """Reports what is wrong with the options before data is prepared."""
+        self.output.check(self.recipe if self.epochs is None else replace(self.recipe, warmup=0))
+        if self.epochs is not None and self.epochs < 1:
+            raise ValueError(f"--epochs must be 1 or more, got {self.epochs}")
+        if self.epochs is not None and self.recipe.stages:
+            raise ValueError("--stages give the number of steps: leave out --epochs")
+
+    def start(self, config: Any, task: ImageTask, source: Source, **more: Any) -> int:
+        """Trains; `more` is noted beside what all have in common."""
+        recipe = self.recipe
+        if self.epochs is not None:
+            recipe = replace(recipe, steps=max(1, round(self.epochs * len(task.images) / self.batch)))
+        options = {name: getattr(self, name) for name in ("label", "size", "rate", "seconds", "bands", "hop")}
+        return self.output.train(self, config, task, recipe, {"data": source.spec, **options, **more})
+
+
+@dataclass(frozen=True)
+class ViT(_Labelled):
     """A vision transformer on images, or on the spectrograms of sounds.
 
     Example: joformer train vit --data cifar100 --patch 4 4 --dim 32 --augment cifar --epochs 30 --out runs/cifar
+
+    Attributes:
+        stream: Decode images while training, not before: for those that do not fit into memory. 224 × 224
+            unless --size.
+        workers: Processes that decode, with --stream.
+        augment: none, crop (the paper's Setup A: and flip), cifar (Setup B: with mixup), or imagenet (DeiT's:
+            with mixup, CutMix, smoothed labels).
+        draw: Every image once per epoch, or any image at any time (Setup B).
+        model: By the paper's name (rope2d, joformer_old, joformer_axial, …), short for the next four, which
+            override it.
+        frames: How patches rotate: fixed, learned (the default), dense, projected, cumulative; additive or none
+            do not.
+        split: How axes share planes: axial (the default), combined, or diagonal, the paper's literal combined
+            split.
+        transport: What is transported: scores (RoPE), values, both (JoFormer, the default) or none.
+        per_layer: Whether every layer has its own frames; by default if they are dense or read the content.
+        patch: Sides of a patch, one number for all; by default about an eighth of each side of the image.
+        dim: The width.
+        layers: The number of layers.
+        heads: The number of heads.
+        hidden: Width of the feed-forward; four times --dim by default.
+        base: The slowest frequency's wavelength, 2π base.
+        pool: What is read at the end: a class token, or the mean of all patches.
+        registers: Tokens without a place, beside the class token.
+        dropout: Share of what a layer adds that is dropped while training.
+        drop_path: How often the last layer is skipped while training; earlier ones less often.
     """
 
-    to: Run
-    data: str = "digits"
-    """digits, tones, words (embedded), mnist, cifar100, imagenet, hub:OWNER/NAME, or a folder or parquet of images
-    or of wav files."""
-    label: str | None = None
-    """The column of the classes, where there are several."""
-    size: int | None = None
-    """Side to which images of different sizes are brought."""
     stream: bool = False
-    """Decode while training instead of before: for images that do not fit into memory. 224 × 224 unless --size."""
     workers: int = min(4, os.cpu_count() or 1)
-    """Processes that decode, where they are streamed."""
-    batch: int = 128
-    """Images in a step, of all processes together."""
-    epochs: int | None = None
-    """Instead of --steps: how often to go through the images."""
     augment: Augmentation = "none"
-    """none, the paper's Setup A (crop: and flip) or B (cifar: with mixup), or DeiT's (with mixup, CutMix, smoothed
-    labels)."""
     draw: Literal["epochs", "randint"] = "epochs"
-    """Every image once an epoch, or any at any time (Setup B)."""
     model: str | None = None
-    """By the paper's name (rope2d, joformer_old, joformer_axial, …), short for the next four, which override it."""
     frames: FramesName | None = None
-    """How patches rotate: fixed, learned (the default), dense, projected, cumulative; additive or none do not."""
     split: Split | None = None
-    """How axes share planes: axial (the default), combined, or diagonal, the paper's literal combined split."""
     transport: Transport | None = None
-    """What is transported: scores (RoPE), values, both (JoFormer, the default) or none."""
     per_layer: bool | None = None
-    """Whether every layer has frames of its own; by default where they are dense or read the content."""
     patch: tuple[int, ...] | None = None
-    """Sides of a patch; one number is for all of them; by default about an eighth of each side of the image."""
     dim: int = 64
-    """The width."""
     layers: int = 4
-    """How many layers."""
     heads: int = 4
-    """How many heads they have."""
     hidden: int | None = None
-    """Width of the feed-forward; four times dim by default."""
     base: float = 100.0
-    """The slowest frequency's wavelength, 2π base."""
     pool: Literal["cls", "mean"] = "cls"
-    """What is read in the end: a class token, or the mean of all patches."""
     registers: int = 0
-    """Tokens without a place, beside the class token."""
     dropout: float = 0.0
-    """How much of what a layer adds is dropped while training."""
     drop_path: float = 0.0
-    """How often the last layer is left out altogether while training; earlier ones less often."""
-    recipe: Recipe = field(default_factory=lambda: Recipe(lr=1e-3, end=0.0, betas=(0.9, 0.999)))
 
     def run(self) -> int:
         """Runs the command and returns its exit code."""
-        make_folder(self.to.out)
+        self.check()
+        self._config(tuple(8 * side for side in _patch(self.patch, (8, 8))), 3, 2)
+        source = resolve(self.data, label=self.label)
         images: Images | Streamed
         if self.stream:
-            size = self.size or 224
             crop: Literal["centre", "resized"] = "centre" if self.augment == "none" else "resized"
-            images = Streamed(self.data, size=size, train_crop=crop, workers=self.workers, label=self.label)
-            count, channels = len(images), 3
-            shape: tuple[int, ...] = (size, size)
+            images = Streamed(source, size=self.size or 224, train_crop=crop, workers=self.workers)
+            channels, shape = 3, [images.size, images.size]
         else:
-            images = load_labelled(self.data, label=self.label, size=self.size)
-            count, (channels, *sides) = len(images.train), images.train.images.shape[1:]
-            shape = tuple(sides)
-        given: dict[str, Any] = {field.name: getattr(self, field.name, None) for field in fields(ViTConfig)}
-        given |= {
-            "shape": shape,
-            "patch": _patch(self.patch, shape),
-            "channels": channels,
-            "classes": len(images.classes),
-        }
-        config = ViTConfig(**{name: value for name, value in given.items() if value is not None}, model=self.model)
+            images = self.load(source)
+            channels, *shape = images.train.images.shape[1:]
+        config = self._config(tuple(shape), channels, len(images.classes))
         augment, mix = augmentation(self.augment, images)
         task = ImageTask(images, batch=self.batch, augment=augment, mix=mix, draw=self.draw)
-        notes = {"data": _where(self.data), "label": self.label, "size": self.size, "stream": self.stream}
-        recipe = _in_epochs(self.recipe, self.epochs, count, self.batch)
-        return self.to.train(config, task, recipe, notes)
+        return self.start(config, task, source, stream=self.stream)
+
+    def _config(self, shape: tuple[int, ...], channels: int, classes: int) -> ViTConfig:
+        given = {each.name: getattr(self, each.name, None) for each in fields(ViTConfig)}
+        given |= {"shape": shape, "patch": _patch(self.patch, shape), "channels": channels, "classes": classes}
+        return ViTConfig(**{name: value for name, value in given.items() if value is not None}, model=self.model)
 
 
 @dataclass(frozen=True)
-class Monoidal:
-    """One vector for a whole image, and a small classifier on it: the paper's MNIST model.
+class Monoidal(_Labelled):
+    """One vector for a whole image, and a small classifier on it: the paper's MNIST model. Images have one channel.
 
     Example: joformer train monoidal --data mnist --dim 32 --epochs 50 --out runs/mnist
+
+    Attributes:
+        dim: Numbers in the vector.
+        hidden: Width of the classifier's hidden layer.
+        frequencies: learned, or fixed; pixels for no embedding at all (--dim is then their number).
+        spread: How far apart learned frequencies start.
     """
 
-    to: Run
-    data: str = "digits"
-    """digits (embedded), mnist (hub), or a folder or parquet of images with one channel."""
-    label: str | None = None
-    """The column of the classes, where there are several."""
-    size: int | None = None
-    """Side to which images of different sizes are brought."""
-    batch: int = 128
-    """Images in a step, of all processes together."""
-    epochs: int | None = None
-    """Instead of --steps: how often to go through the images."""
     dim: int = 32
-    """Numbers in the vector."""
     hidden: int = 128
-    """Width of the classifier's hidden layer."""
     frequencies: Reading = "learned"
-    """learned, or fixed ones; pixels for no embedding at all (then --dim is their number)."""
     spread: float | None = None
-    """How far apart learned frequencies start."""
     recipe: Recipe = field(
         default_factory=lambda: Recipe(lr=1e-3, end=0.0, betas=(0.9, 0.999), weight_decay=0.0, clip=None)
     )
 
     def run(self) -> int:
         """Runs the command and returns its exit code."""
-        make_folder(self.to.out)
-        images = load_labelled(self.data, label=self.label, size=self.size)
-        config = ClassifierConfig(
-            dim=self.dim,
-            shape=tuple(images.train.images.shape[2:]),
-            classes=len(images.classes),
-            hidden=self.hidden,
-            frequencies=self.frequencies,
-            spread=self.spread,
-        )
+        self.check()
+        source = resolve(self.data, label=self.label)
+        images = self.load(source)
+        own = {name: getattr(self, name) for name in ("dim", "hidden", "frequencies", "spread")}
+        config = ClassifierConfig(shape=tuple(images.train.images.shape[2:]), classes=len(images.classes), **own)
         task = ImageTask(images, batch=self.batch, cells=True)
-        notes = {"data": _where(self.data), "label": self.label, "size": self.size}
-        recipe = _in_epochs(self.recipe, self.epochs, len(images.train.labels), self.batch)
-        return self.to.train(config, task, recipe, notes)
+        return self.start(config, task, source)
 
 
 def _patch(given: tuple[int, ...] | None, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -253,16 +302,3 @@ def _patch(given: tuple[int, ...] | None, shape: tuple[int, ...]) -> tuple[int, 
     if given is None:
         return eighths(shape)
     return given * len(shape) if len(given) == 1 else given
-
-
-def _in_epochs(recipe: Recipe, epochs: int | None, images: int, batch: int) -> Recipe:
-    if epochs is not None and epochs < 1:
-        raise ValueError(f"--epochs must be 1 or more, got {epochs}")
-    if epochs is not None and recipe.stages:
-        raise ValueError("--stages say how many steps there are: leave out --epochs")
-    return recipe if epochs is None else replace(recipe, steps=max(1, round(epochs * images / batch)))
-
-
-def _where(data: str) -> str:
-    """A path that still leads there from another folder; a name as it is."""
-    return str(Path(data).expanduser().resolve()) if Path(data).expanduser().exists() else data

@@ -8,7 +8,7 @@ from joformer.experiments.sources import Scale
 
 
 def find(data: Path | None, names: tuple[str, ...], scale: Scale, *, hub: str | None, embedded: str, sole: bool) -> str:
-    """DATA/NAME for the first name that is there; DATA itself, where one table alone is asked for.
+    """DATA/NAME for the first name that is there; DATA itself, where one table alone is requested.
 
     Without any, what the paper used at its scale, else what comes with the library.
 

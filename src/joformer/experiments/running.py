@@ -73,7 +73,7 @@ def run(cell: Cell, out: Path) -> dict[str, Any]:
 
 def _trained(cell: Cell, folder: Path) -> dict[str, Any]:
     task = cell.source.task()
-    last = train(cell.config, task, cell.recipe, folder, seed=cell.seed, notes={"data": cell.source.data})
+    last = train(cell.config, task, cell.recipe, folder, seed=cell.seed, notes=cell.source.notes())
     measured = {cell.size: {name: value for name, value in last.items() if name != "step"}}
     if cell.lengths:
         assert isinstance(task, LanguageTask)

@@ -3,34 +3,54 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from joformer.training import Images, ImageTask, LanguageTask, Streamed, Task, augmentation, load_labelled, load_text
+from joformer.training import (
+    Images,
+    ImageTask,
+    LanguageTask,
+    Streamed,
+    Task,
+    Text,
+    augmentation,
+    load_labelled,
+    load_text,
+)
 from joformer.training.augment.named import Augmentation
 
 Scale = Literal["laptop", "paper"]
+LATER = ("column", "rate", "seconds", "bands", "hop")
+"""Options that version 0.1 did not have: at their defaults they are no part of a cell's description."""
 
 
-class _Known(ABC):
-    """Data that can say which it is."""
+class _Source:
+    """Data that can tell which it is."""
 
     data: str
 
-    @abstractmethod
     def load(self) -> Any:
-        """The data itself, read once."""
+        """The data itself, loaded once per process; what was understood is logged."""
+        raise NotImplementedError
 
     def identity(self) -> str:
         """Which data it is, by what it holds and not by where it lies: results are published, folders are not."""
         return f"{Path(self.data).name} ({self.load().fingerprint[:12]})"
 
+    def as_json(self) -> dict[str, Any]:
+        """The settings that decide a cell's result; those at defaults that did not exist before are left out.
+
+        >>> "rate" in ImageSource("words").as_json(), ImageSource("words", rate=16000).as_json()["rate"]
+        (False, 16000)
+        """
+        settings = asdict(self)  # type: ignore[call-overload]
+        return {name: value for name, value in settings.items() if value is not None or name not in LATER}
+
 
 @dataclass(frozen=True)
-class TextSource(_Known):
+class TextSource(_Source):
     """Text, its tokens and the windows of a step.
 
     >>> TextSource("stdlib", context=128).task().context
@@ -42,18 +62,23 @@ class TextSource(_Known):
     context: int = 512
     batch: int = 32
     held_out: int = 200
+    column: str | None = None
 
-    def load(self) -> Any:
-        """Loads the data, once per process."""
-        return _text(self.data, self.vocab)
+    def load(self) -> Text:
+        """The tokens of all splits."""
+        return _text(self.data, self.vocab, self.column)
 
     def task(self) -> Task:
         """The task on this data."""
         return LanguageTask(self.load(), context=self.context, batch=self.batch, held_out=self.held_out)
 
+    def notes(self) -> dict[str, Any]:
+        """What `joformer evaluate` needs to find the data again."""
+        return {"data": self.data, "vocab": self.vocab, "column": self.column}
+
 
 @dataclass(frozen=True)
-class ImageSource(_Known):
+class ImageSource(_Source):
     """Images, or the spectrograms of sounds, and what a step makes of them.
 
     >>> ImageSource("digits", batch=32).task().size
@@ -69,10 +94,15 @@ class ImageSource(_Known):
     """The side to which images are brought while they are decoded by workers; None for all in memory."""
     label: str | None = None
     size: int | None = None
+    rate: int | None = None
+    seconds: float | None = None
+    bands: int | None = None
+    hop: float | None = None
 
     def load(self) -> Any:
-        """Loads the data, once per process."""
-        return _images(self.data, self.stream, self.augment != "none", self.label, self.size)
+        """Both splits."""
+        sound = (("rate", self.rate), ("seconds", self.seconds), ("bands", self.bands), ("hop", self.hop))
+        return _images(self.data, self.stream, self.augment != "none", self.label, self.size, sound)
 
     def task(self) -> Task:
         """The task on this data."""
@@ -83,20 +113,27 @@ class ImageSource(_Known):
     def steps(self, epochs: int | float) -> int:
         """How many steps go through the images so often."""
         images = self.load()
-        return max(1, round(epochs * (len(images) if isinstance(images, Streamed) else len(images.train)) / self.batch))
+        return max(1, round(epochs * len(images if isinstance(images, Streamed) else images.train) / self.batch))
+
+    def notes(self) -> dict[str, Any]:
+        """What `joformer evaluate` needs to find the data again."""
+        options = {name: getattr(self, name) for name in ("data", "label", "rate", "seconds", "bands", "hop")}
+        return {**options, "size": self.stream or self.size, "stream": self.stream is not None}
 
 
 Source = TextSource | ImageSource
 
 
 @lru_cache(maxsize=4)
-def _text(data: str, vocab: int) -> Any:
-    return load_text(data, vocab=vocab)
+def _text(data: str, vocab: int, column: str | None) -> Text:
+    return load_text(data, vocab=vocab, column=column)
 
 
 @lru_cache(maxsize=4)
-def _images(data: str, stream: int | None, crops: bool, label: str | None, size: int | None) -> Images | Streamed:
+def _images(
+    data: str, stream: int | None, crops: bool, label: str | None, size: int | None, sound: Any
+) -> Images | Streamed:
     if stream is None:
-        return load_labelled(data, label=label, size=size)
+        return load_labelled(data, label=label, size=size, **dict(sound))
     workers = min(4, os.cpu_count() or 1)
     return Streamed(data, size=stream, train_crop="resized" if crops else "centre", workers=workers, label=label)

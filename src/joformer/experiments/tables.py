@@ -103,7 +103,7 @@ class Cell:
     def descriptions(self) -> Iterator[dict[str, Any]]:
         """`describe()`, then how version 0.1 described the same cell."""
         recipe = {name: value for name, value in asdict(self.recipe).items() if name not in NON_SEMANTIC_FIELDS}
-        source = {**asdict(self.source), "kind": type(self.source).__name__, "data": self.source.identity()}
+        source = {**self.source.as_json(), "kind": type(self.source).__name__, "data": self.source.identity()}
         for model in (written(self.config), *written_before(self.config)):
             described = {"seed": self.seed, **model, "against": None, "source": source, "recipe": recipe}
             if self.rivals:

@@ -10,7 +10,7 @@ from joformer._io import read_json
 from joformer._log import logger
 from joformer.integrations.hf._load import architecture, load, read
 from joformer.integrations.hf._setting import SETTING
-from joformer.training.data.sources import content_hash
+from joformer.training.data.files import content_hash
 
 RECORD, TRAINING, WRITTEN = "conversion.json", "training", ".written"
 NEEDS = "converting a model needs transformers and safetensors: pip install 'joformer[integrations]'"

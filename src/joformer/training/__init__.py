@@ -7,7 +7,18 @@ train(LMConfig(dim=128), task, Recipe(steps=500), "runs/small")
 from joformer._seeding import generator
 from joformer.training.augment import Augment, Mix
 from joformer.training.augment.named import augmentation
-from joformer.training.data import Images, Streamed, Text, Tokenizer, load_audio, load_images, load_labelled, load_text
+from joformer.training.data import (
+    Images,
+    Source,
+    Streamed,
+    Text,
+    Tokenizer,
+    load_audio,
+    load_images,
+    load_labelled,
+    load_text,
+    resolve,
+)
 from joformer.training.loop import train
 from joformer.training.opened import Opened, load_weights, open_run
 from joformer.training.processes import Processes
@@ -25,6 +36,7 @@ __all__ = [
     "Opened",
     "Processes",
     "Recipe",
+    "Source",
     "Stage",
     "Stopped",
     "Streamed",
@@ -40,5 +52,6 @@ __all__ = [
     "load_text",
     "load_weights",
     "open_run",
+    "resolve",
     "train",
 ]

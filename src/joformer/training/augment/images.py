@@ -69,7 +69,7 @@ class Augment:
       at 0 and 30. AutoContrast, Equalize and Invert have no magnitude: they act at 0 too.
     - `erase`: the probability of a rectangle of zeros, after normalisation, wholly inside the image: a square of side
       `erase_size`, or where that is None timm's random one, an area of 2 % to a third and an aspect of 0.3 to 1/0.3.
-    - `mean`, `std`: one of each a channel, of values in 0 … 1.
+    - `mean`, `std`: one of each per channel, of values in 0 … 1.
 
     >>> augment = Augment()
     >>> plan = augment.plan(8, torch.Generator().manual_seed(0))
@@ -108,7 +108,7 @@ class Augment:
         if unknown or not self.rand_from:
             raise ValueError(f"rand_from holds {unknown or 'nothing'}: choose from {', '.join(OPERATIONS)}")
         if len(self.mean) != len(self.std) or not self.mean or not all(s > 0 for s in self.std):
-            raise ValueError(f"mean={self.mean}, std={self.std}: give one of each a channel, and std above 0")
+            raise ValueError(f"mean={self.mean}, std={self.std}: give one of each per channel, and std above 0")
 
     @classmethod
     def imagenet(cls, **changes: Any) -> Augment:

@@ -87,7 +87,7 @@ class Mix:
         alpha = self.cutmix if cut else self.mixup
         if not alpha or happens >= self.probability:
             return MixPlan(count, "none", 1.0, (down, across))
-        # X / (X + Y) ~ Beta(α, α) for X, Y ~ Gamma(α); torch.distributions would throw the global dice.
+        # X / (X + Y) ~ Beta(α, α) for X, Y ~ Gamma(α); torch.distributions would use the global random generator.
         ours, theirs = torch._standard_gamma(torch.full((2,), float(alpha), dtype=torch.float64), generator).tolist()
         return MixPlan(count, "cutmix" if cut else "mixup", ours / (ours + theirs), (down, across))
 

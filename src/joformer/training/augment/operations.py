@@ -1,6 +1,6 @@
 """RandAugment's operations on uint8 images (batch, channels, h, w), each sample with its own operation and strength.
 
-    levels     x ↦ table[x], 256 entries a sample and channel: all that looks at one value at a time
+    levels     x ↦ table[x], 256 entries per sample and channel: all that looks at one value at a time
     geometry   out(p) = in(⌊M (p − c) + c + t⌋), p the pixel's centre, 0 where that is outside
     blend      d + f (x − d), d the grey image (Color) or the smoothed one (Sharpness)
 
@@ -250,7 +250,7 @@ _LEVELS, _GEOMETRY = _members(TABLES), _members(GEOMETRY)
 
 
 def operate_(x: Images, codes: Tensor, strengths: Tensor, turn: Tensor) -> None:
-    """One operation a sample, in place. `codes` (batch,), `strengths` (batch,), `turn` (batch, 2, 2) are on the CPU.
+    """One operation per sample, in place. `codes` (batch,), `strengths` (batch,), `turn` (batch, 2, 2) are on the CPU.
 
     >>> x = torch.tensor([[[[1, 200]]], [[[1, 200]]]], dtype=torch.uint8)
     >>> operate_(x, torch.tensor([CODES["Invert"], CODES["Identity"]]), torch.zeros(2), torch.eye(2).expand(2, 2, 2))

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from joformer._io import Lock, new_folder, read_json, sweep
-from joformer.training.data.sources import content_hash
+from joformer.training.data.files import Place, content_hash
 
 MANIFEST = "manifest.json"
 
 
-def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
+def cache_folder(given: Place | None = None) -> Path:
     """Where prepared data is kept: `given`, or $JOFORMER_CACHE, or $XDG_CACHE_HOME/joformer, or ~/.cache/joformer.
 
     >>> cache_folder("here").name
@@ -33,12 +33,7 @@ def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joformer"
 
 
-def cached(
-    key: str,
-    build: Callable[[Path], object],
-    *,
-    cache: str | os.PathLike[str] | None = None,
-) -> Path:
+def cached(key: str, build: Callable[[Path], object], *, cache: Place | None = None) -> Path:
     """The folder `key` in the cache, filled by `build(folder)` unless it is there already and undamaged.
 
     `key` names what is built and holds a `content_hash` of all it is built from. `build` writes plain files into the

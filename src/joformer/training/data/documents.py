@@ -1,10 +1,9 @@
 """Text from anywhere, as a stream of valid UTF-8 for each split.
 
 Sources: "stdlib" (the Python standard library's source), "wikipedia", "openwebtext" or "hub:owner/name", or a path: a
-text file, a parquet with a text column, or a folder of either; gz, xz and zst are undone.
-
-Splits: in a folder, files (or folders in it) named train, valid (validation, val) and test, as in train.txt.gz,
-wiki.valid.tokens, test-00000-of-00002.parquet or train/a.txt, are those splits. Other text is one split, train.
+text file, a table with a text column (parquet, JSON lines, CSV, TSV), or a folder of one of these; gz, xz and zst are
+undone, UTF-16 and UTF-32 with a byte-order mark are decoded. Other formats (PDF, zip, images, …) are no text and are
+called what they are. Splits are those of sources.py; text that names no train split and another one is all train.
 
 Documents of one split (files in the order of their paths, rows) follow one another, with a newline between two where
 the former does not end with one.
@@ -13,40 +12,43 @@ the former does not end with one.
 from __future__ import annotations
 
 import codecs
-import os
+import itertools
+import logging
 import re
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from joformer._io import one_line, open_file
-from joformer._log import logger
-from joformer.training.data.sources import (
-    Expansion,
-    files_under,
-    hub,
-    hub_identity,
-    hub_name,
-    is_hub,
-    open_parquet,
-    read_chunks,
-    require_path,
-)
+from joformer.training.data.files import Expansion, Fault, fault, files_under, open_parquet, read_utf8
+from joformer.training.data.hub import hub_identity
+from joformer.training.data.sources import SPLITS, Note, Source, split_of
+from joformer.training.data.tables import is_parquet, is_table, pick_column, read_rows
 
-NAMES = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "test": "test"}
 ROWS = 256
 # In the standard library: tests, what is installed beside it, what was written for this machine, tables.
 ASIDE = re.compile(
     r"\..*|site-packages|dist-packages|tests?|idle_test|__pycache__|config-.*|_sysconfigdata.*|(site|user)customize\.py"
     r"|encodings|pydoc_data|lib2to3|__phello__.*"
 )
+# What is no text although its bytes may be UTF-8, or deserves a better word than where they are not.
+UNPACK, OTHER = "unpack it", "take it out, or train another kind of model on it (joformer train vit)"
+FOREIGN = {
+    b"%PDF-": ("a PDF", "extract its text, for example by pdftotext"),
+    b"{\\rtf": ("an RTF document", "save it as plain text"),
+    b"PK\x03\x04": ("a zip archive or an office document", "unpack it, or save it as plain text"),
+    **dict.fromkeys((b"BZh", b"7z\xbc\xaf", b"Rar!"), ("an archive", UNPACK)),
+    **dict.fromkeys((b"\x89PNG", b"\xff\xd8\xff", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*"), ("an image", OTHER)),
+    **dict.fromkeys((b"RIFF", b"fLaC", b"OggS", b"ID3\x03", b"ID3\x04"), ("a sound or an image", OTHER)),
+    **dict.fromkeys((b"\x80\x04\x95", b"\x93NUMPY", b"SQLite f", b"\x7fELF"), ("binary data", "take it out")),
+}
 
 
 @dataclass(frozen=True)
 class Part:
-    """One split of a source: `documents()` gives, as often as it is asked, what errors call a document and its bytes.
+    """One split of a source: `documents()` gives, at every call, what errors call a document and its bytes.
 
     >>> part = Part(lambda: iter([("a.txt", [b"to be"]), ("b.txt", [b"or not", b" to be"])]))
     >>> b"".join(part.stream())
@@ -64,49 +66,79 @@ class Part:
         """
         apart = b""
         for name, chunks in self.documents():
-            decoder, offset = codecs.getincrementaldecoder("utf-8")(), 0
-            start = apart
-            for chunk in chunks:
-                _check(name, decoder, offset, chunk)
-                offset += len(chunk)
+            decoder, read, start = codecs.getincrementaldecoder("utf-8")(), 0, apart
+            for chunk in itertools.chain(chunks, [None]):  # the last ends a character that was not complete
+                at = read - len(decoder.getstate()[0])
+                try:
+                    decoder.decode(chunk or b"", final=chunk is None)
+                except UnicodeDecodeError as error:
+                    place = f"byte {at + error.start} (0x{error.object[error.start]:02x})"
+                    remedy = "if it is text, convert it, for example by iconv -f LATIN1 -t UTF-8; if not, take it out"
+                    raise ValueError(f"{name} is not UTF-8 at {place}: {remedy}") from None
                 if chunk:
                     yield start + chunk
-                    start, apart = b"", b"" if chunk.endswith(b"\n") else b"\n"
-            _check(name, decoder, offset, b"", final=True)
+                    start, apart, read = b"", b"" if chunk.endswith(b"\n") else b"\n", read + len(chunk)
 
 
-def open_text(source: str | os.PathLike[str]) -> tuple[dict[str, Part], list[Any]]:
-    """The parts of a source, train always among them, and what to give `content_hash` to tell its content from others.
+class Documents(NamedTuple):
+    """The parts of a source, train always among them; what tells its content from others, for `content_hash`."""
 
-    >>> parts, identity = open_text("stdlib")
-    >>> list(parts)
+    parts: dict[str, Part]
+    identity: list[Any]
+    notes: list[Note]
+    decoded: dict[str, str]
+    """Files in UTF-16 or UTF-32 that were read so far."""
+
+
+def open_text(source: Source, fault: Fault = fault) -> Documents:
+    """The documents of a source; what is wrong with a row or a file of rows goes to `fault`.
+
+    >>> from joformer.training.data.sources import resolve
+    >>> list(open_text(resolve("stdlib")).parts)
     ['train']
     """
-    if source == "stdlib":
+    notes: list[Note] = []
+    if source.spec == "stdlib":
         data = stdlib_source()
-        return {"train": Part(lambda: iter([("stdlib", [data])]))}, [data]
-    if is_hub(source):
-        return _from_hub(str(source))
-    path = require_path(source)
-    files = files_under(path) if path.is_dir() else [path]
-    rows = [file for file in files if _is_parquet(file)]
-    if rows and len(rows) < len(files):
-        logger.warning(f"{path}: only its {len(rows)} parquet files are read, {len(files) - len(rows)} others are not")
-        files = rows
+        return Documents({"train": Part(lambda: iter([("stdlib", [data])]))}, [data], notes, {})
+    if source.path is None:
+        return _from_hub(source)
+    path, files = source.path, _chosen(source)
+    decoded: dict[str, str] = {}
+    if len(files) < len(source.files):
+        aside = [file.name for file in sorted({*source.files} - {*files})]
+        text = f"only {len(files):,} files like {files[0].name} are read, {len(aside):,} others are not: {aside[0]}"
+        notes.append((logging.WARNING, text))
     if not files:
         raise ValueError(f"{path} holds no files: give a text file or a folder of them")
     named: dict[str, list[Path]] = {}
     for file in files if path.is_dir() else []:
-        named.setdefault(_split(file.relative_to(path)), []).append(file)
+        named.setdefault(SPLITS.get(split_of(file.relative_to(path)) or "", ""), []).append(file)
     unnamed = named.pop("", [])
     if "train" not in named and len(named) > 1:
         raise ValueError(f"{path} has files named valid and test but none named train: add or rename it")
     if len(named) < 2:
         named, unnamed = {"train": files}, []
     if unnamed:
-        logger.warning(f"{path}: only files named {', '.join(sorted(named))} are read, {len(unnamed)} others are not")
-    parts = {split: Part(lambda held=held: _of_files(held)) for split, held in named.items()}  # type: ignore[misc]
-    return parts, [item for split, held in sorted(named.items()) for item in (split, *held)]
+        text = f"only files named {', '.join(sorted(named))} are read, {len(unnamed):,} others are not"
+        notes.append((logging.WARNING, f"{text}: {unnamed[0].name}"))
+
+    def part(held: list[Path]) -> Part:
+        return Part(lambda: _of_files(held, source.column, decoded, fault))
+
+    identity = [item for split, held in sorted(named.items()) for item in (split, *held)]
+    if source.column is not None or is_table(files[0]):  # which the same bytes as plain text are not
+        identity.append(f"column {source.column}")
+    return Documents({split: part(held) for split, held in named.items()}, identity, notes, decoded)
+
+
+def _chosen(source: Source) -> list[Path]:
+    """Those of a folder's files to read: parquet, else tables if only notes are beside them, else text."""
+    files = list(source.files)
+    parquet, tables = ([file for file in files if test(file)] for test in (is_parquet, is_table))
+    plain = [file for file in files if not is_table(file)]
+    beside = [file for file in plain if file.suffix.lower() not in (".md", "")]
+    return parquet or (tables if tables and not beside else plain)
 
 
 def stdlib_source(limit_bytes: int = 8_000_000) -> bytes:
@@ -138,39 +170,51 @@ def stdlib_source(limit_bytes: int = 8_000_000) -> bytes:
     return bytes(source)
 
 
-def _check(name: str, decoder: codecs.IncrementalDecoder, offset: int, chunk: bytes, final: bool = False) -> None:
-    held = len(decoder.getstate()[0])
-    try:
-        decoder.decode(chunk, final)
-    except UnicodeDecodeError as error:
-        at, byte = offset - held + error.start, error.object[error.start]
-        remedy = "if it is text, convert it, for example by iconv -f LATIN1 -t UTF-8; if not, take it out"
-        raise ValueError(f"{name} is not UTF-8 at byte {at} (0x{byte:02x}): {remedy}") from None
-
-
-def _split(path: Path) -> str:
-    """The split that a path's first folder or file of such a name says, or nothing."""
-    words = [word for part in path.parts for word in re.split(r"[.\-_]", part.lower())]
-    return next((NAMES[word] for word in words if word in NAMES), "")
-
-
-def _of_files(files: list[Path]) -> Iterator[tuple[str, Iterable[bytes]]]:
+def _of_files(
+    files: list[Path], column: str | None, decoded: dict[str, str], fault: Fault
+) -> Iterator[tuple[str, Iterable[bytes]]]:
     for file in files:
-        if _is_parquet(file):
-            yield from _of_parquet(file)
+        try:
+            if is_parquet(file):
+                yield from _of_parquet(file, column)
+            elif is_table(file):
+                yield from _of_table(file, column, fault)
+            else:
+                yield str(file), _of_file(file, decoded)
+        except ValueError as error:
+            fault(str(error))
+
+
+def _of_file(file: Path, decoded: dict[str, str]) -> Iterator[bytes]:
+    encodings: set[str] = set()
+    for number, chunk in enumerate(read_utf8(file, encodings)):
+        if not number:
+            decoded |= {str(file): encoding for encoding in encodings}
+            found = [about for start, about in FOREIGN.items() if chunk.startswith(start)]
+            if chunk[257:262] == b"ustar":
+                found = [("a tar archive", UNPACK)]
+            for what, remedy in found:
+                raise ValueError(f"{file} is {what}, no text: {remedy}")
+        yield chunk
+
+
+def _of_table(file: Path, column: str | None, fault: Fault) -> Iterator[tuple[str, Iterable[bytes]]]:
+    for number, row in enumerate(read_rows(file, fault), 1):
+        if number == 1:
+            texts = [name for name, value in row.items() if isinstance(value, str)]
+            column = pick_column(file, "column", column, ("text",), texts)
+        text = row.get(column or "")
+        if isinstance(text, str):
+            yield f"{file}, row {number},", [text.encode("utf-8", "surrogatepass")]
         else:
-            yield str(file), read_chunks(file)
+            fault(f"{file} has no text in row {number}: fill it or drop the row")
 
 
-def _is_parquet(file: Path) -> bool:
-    return file.suffix.lower() in (".parquet", ".pq")
-
-
-def _of_parquet(file: Path) -> Iterator[tuple[str, Iterable[bytes]]]:
+def _of_parquet(file: Path, column: str | None) -> Iterator[tuple[str, Iterable[bytes]]]:
     import pyarrow
 
     table = open_parquet(file)
-    column = _text_column(str(file), table.schema_arrow)
+    column = _text_column(str(file), table.schema_arrow, column)
     held = Expansion(file)
     try:
         for name, chunks in _of_rows(
@@ -183,31 +227,31 @@ def _of_parquet(file: Path) -> Iterator[tuple[str, Iterable[bytes]]]:
         raise ValueError(f"{file} is damaged or no parquet ({reason}): fetch it again") from None
 
 
-def _from_hub(name: str) -> tuple[dict[str, Part], list[Any]]:
-    repository, _ = hub_name(name)
-    logger.info(f"fetching {repository} from the hub")
-    found = {NAMES[split]: data for split, data in hub(name).items() if split in NAMES}
+def _from_hub(source: Source) -> Documents:
+    found = {SPLITS[split]: data for split, data in source.tables.items() if split in SPLITS}
+    aside = [split for split in source.tables if split not in SPLITS]
     if "train" not in found:
-        raise ValueError(f"{repository} has no train split: give a folder of its files instead")
+        raise ValueError(f"{source.spec} has no train split: give a folder of its files instead")
 
     def rows(data: Any) -> Iterator[tuple[str, Iterable[bytes]]]:
-        column = _text_column(repository, data.features.arrow_schema)
+        column = _text_column(source.spec, data.features.arrow_schema, source.column)
         batches = data.select_columns([column]).with_format("arrow").iter(ROWS)
-        yield from _of_rows(repository, (batch.column(0) for batch in batches))
+        yield from _of_rows(source.spec, (batch.column(0) for batch in batches))
 
-    parts = {split: Part(lambda data=data: rows(data)) for split, data in found.items()}  # type: ignore[misc]
-    return parts, [hub_identity(data) for _, data in sorted(found.items())]
+    def part(data: Any) -> Part:
+        return Part(lambda: rows(data))
+
+    identity: list[Any] = [hub_identity(data) for _, data in sorted(found.items())]
+    identity += [f"column {source.column}"] * (source.column is not None)
+    notes = [(logging.WARNING, f"the {split} split is left aside") for split in aside]
+    return Documents({split: part(data) for split, data in found.items()}, identity, notes, {})
 
 
-def _text_column(name: str, schema: Any) -> str:
+def _text_column(name: str, schema: Any, given: str | None) -> str:
     import pyarrow.types as kinds
 
     texts = [field.name for field in schema if kinds.is_string(field.type) or kinds.is_large_string(field.type)]
-    if "text" in texts:
-        return "text"
-    if len(texts) == 1:
-        return texts[0]
-    raise ValueError(f"{name} has no column 'text', only {', '.join(schema.names) or 'none'}: rename the one to read")
+    return pick_column(name, "column", given, ("text",), texts)
 
 
 def _of_rows(name: str, columns: Iterable[Any]) -> Iterator[tuple[str, list[bytes]]]:

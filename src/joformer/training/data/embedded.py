@@ -18,7 +18,7 @@ from jaxtyping import Float32, Int64
 from torch import Tensor
 
 from joformer._seeding import generator
-from joformer.training.data.records import hold_out
+from joformer.training.data.examples import hold_out
 
 RATE = 8000
 SAMPLES = 8192  # 1.024 s

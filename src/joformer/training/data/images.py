@@ -2,7 +2,7 @@
 
     pixel p in 0 … 255, training split:   mean_c = E[p]/255,   std_c = √(E[p²] − E[p]²)/255      per channel, exact
 
-Sources are those of `joformer.training.data.streamed` and "digits", scikit-learn's 8 × 8 handwriting, which needs no
+Sources are those of `joformer.training.data.examples` and "digits", scikit-learn's 8 × 8 handwriting, which needs no
 files. Grey images have one channel; where some of the data is in colour, all of it has three. What was decoded is kept
 in the cache under a hash of the files it came from, and mapped from there. Paper: "Experiments", MNIST and CIFAR-100.
 """
@@ -10,13 +10,15 @@ in the cache under a hash of the files it came from, and mapped from there. Pape
 from __future__ import annotations
 
 import json
+import logging
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float64, Int64, UInt8
@@ -24,10 +26,10 @@ from torch import Tensor
 
 from joformer._log import logger
 from joformer.training.data.cache import cached
-from joformer.training.data.opening import find, identity, open_records
-from joformer.training.data.records import IMAGES, Files, Rows
-from joformer.training.data.sources import content_hash
-from joformer.training.data.streamed import centred, decode_image
+from joformer.training.data.examples import Records, Split, identity, label_of, open_examples
+from joformer.training.data.files import Place, content_hash
+from joformer.training.data.sources import Note, Source, log, resolve, summary
+from joformer.training.data.streamed import ROTATED, centred, decode_image
 
 FORMAT = 1  # raise it when the same files are to give other tensors
 
@@ -67,6 +69,9 @@ class Images:
     classes: tuple[str, ...]
     fingerprint: str
 
+    def __len__(self) -> int:
+        return len(self.train)
+
     def to(self, device: torch.device | str) -> Images:
         """The same on another device."""
         return Images(self.train.to(device), self.test.to(device), self.classes, self.fingerprint)
@@ -96,88 +101,96 @@ class Images:
 
 
 class Made(NamedTuple):
-    """What a source was made into, before it goes to the cache: images and labels of both splits, and the classes."""
+    """What a source was made into: images and labels of both splits, the classes, and what was decided on the way.
+
+    `mark` is part of the fingerprint, where the same files gave other tensors before.
+    """
 
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
     classes: tuple[str, ...]
+    notes: tuple[Note, ...] = ()
+    mark: str = ""
 
 
 def load_images(
-    source: str | os.PathLike[str],
-    *,
-    label: str | None = None,
-    size: int | None = None,
-    cache: str | os.PathLike[str] | None = None,
+    source: Place | Source, *, label: str | None = None, size: int | None = None, cache: Place | None = None
 ) -> Images:
     """All images of a source, decoded: uint8 (n, channels, height, width), and int64 labels.
 
-    `label` names the column of labels where a table has several ("fine_label" unless told otherwise). `size` scales the
-    shorter side and cuts out the centre; without it all images must have the size of the first.
+    Args:
+        source: A name, a path, or what `resolve` returned.
+        label: The column of the classes, where a table has several; "label" or "fine_label" by default.
+        size: Side to which images are brought: the shorter side is scaled and the centre cut out. Without it all images
+            must have the size of the first.
+        cache: Where tensors are kept.
 
-    >>> data = load_images("digits")
-    >>> data.train.images.shape, len(data.test), data.classes[:3], data.train.images.max()
-    (torch.Size([1438, 1, 8, 8]), 359, ('0', '1', '2'), tensor(255, dtype=torch.uint8))
+    Returns:
+        Both splits.
+
+    Example:
+        >>> data = load_images("digits")
+        >>> data.train.images.shape, len(data.test), data.classes[:3], data.train.images.max()
+        (torch.Size([1438, 1, 8, 8]), 359, ('0', '1', '2'), tensor(255, dtype=torch.uint8))
     """
     if size is not None and size < 1:
-        raise ValueError(f"size is {size}: give a whole number of pixels, 1 or more")
-    if source == "digits":
-        if label is not None or size is not None:
-            raise ValueError("digits are 8 × 8 with one kind of label: leave out label and size")
+        raise ValueError(f"size is {size}: give a whole number of pixels, 1 or more (--size)")
+    source = resolve(source, kind="images", label=label)
+    if source.spec == "digits":
+        if source.label is not None or size is not None:
+            raise ValueError("digits are 8 × 8 with one kind of label: leave out label and size (--label, --size)")
         from joformer.training.data.embedded import digits
 
-        return embedded(Made(*digits()))
+        return embedded(source, Made(*digits()))
 
-    def make(train: Files | Rows, test: Files | Rows, classes: tuple[str, ...]) -> Made:
+    def make(records: Records) -> Made:
+        train, test, classes, notes = records
         logger.info(f"decoding {len(train) + len(test):,} images, once")
-        split = [_decoded(records, size) for records in (train, test)]
+        converted: Counter[str] = Counter()
+        split = [_decoded(part, size, converted) for part in (train, test)]
         if split[0].shape[2:] != split[1].shape[2:]:
             raise ValueError(
-                f"{test.name(0)} is {_extent(split[1])}, {train.name(0)} is {_extent(split[0])}: give size="
+                f"{test.name(0)} is {_extent(split[1])}, {train.name(0)} is {_extent(split[0])}: give a size (--size)"
             )
         if split[0].shape[1] != split[1].shape[1]:
             split = [images.expand(-1, 3, -1, -1).contiguous() for images in split]
-        return Made((split[0], train.labels), (split[1], test.labels), classes)
+        notes += tuple(
+            (logging.INFO, f"{count:,} image{'s' * (count > 1)}: {what}") for what, count in sorted(converted.items())
+        )
+        return Made((split[0], train.labels), (split[1], test.labels), classes, notes, ROTATED * (ROTATED in converted))
 
-    return kept(source, IMAGES, ("size", size), make, label=label, cache=cache)
+    return kept(source, "image", ("size", size), make, cache=cache)
 
 
-def embedded(made: Made) -> Images:
+def embedded(source: Source, made: Made) -> Images:
     """`Images` of what was made without files; the hash is over the tensors themselves.
 
     >>> split = torch.zeros(1, 1, 2, 2, dtype=torch.uint8), torch.tensor([0])
-    >>> len(embedded(Made(split, split, ("a",))).fingerprint)
+    >>> len(embedded(resolve("digits"), Made(split, split, ("a",))).fingerprint)
     64
     """
     parts = [tensor.numpy().tobytes() for split in (made.train, made.test) for tensor in split]
-    return Images(Labelled(*made.train), Labelled(*made.test), made.classes, content_hash(*made.classes, *parts))
+    return _images(source, made, content_hash(*made.classes, *parts))
 
 
 def kept(
-    source: str | os.PathLike[str],
-    kind: Any,
-    settings: tuple[object, ...],
-    make: Any,
-    *,
-    label: str | None,
-    cache: str | os.PathLike[str] | None,
+    source: Source, word: str, settings: tuple[object, ...], make: Callable[[Records], Made], *, cache: Place | None
 ) -> Images:
-    """What `make(train, test, classes)` gives for a source, from the cache where it was made before.
+    """What `make(records)` gives for a source, from the cache where it was made before.
 
     `settings` are all that the result depends on beside the source and the label.
     """
-    found = find(source)
-    key = content_hash(FORMAT, kind.word, identity(found), str(label), str(settings))
+    key = content_hash(FORMAT, word, identity(source), str(label_of(source)), str(settings))
 
     def build(folder: Path) -> Made:
         with TemporaryDirectory(dir=folder.parent, prefix=".arrow-") as rows:
-            return make(*open_records(found, kind, label=label, folder=Path(rows)))
+            return make(open_examples(source, Path(rows)))
 
-    made = stored(f"{kind.word}-{key}", build, cache=cache)
-    return Images(Labelled(*made.train), Labelled(*made.test), made.classes, key)
+    made = stored(f"{source.kind}-{key}", build, cache=cache)
+    return _images(source, made, content_hash(key, made.mark) if made.mark else key)
 
 
-def stored(key: str, make: Callable[[Path], Made], *, cache: str | os.PathLike[str] | None) -> Made:
+def stored(key: str, make: Callable[[Path], Made], *, cache: Place | None) -> Made:
     """What `make(folder)` gives, from the cache where it was made before under this key; the folder is for its use."""
     from safetensors import safe_open
     from safetensors.torch import save_file
@@ -187,19 +200,29 @@ def stored(key: str, make: Callable[[Path], Made], *, cache: str | os.PathLike[s
     def build(folder: Path) -> None:
         made = make(folder)
         tensors = dict(zip(names, made.train + made.test, strict=True))
-        save_file(tensors, folder / "data.safetensors", {"classes": json.dumps(made.classes)})
+        save_file(tensors, folder / "data.safetensors", {"about": json.dumps(made[2:])})
 
     with safe_open(cached(key, build, cache=cache) / "data.safetensors", "pt") as file:
         images, labels, test_images, test_labels = (file.get_tensor(name) for name in names)
-        return Made((images, labels), (test_images, test_labels), tuple(json.loads(file.metadata()["classes"])))
+        classes, notes, mark = json.loads(file.metadata()["about"])
+        return Made((images, labels), (test_images, test_labels), tuple(classes), notes, mark)
 
 
-def _decoded(records: Files | Rows, size: int | None) -> UInt8[Tensor, "n channels height width"]:
+def _images(source: Source, made: Made, fingerprint: str) -> Images:
+    """The images, with what was understood of them logged."""
+    shape = " × ".join(map(str, made.train[0].shape[1:]))
+    counts = made.train[1].bincount(minlength=len(made.classes)).tolist()
+    sizes = {"train": len(made.train[1]), "test": len(made.test[1])}
+    log(summary(source.name, f"{source.kind} as {shape} bytes", sizes, "examples", made.classes, counts, made.notes))
+    return Images(Labelled(*made.train), Labelled(*made.test), made.classes, fingerprint)
+
+
+def _decoded(records: Split, size: int | None, converted: Counter[str]) -> UInt8[Tensor, "n channels height width"]:
     import numpy as np
 
     images = None
     for row in range(len(records)):
-        image = decode_image(records.read(row), records.name(row))
+        image = decode_image(records.read(row), records.name(row), converted)
         if size is not None:
             image = centred(image, size, size)
         pixels = np.asarray(image)
@@ -211,7 +234,7 @@ def _decoded(records: Files | Rows, size: int | None) -> UInt8[Tensor, "n channe
             first = f"{images.shape[3]} × {images.shape[2]}"
             raise ValueError(
                 f"{records.name(row)} is {image.width} × {image.height}, {records.name(0)} is {first}: "
-                "give size= to bring all to one"
+                "give a size to bring all to one (--size)"
             )
         if len(pixels) > images.shape[1]:  # the first in colour after grey ones
             images = np.repeat(images, 3, axis=1)
@@ -229,4 +252,5 @@ def _require_memory(size: int) -> None:
     except (AttributeError, ValueError, OSError):
         return
     if size > memory:
-        raise ValueError(f"{size / 1e9:.0f} GB of pixels do not fit into memory: give a smaller size=, or use Streamed")
+        remedy = "give a smaller size (--size), or stream them (--stream)"
+        raise ValueError(f"{size / 1e9:.0f} GB of pixels do not fit into memory: {remedy}")

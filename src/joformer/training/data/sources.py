@@ -1,346 +1,227 @@
-"""Where data comes from: a name that the hub knows, or a path.
+"""One front door for data: `resolve` decides once what a name or a path holds, and every loader takes its answer.
 
-"mnist"  "wikipedia"  …  "hub:owner/name"       through `datasets`; a name always means the name …
-"./mnist"  "~/text.txt.gz"                      … and a path with a slash or a suffix always the path
+    "mnist"  "hub:owner/name"  "stdlib"       a name always means the name …
+    "./mnist"  "~/text.txt.gz"                … and a path with a slash or a suffix always the path
+
+Split names, for every kind of data: train; valid, validation or val; test. A folder of class folders is a split if that
+is its whole name; a file (text, table) belongs to the split that the first such word of its path names, as in
+wiki.valid.tokens, test-00000-of-00002.parquet or train/a.txt.
 """
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import json
+import logging
 import os
 import re
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, Literal
 
-from joformer._io import LIMITS, allowed, not_a_file, one_line, open_file
+from joformer._log import logger
+from joformer.training.data.files import Place, files_under, open_parquet, require_path, suffix_of
+from joformer.training.data.hub import hub, is_hub
+from joformer.training.data.tables import is_parquet, is_table, read_rows
 
-HUB: dict[str, tuple[str, str | None]] = {
-    "mnist": ("ylecun/mnist", None),
-    "cifar100": ("uoft-cs/cifar100", None),
-    "imagenet": ("ILSVRC/imagenet-1k", None),
-    "wikipedia": ("wikimedia/wikipedia", "20231101.en"),
-    "openwebtext": ("Skylion007/openwebtext", None),
+Kind = Literal["text", "images", "sounds"]
+Note = tuple[int, str]
+"""What a loader decided on its own: a level of `logging`, and one line."""
+
+NAMES: dict[str, Kind] = {"stdlib": "text", "digits": "images", "tones": "sounds", "words": "sounds"}
+NAMES |= dict.fromkeys(("wikipedia", "openwebtext"), "text")
+NAMES |= dict.fromkeys(("mnist", "cifar100", "imagenet"), "images")
+SPLITS = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "test": "test"}
+WAV, CODED = (".wav", ".wave"), (".flac", ".mp3", ".oga", ".ogg", ".opus")
+SUFFIXES: dict[Kind, tuple[str, ...]] = {
+    "text": (),
+    "images": (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"),
+    "sounds": (*WAV, *CODED),
 }
-CHUNK = 1 << 20
-# What a compressed file may become: this many bytes, and so many times its own. Text is seldom packed to less than a
-# thirtieth, a bomb of zeros to a thousandth (gz) or a millionth.
-FREE, RATIO = 1 << 26, 100
-XZ_MEMORY = 1 << 28  # to unpack what `xz -9` made takes a quarter of this
-HIDDEN = re.compile(r"\..*")
-# None of these can begin text in UTF-8, so that what a file holds is told by its first bytes, whatever its name.
-MAGIC = {b"\x1f\x8b": "gz", b"\xfd7zXZ\x00": "xz", b"\x28\xb5\x2f\xfd": "zst"}
+UNREAD = (".aac", ".aif", ".aiff", ".m4a", ".wma")
+"""Sounds that nothing here can read: they are called that."""
+HEARD = (*SUFFIXES["sounds"], *UNREAD)
+FILE = ("file", "file_name", "filename", "path")
+"""Names of the column of a table that lists files."""
 
 
-def content_hash(*parts: Path | bytes | str | int) -> str:
-    """sha256, in hex, over all parts in order; a `Path` counts by what its file holds, not by its name.
+@dataclass(frozen=True)
+class Source:
+    """What a name or a path holds, decided once by `resolve`.
 
-    >>> content_hash(b"ab", b"c") == content_hash(b"a", b"bc"), len(content_hash("text", 8000))
-    (False, 64)
-    """
-    whole = hashlib.sha256()
-    for part in parts:
-        one = hashlib.sha256()
-        if isinstance(part, Path):
-            for piece in _pieces(part):
-                one.update(piece)
-        else:
-            one.update(part if isinstance(part, bytes) else repr(part).encode())
-        whole.update(one.digest())
-    return whole.hexdigest()
+    Attributes:
+        spec: The name, or the path from the root: it leads to the data from any folder.
+        kind: "text", "images" or "sounds".
+        name: How reports call it: the name, or the last part of the path.
+        path: Where it is, as it was given; None for names.
+        files: All files there, in one order.
+        listing: The tables of `files` that list files and their classes, where those give the classes.
+        label: The column of the classes; "folder" or "name" for sounds whose folders and names both could be.
+        column: The column of the text.
 
-
-def require_path(source: str | os.PathLike[str]) -> Path:
-    """The file or folder, which exists and may be read, or one line saying what is wrong.
-
-    >>> require_path("a/nowhere.txt")
-    Traceback (most recent call last):
-    ValueError: a/nowhere.txt does not exist: give a file or a folder
-    """
-    if not os.fspath(source):
-        raise ValueError("the name of the data is empty: give a file, a folder or a name")
-    path = Path(source).expanduser()
-    try:
-        path.stat()
-        if path.is_dir():
-            next(path.iterdir(), None)
-        else:
-            open_file(path).close()
-    except (FileNotFoundError, NotADirectoryError):
-        names = "stdlib, wikipedia, openwebtext for text; digits, tones, words, mnist, cifar100, imagenet for classes"
-        known = f", or a name: {names}" if len(path.parts) == 1 else ""
-        raise ValueError(f"{path} does not exist: give a file or a folder{known}") from None
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
-        raise ValueError(f"cannot read {str(path)!r}: {getattr(error, 'strerror', None) or error}") from None
-    return path
-
-
-def files_under(folder: Path, aside: re.Pattern[str] = HIDDEN) -> list[Path]:
-    """All files in the folder and in those below it, in the same order on every machine.
-
-    Files and folders with a name that `aside` matches stay out: those with a leading dot, if not told otherwise.
-    A pipe, a socket or a device among them is one line that names it.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as name:
-    ...     for file in ("b.txt", "a.txt", ".hidden"):
-    ...         _ = Path(name, file).write_text(file)
-    ...     [path.name for path in files_under(Path(name))]
-    ['a.txt', 'b.txt']
+    Example:
+        >>> source = resolve("digits")
+        >>> source.kind, source.name
+        ('images', 'digits')
     """
 
-    def stop(error: OSError) -> None:
-        raise ValueError(f"cannot read {error.filename}: {error.strerror}")
+    spec: str
+    kind: Kind
+    name: str
+    path: Path | None = None
+    files: tuple[Path, ...] = field(default=(), repr=False)
+    listing: tuple[Path, ...] = ()
+    label: str | None = None
+    column: str | None = None
 
-    found, seen = [], set()
-    for here, below, names in os.walk(folder, onerror=stop, followlinks=True):
-        real = os.path.realpath(here)
-        if real in seen:  # a link to a folder above
-            below.clear()
-            continue
-        seen.add(real)
-        below[:] = [name for name in below if not aside.fullmatch(name)]
-        found += [Path(here, name) for name in names if not aside.fullmatch(name)]
-    for path in found:
-        with suppress(OSError):  # whoever reads it says so
-            if reason := not_a_file(path.stat().st_mode):
-                raise ValueError(f"cannot read {path}: {reason}")
-    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+    @cached_property
+    def tables(self) -> Any:
+        """The splits of a data set of the hub, fetched when first used."""
+        logger.info(f"fetching {self.spec} from the hub")
+        return hub(self.spec)
 
 
-def read_chunks(path: Path, size: int = CHUNK) -> Iterator[bytes]:
-    r"""The bytes of a file, a chunk at a time, with gz, xz and zst undone.
+def resolve(
+    spec: Place | Source, *, kind: Kind | None = None, label: str | None = None, column: str | None = None
+) -> Source:
+    """What the data is, by its names and first bytes; nothing is loaded or fetched to find out, but `hub:` names.
 
-    Which it is is told by the first bytes, else by the suffix. A truncated or damaged file is one line that names it,
-    and so is one that expands beyond all measure.
+    Args:
+        spec: A name, a path, or what `resolve` returned before.
+        kind: What it must be; by default whatever it is.
+        label: The column of the classes, or "folder" or "name" for files.
+        column: The column of the text.
 
-    >>> import gzip
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     path = Path(folder, "text")
-    ...     _ = path.write_bytes(gzip.compress(b"line\n" * 3))
-    ...     b"".join(read_chunks(path))
-    b'line\nline\nline\n'
+    Returns:
+        The source, for any of the loaders.
+
+    Raises:
+        ValueError: If it is not there, cannot be read, or is of another kind.
+
+    Example:
+        >>> resolve("nowhere/pictures")
+        Traceback (most recent call last):
+        ValueError: nowhere/pictures does not exist: give a file or a folder
     """
-    import lzma
-    import zlib
+    if isinstance(spec, Source):
+        changed = label not in (None, spec.label) or column not in (None, spec.column)
+        source = replace(spec, label=label or spec.label, column=column or spec.column) if changed else spec
+    elif isinstance(spec, str) and (spec in NAMES or is_hub(spec)):
+        source = Source(spec, NAMES.get(spec, kind or "text"), spec.rpartition("/")[2], label=label, column=column)
+        if spec not in NAMES and kind is None:
+            tables = source.tables
+            source = replace(source, kind=_kind_of_schema(next(iter(tables.values())).features.arrow_schema))
+            source.__dict__["tables"] = tables  # fetched once
+    else:
+        path = require_path(spec)
+        files = tuple(files_under(path)) if path.is_dir() else (path,)
+        listing = _listing(path, files) if kind != "text" else ()
+        found = kind or _kind_of_files(files, listing)
+        place = path.resolve()
+        source = Source(str(place), found, place.name, path, files, listing, label, column)
+    if kind is not None and source.kind != kind:
+        raise ValueError(f"{source.name} holds {source.kind}, not {kind}: give other data")
+    return source
 
-    with _reading(path), open_file(path) as file:
-        start = file.read(6)
-        kind = next((kind for magic, kind in MAGIC.items() if start.startswith(magic)), path.suffix.lower().lstrip("."))
-        file.seek(0)
-        if kind not in MAGIC.values() or not start:
-            yield from _all_of(file, size)
-            return
-        held = Expansion(path)
-        try:
-            for chunk in _UNPACKED[kind](file, size):
-                held.add(len(chunk))
-                yield chunk
-        except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-            if isinstance(error, OSError) and error.errno:
-                raise
-            reason = one_line(error)
-            raise ValueError(f"{path} is damaged or cut short ({kind}: {reason}): fetch it again") from None
 
+def is_name(spec: str) -> bool:
+    """Whether data is given by name; a folder of that name is then given as ./NAME.
 
-class Expansion:
-    """How much a file becomes when it is read: more than its size allows is one line that says how to allow it.
-
-    >>> Expansion(Path(__file__)).add(10)
+    >>> is_name("digits"), is_name("./digits")
+    (True, False)
     """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path, self.size, self.given = path, os.stat(path).st_size, 0
-        self.most = allowed(FREE + RATIO * self.size)
-
-    def add(self, size: int) -> None:
-        """So many bytes more."""
-        self.given += size
-        if self.given > self.most:
-            raise ValueError(
-                f"{self.path} expands from {self.size:,} to more than {self.most:,} bytes: if you trust it, "
-                f"set {LIMITS}=10 to allow ten times as much"
-            )
+    return spec in NAMES or is_hub(spec)
 
 
-def open_parquet(path: str | os.PathLike[str]) -> Any:
-    """The `pyarrow.parquet.ParquetFile`; one that is none, or that claims to hold far more than it can, is one line.
+def split_of(path: Place) -> str | None:
+    """The first word of a path that names a split.
 
-    >>> open_parquet(__file__)  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    ValueError: ...sources.py is damaged or no parquet file (...): fetch it again
+    >>> split_of("wiki.valid.tokens"), split_of("data/train-0.parquet"), split_of("the notes.txt")
+    ('valid', 'train', None)
     """
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        with open_file(path):  # it would wait for a pipe
-            table = pyarrow.parquet.ParquetFile(os.fspath(path))
-        about = table.metadata
-        sizes = [about.row_group(number).total_byte_size for number in range(about.num_row_groups)]
-    except (OSError, pyarrow.ArrowException) as error:
-        reason = one_line(error)
-        raise ValueError(f"{path} is damaged or no parquet file ({reason}): fetch it again") from None
-    Expansion(path).add(max(sum(sizes), 8 * about.num_rows))
-    return table
+    words = re.split("[^a-z]+", os.fspath(path).lower())
+    return next((word for word in words if word in SPLITS), None)
 
 
-def hub(name: str, split: str | None = None) -> Any:
-    """A data set of the hub through `datasets`: one of `HUB`, or "hub:owner/name" or "hub:owner/name:configuration".
+def summary(
+    name: str,
+    kind: str,
+    splits: dict[str, int],
+    unit: str,
+    classes: Sequence[str] = (),
+    counts: Sequence[int] = (),
+    notes: Iterable[Note] = (),
+) -> list[Note]:
+    """What was understood of the data, as lines to log: kind, classes, splits, and what was decided on the way.
 
-    Gives a `datasets.Dataset`, or without `split` a `datasets.DatasetDict`. What was fetched before is found without a
-    network; where neither helps, one line says so.
-
-    >>> hub("nothing")
-    Traceback (most recent call last):
-    ValueError: 'nothing' is no data set's name: use cifar100, imagenet, mnist, openwebtext, wikipedia or hub:owner/name
+    >>> [line for _, line in summary("pets", "images", {"train": 3, "test": 1}, "images", ["cat", "dog"], [2, 1])]
+    ['data: pets, images', '  2 classes, from dog (1) to cat (2)', '  train 3, test 1 images']
     """
-    repository, configuration = hub_name(name)
-    import datasets
-
-    try:
-        with _without_waiting():
-            return datasets.load_dataset(repository, configuration, split=split)
-    except Exception as error:  # the client's errors have no common base: those of the network are not OSError
-        reason = one_line(error)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-            raise ValueError(
-                f"cannot store {repository}: {reason}; make room or set HF_HOME to another folder"
-            ) from None
-        if isinstance(error, ConnectionError):
-            raise ValueError(
-                f"cannot reach the hub for {repository}: no network; give a folder of parquet files instead"
-            ) from None
-        raise ValueError(f"cannot load {repository} from the hub: {reason}") from None
+    lines = [f"data: {name}, {kind}"]
+    if classes:
+        ranked = sorted(zip(counts, classes, strict=True))
+        least, most = (f"{name} ({count:,})" for count, name in (ranked[0], ranked[-1]))
+        lines.append(f"  {len(classes):,} classes, from {least} to {most}")
+    lines.append("  " + ", ".join(f"{split} {count:,}" for split, count in splits.items()) + f" {unit}")
+    return [(logging.INFO, line) for line in lines] + [(level, f"  {line}") for level, line in notes]
 
 
-def hub_name(name: str) -> tuple[str, str | None]:
-    """The repository and the configuration that a name stands for; `is_hub(name)` says whether there is one.
-
-    >>> hub_name("wikipedia")
-    ('wikimedia/wikipedia', '20231101.en')
-    """
-    if name in HUB:
-        return HUB[name]
-    if not is_hub(name):
-        known = ", ".join(sorted(HUB))
-        raise ValueError(f"{name!r} is no data set's name: use {known} or hub:owner/name")
-    repository, _, configuration = name.removeprefix("hub:").partition(":")
-    return repository, configuration or None
+def log(notes: Iterable[Note]) -> None:
+    """Logs notes, each at its level."""
+    for level, line in notes:
+        logger.log(level, line)
 
 
-def is_hub(source: object) -> bool:
-    """Whether the source is a name for the hub rather than a path.
-
-    >>> is_hub("mnist"), is_hub("hub:owner/name"), is_hub("./mnist")
-    (True, True, False)
-    """
-    return isinstance(source, str) and (source in HUB or (source.startswith("hub:") and len(source) > 4))
-
-
-def hub_identity(dataset: Any) -> str:
-    """What tells one version of a hub's `Dataset` from another, without reading it: goes into `content_hash`.
-
-    >>> from datasets import Dataset
-    >>> hub_identity(Dataset.from_dict({"text": ["a"]})) == hub_identity(Dataset.from_dict({"text": ["b"]}))
-    False
-    """
-    fetched = dataset.info.download_checksums or {}
-    return json.dumps([dataset.num_rows, str(dataset.split), sorted(map(str, fetched.items())) or dataset._fingerprint])
+def _kind_of_files(files: Sequence[Path], listing: Sequence[Path]) -> Kind:
+    names = [name for table in listing for name in _listed(table)] or files
+    sounds, images = (sum(suffix_of(name) in some for name in names) for some in (HEARD, SUFFIXES["images"]))
+    if sounds or images:
+        return "sounds" if sounds >= images else "images"
+    return next(map(_kind_of_parquet, filter(is_parquet, files)), "text")
 
 
-def hub_folders() -> tuple[str, ...]:
-    """Where what was fetched from the hub lies: files that a row of a hub's data set may name.
-
-    >>> len(hub_folders())
-    2
-    """
-    import datasets
-    from huggingface_hub import constants
-
-    return tuple(map(os.path.realpath, (constants.HF_HUB_CACHE, datasets.config.HF_DATASETS_CACHE)))
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {one_line(error)}") from None
-
-
-def _all_of(stream: Any, size: int) -> Iterator[bytes]:
-    while chunk := stream.read(size):
-        yield chunk
-
-
-def _gz(file: Any, size: int) -> Iterator[bytes]:
-    import gzip
-
-    return _all_of(gzip.open(file), size)
-
-
-def _zst(file: Any, size: int) -> Iterator[bytes]:
+def _kind_of_parquet(file: Path) -> Kind:
     import pyarrow
 
-    return _all_of(pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd"), size)
-
-
-def _xz(file: Any, size: int) -> Iterator[bytes]:
-    """`lzma.open` would take any memory that the header asks for, up to 4 GB."""
-    import lzma
-
-    decoder, data = lzma.LZMADecompressor(memlimit=allowed(XZ_MEMORY)), b""
-    while True:
-        if decoder.eof:  # another stream may follow, after zeros that fill up
-            data = decoder.unused_data.lstrip(b"\0")
-            while not data and (more := file.read(CHUNK)):
-                data = more.lstrip(b"\0")
-            if not data:
-                return
-            decoder = lzma.LZMADecompressor(memlimit=allowed(XZ_MEMORY))
-        elif decoder.needs_input:
-            data = file.read(CHUNK)
-            if not data:
-                raise EOFError("it ends before its end-of-stream marker")
-        if chunk := decoder.decompress(data, size):
-            yield chunk
-        data = b""
-
-
-_UNPACKED = {"gz": _gz, "xz": _xz, "zst": _zst}
-
-
-def _pieces(path: Path) -> Iterator[bytes]:
-    with _reading(path), open_file(path) as file:
-        yield from _all_of(file, CHUNK)
-
-
-@contextmanager
-def _without_waiting() -> Iterator[None]:
-    """Where the hub's name does not resolve, its client would retry for half a minute, and print all the while."""
-    import datasets
-    from huggingface_hub import constants
-
-    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-    if not _resolves(urlsplit(constants.ENDPOINT).hostname):
-        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+        table = open_parquet(file)
+        if _kind_of_schema(table.schema_arrow) == "text":
+            return "text"
+        rows = next(table.iter_batches(1), None)
+    except (OSError, ValueError, pyarrow.ArrowException):
+        return "images"  # and whoever opens it reports what is wrong with it
+    cells = [] if rows is None else list(rows.to_pylist()[0].values())
+    held = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in cells]
+    starts = [cell[:12] for cell in held if isinstance(cell, bytes)]
+    is_sound = any(start[8:] == b"WAVE" or start.startswith((b"fLaC", b"OggS", b"ID3")) for start in starts)
+    return "sounds" if is_sound else "images"
 
 
-def _resolves(host: str | None) -> bool:
-    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return True  # behind a proxy names resolve elsewhere
-    try:
-        return bool(socket.getaddrinfo(host, 443))
-    except OSError:
-        return False
+def _kind_of_schema(schema: Any) -> Kind:
+    from pyarrow import types
+
+    kinds = [field.type for field in schema]
+    if any(types.is_binary(kind) or types.is_large_binary(kind) or types.is_struct(kind) for kind in kinds):
+        return "images"
+    return "text" if any(types.is_string(kind) or types.is_large_string(kind) for kind in kinds) else "images"
+
+
+def _listing(path: Path, files: Sequence[Path]) -> tuple[Path, ...]:
+    """Tables that list files and their classes: the one that was given, or those of a folder without class folders."""
+    if path.is_file():
+        return (path,) if is_table(path) and _listed(path) else ()
+    tables = [file for file in files if is_table(file) and file.parent == path and _listed(file)]
+    below = {
+        file.relative_to(path).parts[:2]
+        for file in files
+        if tables and suffix_of(file) in (*SUFFIXES["images"], *HEARD)
+    }
+    is_tree = len({parts[0] for parts in below}) > 1 and all(len(parts) > 1 for parts in below)
+    return () if is_tree else tuple(tables)
+
+
+def _listed(table: Path) -> list[str]:
+    """The first image or sound that a table lists, if it lists such files."""
+    row = next(read_rows(table), {})
+    files = [str(row[name]) for name in FILE if name in row]
+    return [name for name in files[:1] if suffix_of(name) in (*SUFFIXES["images"], *HEARD)]

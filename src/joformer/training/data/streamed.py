@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import copy
 import io
+import logging
 import math
-import os
 import signal
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 import torch
@@ -23,30 +24,40 @@ from torch import Tensor
 
 from joformer._io import LIMITS, allowed, one_line
 from joformer.training.data.cache import cache_folder
-from joformer.training.data.opening import find, identity, open_records
-from joformer.training.data.records import IMAGES
-from joformer.training.data.sources import content_hash
+from joformer.training.data.examples import Split, identity, label_of, open_examples
+from joformer.training.data.files import Place, content_hash
+from joformer.training.data.sources import Source, log, resolve, summary
 
 # Only these are tried: PIL knows formats that start other programs. Guessing first halves the time of small images.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 MAGIC = {b"\x89PNG": "PNG", b"\xff\xd8": "JPEG", b"RIFF": "WEBP"}
+ROTATED = "rotated as EXIF says"
 PIXELS = 89_478_485  # from which on PIL suspects a bomb: 270 MB in colour
 
 
-def decode_image(data: bytes, name: str) -> Any:
-    """The PIL image of these bytes, grey ("L") or "RGB"; palettes become colours, alpha goes, 16 bits become 8.
+def decode_image(data: bytes, name: str, converted: Counter[str] | None = None) -> Any:
+    """The PIL image of these bytes, grey ("L") or "RGB": upright, palettes as colours, no alpha, 16 bits as 8.
 
-    >>> decode_image(b"GIF", "a.gif")
-    Traceback (most recent call last):
-    ValueError: a.gif cannot be decoded as an image (cannot identify it): repair it or take it out
+    Args:
+        data: The encoded image.
+        name: How errors call it.
+        converted: Counts what was done to images.
+
+    Example:
+        >>> decode_image(b"GIF", "a.gif")
+        Traceback (most recent call last):
+        ValueError: a.gif cannot be decoded as an image (cannot identify it): repair it or take it out
     """
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     try:
         likely = next((name for start, name in MAGIC.items() if data.startswith(start)), None)
         with _bounded(Image):
             image: Image.Image = Image.open(io.BytesIO(data), formats=(likely,) if likely else FORMATS)
             image.load()
+        done = _conversions(image)
+        if ROTATED in done:
+            image = ImageOps.exif_transpose(image)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(
             f"{name} is too large ({one_line(error)}): if you trust it, set {LIMITS}=10 to allow ten times as much"
@@ -54,15 +65,34 @@ def decode_image(data: bytes, name: str) -> Any:
     except Exception as error:  # decoders raise whatever they like
         reason = "cannot identify it" if isinstance(error, Image.UnidentifiedImageError) else one_line(error)
         raise ValueError(f"{name} cannot be decoded as an image ({reason}): repair it or take it out") from None
+    if converted is not None:
+        converted.update(done)
     if image.mode.startswith("I;16"):
         import numpy as np
 
         return Image.fromarray(((np.asarray(image).astype(np.uint32) + 128) // 257).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise ValueError(f"{name} has pixels of 32 bits (mode {image.mode}): save it with 8 bits a channel")
+        raise ValueError(f"{name} has pixels of 32 bits (mode {image.mode}): save it with 8 bits per channel")
     if image.mode in ("P", "PA"):
         image = image.convert("RGBA")  # first: a palette may hold transparency
     return image.convert("L" if image.mode in ("1", "L", "LA", "La") else "RGB")
+
+
+def _conversions(image: Any) -> list[str]:
+    """What has to be done to an image, in words."""
+    mode, rotated = image.mode, False
+    with suppress(Exception), warnings.catch_warnings():  # EXIF that is damaged says nothing
+        warnings.simplefilter("ignore")
+        rotated = image.format != "TIFF" and image.getexif().get(0x0112) in range(2, 9)  # PIL itself rotates TIFF
+    done = {
+        ROTATED: rotated,
+        "16 bits reduced to 8": mode.startswith("I;16"),
+        "palette to colours": mode in ("P", "PA"),
+        "alpha dropped": mode in ("LA", "La", "RGBA", "RGBa", "PA") or "transparency" in image.info,
+        f"{mode} to RGB": mode in ("CMYK", "YCbCr", "LAB", "HSV"),
+        "first picture of several taken": getattr(image, "is_animated", False),
+    }
+    return [what for what, needed in done.items() if needed]
 
 
 @contextmanager
@@ -134,26 +164,35 @@ class Streamed:
 
     def __init__(
         self,
-        source: str | os.PathLike[str],
+        source: Place | Source,
         *,
         size: int = 224,
         train_crop: Literal["resized", "centre"] = "resized",
         workers: int = 0,
         label: str | None = None,
-        cache: str | os.PathLike[str] | None = None,
+        cache: Place | None = None,
     ) -> None:
         if size < 1 or workers < 0:
             raise ValueError(f"size is {size} and workers {workers}: give a size of 1 or more, workers 0 or more")
         if train_crop not in ("resized", "centre"):
             raise ValueError(f"train_crop is {train_crop!r}: give 'resized' or 'centre'")
-        found = find(source)
-        key = identity(found, read=False)
-        opened = open_records(found, IMAGES, label=label, folder=cache_folder(cache) / f"arrow-{key}")
+        source = resolve(source, kind="images", label=label)
+        key = identity(source, read=False)
+        opened = open_examples(source, cache_folder(cache) / f"arrow-{key}")
         self.size, self.workers, self.crop = size, workers, train_crop
         self.classes, self.records = opened.classes, opened.train
-        self.fingerprint = content_hash("streamed", key, str(label), size, train_crop)
+        self.fingerprint = content_hash("streamed", key, str(label_of(source)), size, train_crop)
+        looked_at, converted = _look(opened.train, opened.test)
+        if ROTATED in converted:
+            self.fingerprint = content_hash(self.fingerprint, ROTATED)
         self.test = copy.copy(self)
         self.test.records, self.test.crop = opened.test, "centre"
+        notes = [*opened.notes, (logging.INFO, f"decoded while training, to {size} × {size}")]
+        for what, count in sorted(converted.items()):
+            notes.append((logging.INFO, f"{count:,} of {looked_at:,} images that were looked at: {what}"))
+        sizes = {"train": len(self), "test": len(self.test)}
+        counts = self.labels.bincount(minlength=len(self.classes)).tolist()
+        log(summary(source.name, "images", sizes, "images", self.classes, counts, notes))
 
     def __len__(self) -> int:
         return len(self.records)
@@ -181,7 +220,7 @@ class Streamed:
         """A batch of images and labels for every list of (index, seed), in order; `order` is read a few lists ahead."""
         from torch.utils.data import DataLoader
 
-        # Its own generator: without one, starting to iterate draws from torch's global dice.
+        # Its own generator: without one, starting to iterate draws from torch's global random generator.
         loader: Iterable[Any] = DataLoader(
             _Decoding(self),  # type: ignore[arg-type]
             batch_sampler=order,
@@ -194,6 +233,18 @@ class Streamed:
             if isinstance(batch, str):
                 raise ValueError(batch)
             yield batch
+
+
+def _look(*splits: Split, most: int = 1000) -> tuple[int, Counter[str]]:
+    """How many images of each split were looked at, and what will have to be done to them; damaged ones are passed."""
+    from PIL import Image
+
+    converted: Counter[str] = Counter()
+    some = [(split, index) for split in splits for index in range(0, len(split), -(-len(split) // most))]
+    for split, index in some:
+        with suppress(Exception), _bounded(Image):
+            converted.update(_conversions(Image.open(io.BytesIO(split.read(index)), formats=FORMATS)))
+    return len(some), converted
 
 
 class _Decoding:

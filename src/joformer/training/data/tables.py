@@ -1,116 +1,135 @@
-"""Examples as rows of parquet files, or of a data set of the hub.
+"""Tables: rows of CSV, TSV and JSON lines as dictionaries, rows of parquet files as a memory-mapped copy.
 
-file.parquet  folder/…/train-0.parquet  …           struct{bytes, path} or binary, and a column of labels
-"mnist"  "hub:owner/name"                           through `datasets`
+Not `datasets`' builders: they copy a table before they look at it, trust what it claims to hold, and name no row.
 """
 
 from __future__ import annotations
 
+import codecs
+import csv
+import itertools
+import json
 import os
-import re
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+from joformer._io import allowed, new_file, one_line
+from joformer.training.data.files import (
+    Expansion,
+    Fault,
+    Place,
+    content_hash,
+    fault,
+    open_parquet,
+    read_utf8,
+    suffix_of,
+)
 
-from joformer._io import new_file, one_line
-from joformer.training.data.records import TESTS, Kind, Rows, pick_test, row_name
-from joformer.training.data.sources import Expansion, content_hash, open_parquet
-
-ROWS = 64  # copied at a time
-Split = tuple[Any, tuple[tuple[str, int], ...]]  # a Dataset, or the paths of its parquet files; (name, rows) of each
-
-
-def parquet_splits(found: Path, files: list[Path]) -> dict[str, Split]:
-    """The files of each split; a file alone is the training split."""
-    named: dict[str, str | None] = {}
-    for file in files:
-        words = [word for part in file.relative_to(found).parts[::-1] for word in re.split("[^a-z]+", part.lower())]
-        named[str(file)] = (
-            None if found.is_file() else next((word for word in words if word in ("train", *TESTS)), None)
-        )
-    nameless = next((name for name, split in named.items() if split is None), None)
-    if nameless and any(named.values()):
-        raise ValueError(f"{nameless} belongs to no split: name it train-… or test-…, or move it away")
-    splits: dict[str, Split] = {}
-    for name, split in named.items():
-        rows = open_parquet(name).metadata.num_rows
-        paths, counts = splits.get(split or "train", ([], ()))
-        splits[split or "train"] = ([*paths, name], (*counts, (name, rows)))
-    return splits
+SEPARATORS = {".csv": ",", ".tsv": "\t", ".jsonl": "", ".ndjson": "", ".json": ""}
+LINE = 1 << 26  # bytes of one row of CSV or JSON
+ROWS = 64  # of parquet, copied at a time
 
 
-def open_rows(
-    splits: dict[str, Split], kind: Kind, label: str | None, folder: Path, folders: tuple[str, ...]
-) -> tuple[Rows, Rows | None, tuple[str, ...]]:
-    """Both splits; rows that name a file instead of holding its bytes may name one below `folders`."""
-    if "train" not in splits:
-        raise ValueError(f"there are the splits {', '.join(splits)} but no train split: name the training split train")
-    opened: dict[str, tuple[Any, str, str, Any]] = {}
+def is_table(path: Place) -> bool:
+    """Whether the name is that of CSV, TSV or JSON lines, compressed or not.
 
-    def open_split(name: str) -> tuple[Any, str, str, Any]:
-        """The table, its columns of data and of labels, and the labels themselves."""
-        if name not in opened:
-            table, files = splits[name]
-            files = files or ((f"the hub's {name} split", len(table)),)
-            if not sum(rows for _, rows in files):
-                raise ValueError(f"{files[0][0]} holds no rows: the {name} split needs at least one")
-            if isinstance(table, list):
-                files = tuple((path, rows) for path, rows in files if rows)
-                table, columns = _copy(files, kind, label, folder / name)
+    >>> is_table("train.jsonl.gz"), is_table("notes.txt")
+    (True, False)
+    """
+    return suffix_of(path) in SEPARATORS
+
+
+def is_parquet(path: Place) -> bool:
+    """Whether the name is that of a parquet file.
+
+    >>> is_parquet("train-0.parquet")
+    True
+    """
+    return os.fspath(path).lower().endswith((".parquet", ".pq"))
+
+
+def read_rows(path: Path, fault: Fault = fault) -> Iterator[dict[str, Any]]:
+    r"""The rows of a table by the names of its columns: the first line of CSV and TSV, the keys of JSON.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "a.csv").write_text("file,label\n1.png,cat\n")
+    ...     list(read_rows(Path(folder, "a.csv")))
+    [{'file': '1.png', 'label': 'cat'}]
+    """
+    separator, lines = SEPARATORS[suffix_of(path)], _lines(path)
+    if separator:
+        csv.field_size_limit(max(csv.field_size_limit(), allowed(LINE)))  # 128 KiB by default: a document is longer
+        reader = csv.DictReader(lines, delimiter=separator)
+        try:
+            for row in reader:
+                if None not in row:
+                    yield row
+                else:
+                    cells = f"more cells than the header: quote those that hold {separator!r}"
+                    fault(f"{path}, line {reader.line_num}: {cells}")
+        except csv.Error as error:
+            raise ValueError(f"{path}, line {reader.line_num}: {one_line(error, csv.Error)}") from None
+        return
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            found: Any = None
+            with suppress(ValueError, RecursionError):
+                found = json.loads(line)
+            if isinstance(found, dict):
+                yield found
             else:
-                columns = _columns(table.features.arrow_schema, kind, label, files[0][0])
-            splits[name] = (table, files)
-            opened[name] = (table.with_format("arrow"), *columns, table.data.column(columns[1]))
-        return opened[name]
-
-    def labelled(name: str) -> bool:
-        import pyarrow.compute as pc
-
-        labels = open_split(name)[3]
-        is_number = str(labels.type).startswith(("int", "uint"))
-        return labels.null_count < len(labels) and (not is_number or pc.max(labels).as_py() >= 0)
-
-    table, data, column, held = open_split("train")
-    feature = table.features[column]
-    classes, train = _numbered(held, getattr(feature, "names", None), None, splits["train"][1], column)
-    rows = Rows(table, data, splits["train"][1], torch.arange(len(train)), train, folders)
-    test = pick_test(splits, labelled)
-    if test is None:
-        return rows, None, classes
-    table, data, column, held = open_split(test)
-    if getattr(table.features[column], "names", None) != getattr(feature, "names", None):
-        raise ValueError(f"{splits[test][1][0][0]} names other classes in {column} than {splits['train'][1][0][0]}")
-    _, labels = _numbered(held, getattr(feature, "names", None), classes, splits[test][1], column)
-    return rows, Rows(table, data, splits[test][1], torch.arange(len(labels)), labels, folders), classes
+                fault(f"{path}, line {number} is no JSON object: write one object per line, without a list")
 
 
-def _copy(
-    files: tuple[tuple[str, int], ...], kind: Kind, label: str | None, folder: Path
-) -> tuple[Any, tuple[str, str]]:
-    """The two columns of these parquet files as a memory-mapped `datasets.Dataset` kept in the folder."""
+def pick_column(
+    where: object,
+    option: str,
+    given: str | None,
+    usual: Sequence[str],
+    columns: Sequence[str],
+    sole: Sequence[str] | None = None,
+) -> str:
+    """The column that was given, else the first usual name, else the only one (of `sole`); or what can be given.
+
+    >>> pick_column("a.csv", "label", None, ("label",), ["file", "kind"])
+    Traceback (most recent call last):
+    ValueError: a.csv does not tell which column holds the labels: name it (--label), one of file, kind
+    """
+    choice, held = ", ".join(columns) or "none", {"label": "labels", "column": "text"}[option]
+    if given is not None and given not in columns:
+        raise ValueError(f"{where} has no {held} in {given!r}: name another column (--{option}), one of {choice}")
+    sole = columns if sole is None else sole
+    found = [given] if given else [name for name in usual if name in columns]
+    if not found and len(sole) != 1:
+        raise ValueError(f"{where} does not tell which column holds the {held}: name it (--{option}), one of {choice}")
+    return found[0] if found else sole[0]
+
+
+def copy_parquet(files: Sequence[tuple[str, int]], columns: Sequence[str], folder: Path) -> Any:
+    """These columns of parquet files of (path, rows) as a memory-mapped `datasets.Dataset` kept in the folder."""
     import datasets
     import pyarrow
 
     paths = [path for path, _ in files]
     schemas = [open_parquet(path).schema_arrow for path in paths]
-    columns = _columns(schemas[0], kind, label, paths[0])
     for path, schema in zip(paths, schemas, strict=True):
         for name in columns:
             if name not in schema.names or schema.field(name).type != schemas[0].field(name).type:
                 raise ValueError(f"{path} has no column {name} of the type it has in {paths[0]}: keep them alike")
     schema = pyarrow.schema([schemas[0].field(name).with_nullable(True) for name in columns], schemas[0].metadata)
     stats = [(path, (about := os.stat(path)).st_size, about.st_mtime_ns) for path in paths]
-    place, reason = folder / f"rows-{content_hash(repr((columns, stats)))[:32]}.arrow", "rows are missing"
+    place = folder / f"rows-{content_hash(repr((tuple(columns), stats)))[:32]}.arrow"
+    reason = "rows are missing"
     for _ in range(2):
         if not place.is_file():
             _write_rows(paths, schema, place)
         try:
             table = datasets.Dataset.from_file(str(place))
             if len(table) == sum(rows for _, rows in files):
-                return table, columns
+                return table
         except Exception as error:  # `datasets` believes what a file says of its features, and fails in many ways
             reason = one_line(error)
         place.unlink(missing_ok=True)  # a copy made before may be damaged: it is made again
@@ -136,62 +155,16 @@ def _write_rows(paths: list[str], schema: Any, place: Path) -> None:
             raise ValueError(f"{path} is damaged ({one_line(error)}): fetch it again") from None
 
 
-def _columns(schema: Any, kind: Kind, label: str | None, where: str) -> tuple[str, str]:
-    """Which column holds the examples and which the labels, by name and type."""
-    from pyarrow import types
-
-    def of(*tests: Callable[[Any], bool]) -> list[str]:
-        return [field.name for field in schema if any(test(field.type) for test in tests)]
-
-    structs = [n for n in of(types.is_struct) if schema.field(n).type.get_field_index("bytes") >= 0]
-    data = structs or of(types.is_binary, types.is_large_binary)
-    if len(data) != 1:
-        found = f"the columns {', '.join(data)}" if data else f"none in {', '.join(schema.names)}"
-        raise ValueError(f"{where} should have one column of {kind.word} bytes and has {found}")
-    numbers, words = of(types.is_integer), of(types.is_string, types.is_large_string)
-    if label is not None:
-        if label in numbers or label in words:
-            return data[0], label
-        raise ValueError(
-            f"{where} has no labels in {label!r}: give label= one of {', '.join(numbers + words) or 'none'}"
-        )
-    for name in ("label", "fine_label"):
-        if name in numbers or name in words:
-            return data[0], name
-    if len(numbers) != 1:
-        found = ", ".join(numbers or schema.names)
-        raise ValueError(f"{where} does not tell which column holds the labels: give label= one of {found}")
-    return data[0], numbers[0]
-
-
-def _numbered(
-    held: Any, names: list[str] | None, known: tuple[str, ...] | None, files: tuple[tuple[str, int], ...], column: str
-) -> tuple[tuple[str, ...], Tensor]:
-    """Classes and int64 labels of a column; `known` are the classes of the training split."""
-    import pyarrow
-    import pyarrow.compute as pc
-
-    def refuse(wrong: Any, why: str) -> None:
-        row = pc.index(wrong, True).as_py()
-        if row >= 0:
-            raise ValueError(f"{row_name(files, row)}: {column} {why.format(held[row].as_py())}")
-
-    refuse(pc.is_null(held), "is missing: fill it or take the row out")
-    if not pyarrow.types.is_integer(held.type):
-        classes = known or tuple(sorted(pc.unique(held).to_pylist()))
-        numbers = pc.index_in(held, value_set=pyarrow.array(classes, type=held.type))
-        refuse(pc.is_null(numbers), "is {!r}, a class unknown to the training split: add examples of it there")
-        return classes, torch.tensor(numbers.to_numpy()).long()
-    refuse(pc.less(held, 0), "is {}: labels count from 0")
-    if names:
-        refuse(pc.greater_equal(held, len(names)), f"is {{}}, beyond the {len(names)} classes that are named")
-    elif known:
-        refuse(
-            pc.greater_equal(held, len(known)), "is {}, a class unknown to the training split: add examples of it there"
-        )
-    else:
-        refuse(
-            pc.greater_equal(held, len(held)), f"is {{}} among {len(held)} examples: labels count the classes from 0"
-        )
-    classes = known or tuple(names or map(str, range(pc.max(held).as_py() + 1)))
-    return classes, torch.tensor(held.to_numpy()).long()
+def _lines(path: Path) -> Iterator[str]:
+    decoder, held = codecs.getincrementaldecoder("utf-8-sig")(), ""
+    for chunk in itertools.chain(read_utf8(path), [b""]):
+        try:
+            held += decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not UTF-8 ({one_line(error)}): save it as UTF-8") from None
+        *whole, held = held.split("\n")
+        yield from (f"{line}\n" for line in whole)
+        if len(held) > allowed(LINE):
+            raise ValueError(f"{path} has a row of more than {allowed(LINE):,} characters: part it, or take it out")
+    if held:
+        yield held

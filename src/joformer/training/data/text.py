@@ -1,6 +1,6 @@
 """Text as tokens on disk: any size, from any source (documents.py), encoded once.
 
-    bytes ──cut──▸ train, valid, test ──pieces──▸ tokens ──▸ one memory-mapped file a split
+    bytes ──cut──▸ train, valid, test ──pieces──▸ tokens ──▸ one memory-mapped file per split
 
 Splits: where the source names them, those; a missing valid or test is cut from the end of train, 5 % of its bytes each,
 so that text without splits is cut 90 / 5 / 5. A cut that falls inside a character moves to the character's end.
@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import codecs
 import itertools
-import os
+import json
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -28,14 +29,16 @@ from torch import Tensor
 
 from joformer._log import Progress, logger
 from joformer.training.data.cache import cached
-from joformer.training.data.documents import Part, open_text, stdlib_source
-from joformer.training.data.sources import content_hash
+from joformer.training.data.documents import Documents, Part, open_text, stdlib_source
+from joformer.training.data.files import Place, content_hash
+from joformer.training.data.sources import Source, log, resolve, summary
 from joformer.training.data.tokenizer import Stream, Tokenizer, threads
 
 __all__ = ["Stream", "Text", "Tokenizer", "load_text", "stdlib_source", "windows"]
 
 SPLITS = ("train", "valid", "test")
 PIECE, BATCH, SAMPLE = 1 << 16, 64, 50_000_000
+NOTES = "notes.json"
 FORMAT = 1  # counts up when the same source would give other tokens than before: old caches are then not found
 WORD_END = re.compile(r"[ \n](?=\S)")  # of text read backwards
 
@@ -58,16 +61,24 @@ class Text:
 
 
 def load_text(
-    source: str | os.PathLike[str],
+    source: Place | Source,
     *,
     vocab: int = 8000,
     tokenizer: Tokenizer | None = None,
-    cache: str | os.PathLike[str] | None = None,
+    column: str | None = None,
+    cache: Place | None = None,
 ) -> Text:
-    """The text of a source as tokens, from the cache if it was prepared before.
+    """The text of a source as tokens, from the cache if it was prepared before; what was understood is logged.
 
-    vocab = 256 takes the bytes as tokens; a text too small for `vocab` tokens gets fewer, which is logged. A given
-    `tokenizer`, as that of a trained model, is used instead of learning one.
+    Args:
+        source: A name, a path, or what `resolve` returned.
+        vocab: 256 takes the bytes as tokens, more trains a BPE; a text too small for so many tokens gets fewer.
+        tokenizer: Used instead of learning one, as that of a trained model.
+        column: The column of a table that holds the text; "text" or the only one by default.
+        cache: Where tokens are kept.
+
+    Returns:
+        The tokens of all splits.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -80,20 +91,29 @@ def load_text(
 
     if isinstance(vocab, bool) or not isinstance(vocab, int) or vocab < 256:
         raise ValueError(f"vocab {vocab!r} is not a whole number from 256, the bytes, on: try 8000")
-    parts, identity = open_text(source)
-    content = content_hash(*identity)
+    source = resolve(source, kind="text", column=column)
+    documents, shown = open_text(source), str(source.path or source.spec)
+    content = content_hash(*documents.identity)
 
     def build(folder: Path) -> None:
-        _build(folder, str(source), parts, tokenizer or vocab)
-        if content_hash(*identity) != content:  # else its tokens would be kept under the hash of another text
-            raise ValueError(f"{source} changed while it was read: start again when it is complete")
+        _build(folder, shown, documents, tokenizer or vocab)
+        if content_hash(*documents.identity) != content:  # else its tokens would be kept under another text's hash
+            raise ValueError(f"{shown} changed while it was read: start again when it is complete")
 
     made_with = vocab if tokenizer is None else tokenizer.definition()
     key = f"text-{content_hash(FORMAT, PIECE, SAMPLE, made_with, content)[:32]}"
     folder = cached(key, build, cache=cache)
     used = Tokenizer.load(folder / "tokenizer.json")
-    train, valid, test = (np.memmap(folder / f"{split}.bin", _dtype(used), "r") for split in SPLITS)
-    return Text(train, valid, test, used, (folder / "fingerprint").read_text())
+    splits = {split: np.memmap(folder / f"{split}.bin", _dtype(used), "r") for split in SPLITS}
+    sizes = {split: len(tokens) for split, tokens in splits.items()}
+    unit = "bytes" if used.vocab == 256 else f"tokens of a vocabulary of {used.vocab:,}"
+    notes = documents.notes + (json.loads((folder / NOTES).read_bytes()) if (folder / NOTES).is_file() else [])
+    if missing := [split for split in SPLITS if split not in documents.parts]:
+        notes.append((logging.INFO, f"no {' and no '.join(missing)} split: cut from the end of train, 5 % each"))
+    if tokenizer is None and used.vocab < vocab:
+        notes.append((logging.WARNING, f"the text is too small for {vocab:,} tokens: it gives {used.vocab:,}"))
+    log(summary(source.name, "text", sizes, unit, notes=notes))
+    return Text(**splits, tokenizer=used, fingerprint=(folder / "fingerprint").read_text())
 
 
 def windows(tokens: Any, starts: Tensor, length: int) -> Int[Tensor, "batch length"]:
@@ -117,8 +137,9 @@ def windows(tokens: Any, starts: Tensor, length: int) -> Int[Tensor, "batch leng
     return torch.from_numpy(every[at].astype(np.int64))
 
 
-def _build(folder: Path, source: str, parts: dict[str, Part], wanted: Tokenizer | int) -> None:
+def _build(folder: Path, source: str, documents: Documents, wanted: Tokenizer | int) -> None:
     logger.info(f"reading {source}")
+    parts = documents.parts
     cuts = _cuts(parts)
     first = {name: _Reading(part, keep=SAMPLE if name == "train" else 0) for name, part in parts.items()}
     for name, reading in first.items():
@@ -131,8 +152,6 @@ def _build(folder: Path, source: str, parts: dict[str, Part], wanted: Tokenizer 
         sample = bytes(first["train"].kept[: first["train"].size * cuts["train"]["train"] // 100])
         logger.info(f"training BPE with {vocab:,} tokens on {len(sample):,} bytes")
         tokenizer = Tokenizer.train(_pieces([codecs.utf_8_decode(sample, "strict", False)[0].encode()]), vocab)
-        if tokenizer.vocab < vocab:
-            logger.warning(f"the text is too small for {vocab:,} tokens: it gives {tokenizer.vocab:,}")
     total = sum(reading.size for reading in first.values())
     sizes = dict.fromkeys(SPLITS, 0)
     with Progress("encoding", total, unit="bytes") as progress:
@@ -147,7 +166,12 @@ def _build(folder: Path, source: str, parts: dict[str, Part], wanted: Tokenizer 
     for split, size in sizes.items():
         if not size:
             raise ValueError(f"{source} leaves nothing for {split}: {total} bytes are too few, give more text")
-    logger.info(", ".join(f"{split} {size:,}" for split, size in sizes.items()) + " tokens")
+    if decoded := documents.decoded:
+        encodings = " and ".join(sorted(set(decoded.values())))
+        text = (
+            f"{len(decoded):,} file{'s' * (len(decoded) > 1)} in {encodings}, decoded: {Path(next(iter(decoded))).name}"
+        )
+        (folder / NOTES).write_text(json.dumps([(logging.INFO, text)]))
     tokenizer.save(folder / "tokenizer.json")
     content = [item for name in cuts for item in (first[name].digest(), repr(cuts[name]))]
     (folder / "fingerprint").write_text(content_hash(*content, tokenizer.definition()))

@@ -3,7 +3,7 @@
     Σ bytes_per_token[encode(text)] = len(text.encode())        so that bits per byte compare across vocabularies
 
 Tokens are trained with `tokenizers` and kept in its own JSON, read here as data: no code runs, and what is not exactly
-such a tokenizer is refused. With vocab = 256 tokens are the bytes themselves, and `tokenizers` is not needed.
+such a tokenizer raises ValueError. With vocab = 256 tokens are the bytes themselves, and `tokenizers` is not needed.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Tokenizer:
-        """What `save` wrote, as data; anything else is refused in one line.
+        """What `save` wrote, as data; anything else raises ValueError in one line.
 
         >>> Tokenizer.load("nowhere.json")
         Traceback (most recent call last):

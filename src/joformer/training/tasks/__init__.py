@@ -1,6 +1,6 @@
 """What is learned: the batches of a step, their loss, and what counts in the end.
 
-A batch is a function of the seed, the step and the place in the batch (draws.py); a process asks for its part.
+A batch is a function of the seed, the step and the place in the batch (_seeding.py); a process requests its part.
 """
 
 from joformer.training.tasks.images import ImageTask

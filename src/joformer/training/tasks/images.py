@@ -112,14 +112,14 @@ class ImageTask(Task):
             images, labels = self.images.train.images[chosen], self.images.train.labels[chosen]
         else:
             images, labels = (given.to(self._mean.device) for given in self._streamed(seed, step, part, parts))
-        dice = generator(seed, "augment", step)
+        random = generator(seed, "augment", step)
         if self.augment is None:
             images = self._plain(images)
         else:
-            images = self.augment(images, self.augment.plan(self.size, dice)[mine])
+            images = self.augment(images, self.augment.plan(self.size, random)[mine])
         if self.mix is None:
             return images, labels
-        return self.mix(images, labels, self.mix.plan(self.size, dice)[mine], classes=self.classes)
+        return self.mix(images, labels, self.mix.plan(self.size, random)[mine], classes=self.classes)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """The mean loss of the batch."""
@@ -163,7 +163,7 @@ class ImageTask(Task):
             yield from ((test.images[some], test.labels[some]) for some in rounds)
 
     def _streamed(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
-        """The part as the workers have it ready; asked for out of turn, they begin again there."""
+        """The part as the workers have it ready; requested out of turn, they start again there."""
         assert isinstance(self.images, Streamed)
         if part not in self._mine:  # this process goes through other parts: that one alone
             places = _share_of(self.size, part, parts)
@@ -186,8 +186,8 @@ class ImageTask(Task):
             step, at = step + 1, 0
 
     def _chosen(self, seed: int, step: int) -> Tensor:
-        """Which images the step takes; all of them, whatever part is asked for."""
-        count = len(self.images.train) if isinstance(self.images, Images) else len(self.images)
+        """Which images the step takes; all of them, whatever part is requested."""
+        count = len(self.images)
         if self.draw == "randint":
             return torch.randint(count, (self.size,), generator=generator(seed, "batch", step))
         places = torch.arange(step * self.size, (step + 1) * self.size)

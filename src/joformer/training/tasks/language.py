@@ -42,7 +42,7 @@ class LanguageTask(Task):
             self.fits(split, context)
 
     def fits(self, split: str, context: int) -> None:
-        """Refuse a context that the split has no window for."""
+        """Raises ValueError if the split has no window of this context."""
         tokens = len(getattr(self.text, split))
         if not 0 < context < tokens:
             raise ValueError(
