@@ -71,7 +71,7 @@ def joformer(monkeypatch, capsys):
     ("typed", "said"),
     [
         (["comprae"], "there is no joformer comprae: did you mean compare?"),
-        (["xyz"], "there is no joformer xyz: choose from compare, train, "),
+        (["xyz"], "there is no joformer xyz: choose from check, compare, train, "),
         (["train", "mono"], "there is no joformer train mono: did you mean monoidal?"),
         (["compare", "--sead", "3"], "there is no option --sead: did you mean --seeds?"),
         (["train", "lm", "--leyers", "3", "--out", "x"], "there is no option --leyers: did you mean --layers?"),

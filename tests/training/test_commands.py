@@ -283,8 +283,8 @@ def test_the_options_are_these():
     assert {part.__name__: " ".join(field.name for field in dataclasses.fields(part)) for part in parts} == {
         "Run": "out seed start drift shard log dry_run json",
         "LM": "output data column context batch model recipe",
-        "ViT": "output data label size rate seconds bands hop batch epochs recipe stream workers augment draw model frames "
-        "split transport per_layer patch dim layers heads hidden base pool registers dropout drop_path",
+        "ViT": "output data label size rate seconds bands hop batch epochs recipe stream workers augment draw model "
+        "frames split transport per_layer patch dim layers heads hidden base pool registers dropout drop_path",
         "Monoidal": "output data label size rate seconds bands hop batch epochs recipe dim hidden frequencies spread",
         "Generate": "checkpoint prompt tokens temperature top_k top_p seed json",
         "Evaluate": "checkpoint lengths data column label split windows json",
