@@ -6,7 +6,6 @@ import json
 import shlex
 import signal
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -86,13 +85,13 @@ def _run_cells(
         logger.info(f"{len(done)} of {len(cells)} cells in {out} are finished already")
     left = sorted((cell for cell in cells if cell.name not in done), key=order)
     failed, asked = 0, list[int]()
-    clock = _Clock(left, out, jobs)
+    clock = _Clock(left, out)
     events = engine(left, out, jobs=jobs)
     try:
         with _asked_to_stop(asked), Progress(f"{len(left)} cells", clock.total) as progress:
             for event in events:
                 if event is not None:
-                    clock.ended(event.cell, event.result)
+                    del clock.waiting[event.cell.name]
                     failed += event.result is None
                     if event.result is None:
                         logger.warning(_line(event, clock))
@@ -128,43 +127,36 @@ def _asked_to_stop(asked: list[int]) -> Iterator[None]:
 
 
 class _Clock:
-    """How much is done and how long the rest will take, by the pace of the last minutes.
+    """How much is done, and how long the rest will take at the pace of the last five minutes.
 
     What a cell takes is a guess (`Cell.work`); how fast guesses become done is measured, and with it whatever else
     keeps the machine busy.
     """
 
-    def __init__(self, cells: Sequence[Cell], out: Path, jobs: int) -> None:
-        self.out, self.jobs = out, jobs
+    def __init__(self, cells: Sequence[Cell], out: Path) -> None:
+        self.out = out
         self.work = {cell.name: cell.work for cell in cells}
         self.waiting = {cell.name: cell for cell in cells}
         self.total = sum(self.work.values())
-        self.count = 0
-        self._spent: dict[str, list[tuple[float, float]]] = defaultdict(list)
         self._read: dict[str, tuple[float, float]] = {}
-        self._seen: list[tuple[float, float]] = []
+        self._seen = [(time.monotonic(), 0.0)]
 
-    def ended(self, cell: Cell, result: dict[str, Any] | None) -> None:
-        del self.waiting[cell.name]
-        self.count += 1
-        if result is not None and result["seconds"]:
-            self._spent[cell.table].append((self.work[cell.name], 1 + result["seconds"]))
+    @property
+    def count(self) -> int:
+        """How many cells have ended."""
+        return len(self.work) - len(self.waiting)
 
     def done(self) -> float:
         return self.total - sum(self.work[name] * (1 - self._share(cell)) for name, cell in self.waiting.items())
 
     def left(self) -> str:
-        """Time left: work left at the pace of its table, times how much slower this command has been than that."""
-        everything = [pair for pairs in self._spent.values() for pair in pairs]
-        seconds = sum(
-            self.work[name] * (1 - self._share(cell)) * _pace(self._spent[cell.table] or everything)
-            for name, cell in self.waiting.items()
-        ) / min(self.jobs, max(1, len(self.waiting)))
         now, done = time.monotonic(), self.done()
-        self._seen = [*[one for one in self._seen if now - one[0] < 300], (now, done)]
+        recent = [one for one in self._seen if now - one[0] < 300] or self._seen[-1:]
+        self._seen = [*recent, (now, done)]
         then, before = self._seen[0]
-        if now - then > 30 and done > before:  # what was done lately is the better judge
-            seconds = (self.total - done) * (now - then) / (done - before)
+        if now - then < 5 or done <= before:
+            return "time left not known yet"
+        seconds = (self.total - done) * (now - then) / (done - before)
         return "less than a minute left" if seconds < 60 else f"about {seconds / 60:.0f} min left"
 
     def text(self) -> str:
@@ -184,10 +176,6 @@ class _Clock:
                 share = min(1.0, json.loads(file.read().splitlines()[-1])["step"] / cell.recipe.total)
             self._read[cell.name] = time.monotonic(), share
         return share
-
-
-def _pace(pairs: Sequence[tuple[float, float]]) -> float:
-    return sum(spent for _, spent in pairs) / sum(work for work, _ in pairs) if pairs else 1.0
 
 
 def _line(event: Any, clock: _Clock) -> str:

@@ -137,24 +137,13 @@ def estimate(values: Sequence[float], *, scale: Scale = "linear", median: bool =
     return Estimate(centre, centre - half, centre + half, n, LEVEL)
 
 
-def paired(
-    ours: Results,
-    baseline: Results,
-    *,
-    higher: bool,
-    log: bool = False,
-    delta: float | None = None,
-    level: float = LEVEL,
-) -> Difference:
+def paired(ours: Results, baseline: Results, **options: Any) -> Difference:
     """Ours minus (with `log`: over) the baseline, seed by seed.
 
     Args:
         ours: The result of each seed.
         baseline: The result of each seed of what it is compared with.
-        higher: Whether more is better.
-        log: Compare logarithms; the result is a ratio.
-        delta: The largest difference (or factor, above 1) that counts as none: gives `same`.
-        level: The level of the interval and of the verdict.
+        options: As for `contrast`.
 
     Returns:
         The difference over the seeds that both have.
@@ -169,25 +158,15 @@ def paired(
         >>> paired({0: 1.00, 1: 1.01, 2: 0.99}, {0: 1.01, 1: 1.00, 2: 0.99}, higher=True, delta=0.1).verdict
         'equivalent'
     """
-    return pooled([(ours, baseline)], higher=higher, log=log, delta=delta, level=level)
+    return contrast([(ours, 1.0), (baseline, -1.0)], **options)
 
 
-def pooled(
-    pairs: Sequence[tuple[Results, Results]],
-    *,
-    higher: bool,
-    log: bool = False,
-    delta: float | None = None,
-    level: float = LEVEL,
-) -> Difference:
+def pooled(pairs: Sequence[tuple[Results, Results]], **options: Any) -> Difference:
     """The mean over several pairs of ours minus the baseline, within each seed, then judged over seeds.
 
     Args:
         pairs: (ours, baseline) of each pair.
-        higher: Whether more is better.
-        log: Compare logarithms.
-        delta: The largest difference that counts as none.
-        level: The level of the interval and of the verdict.
+        options: As for `contrast`.
 
     Returns:
         The difference over the seeds that all have.
@@ -197,17 +176,69 @@ def pooled(
         >>> round(pooled([one, other], higher=False).centre, 3)
         -0.275
     """
+    share = 1 / len(pairs)
+    return contrast([part for ours, theirs in pairs for part in ((ours, share), (theirs, -share))], **options)
+
+
+def interaction(neither: Results, first: Results, second: Results, both: Results, **options: Any) -> Difference:
+    """Whether two changes together give more than the sum of each: (both − first) − (second − neither), by seed.
+
+    "better" says that they help each other (a synergy), "worse" that they get into each other's way.
+
+    Args:
+        neither: Result of each seed without either change.
+        first: With the first change alone.
+        second: With the second change alone.
+        both: With both.
+        options: As for `contrast`; with `log` the result is a ratio of ratios.
+
+    Returns:
+        The difference of differences over the seeds that all four have.
+
+    Example:
+        >>> additive = interaction({0: 1, 1: 2}, {0: 2, 1: 3}, {0: 3, 1: 5}, {0: 4.1, 1: 6}, higher=True)
+        >>> round(additive.centre, 3), additive.verdict
+        (0.05, 'inconclusive')
+    """
+    return contrast([(both, 1.0), (first, -1.0), (second, -1.0), (neither, 1.0)], **options)
+
+
+def contrast(
+    parts: Sequence[tuple[Results, float]],
+    *,
+    higher: bool,
+    log: bool = False,
+    delta: float | None = None,
+    level: float = LEVEL,
+) -> Difference:
+    """The weighted sum of results within each seed, judged over seeds against 0 (with `log` against a factor of 1).
+
+    Args:
+        parts: The results of a model by seed, and their weight; weights add up to 0.
+        higher: Whether more is better.
+        log: Add logarithms; the result is a ratio.
+        delta: The largest difference (or factor, above 1) that counts as none: gives `same`.
+        level: The level of the interval and of the verdict.
+
+    Returns:
+        The difference over the seeds that all parts have.
+
+    Raises:
+        ValueError: If there is no seed in common, or `delta` allows no difference.
+
+    Example:
+        >>> contrast([({0: 3.0, 1: 3.1}, 1.0), ({0: 1.0, 1: 1.2}, -1.0)], higher=True).n
+        2
+    """
     if delta is not None and not delta > (1 if log else 0):
         raise ValueError(f"delta must be above {1 if log else 0} to allow a difference, got {delta}")
-    cells = [cell for pair in pairs for cell in pair]
-    seeds, alone = _common(cells)
-    logs = [_checked([cell[seed] for seed in seeds], log) for cell in cells]
-    if log:
-        logs = [[math.log(x) for x in cell] for cell in logs]
-    differences = [fmean(x - y for x, y in zip(of[::2], of[1::2], strict=True)) for of in zip(*logs, strict=True)]
+    seeds, alone = _common([results for results, _ in parts])
+    into = math.log if log else float
+    cells = [[into(x) for x in _checked([results[seed] for seed in seeds], log)] for results, _ in parts]
+    sums = [math.fsum(weight * x for (_, weight), x in zip(parts, of, strict=True)) for of in zip(*cells, strict=True)]
     # A logarithm is rounded like the number 1, not like itself.
-    scale = max(abs(x) for cell in [*logs, [float(log)]] for x in cell)
-    return _judged(differences, scale, 0.0, higher, log, alone, delta, level)
+    scale = max(abs(x) for cell in [*cells, [float(log)]] for x in cell)
+    return _judged(sums, scale, 0.0, higher, log, alone, delta, level)
 
 
 def against(
@@ -219,44 +250,9 @@ def against(
     >>> round(found.centre, 3), found.null, found.verdict
     (1.04, 1.0, 'worse')
     """
-    numbers = _checked(values, log)
-    if log:
-        numbers, reference = [math.log(x) for x in numbers], math.log(reference)
-    scale = max(map(abs, [*numbers, reference, float(log)]))
-    return _judged(numbers, scale, float(reference), higher, log, (), delta)
-
-
-def interaction(
-    neither: Results, first: Results, second: Results, both: Results, *, higher: bool, log: bool = False
-) -> Difference:
-    """Whether two changes together give more than the sum of each: (both − first) − (second − neither), by seed.
-
-    "better" says that they help each other (a synergy), "worse" that they get into each other's way.
-
-    Args:
-        neither: Result of each seed without either change.
-        first: With the first change alone.
-        second: With the second change alone.
-        both: With both.
-        higher: Whether more is better.
-        log: Compare logarithms; the result is then a ratio of ratios.
-
-    Returns:
-        The difference of differences over the seeds that all four have.
-
-    Example:
-        >>> additive = interaction({0: 1, 1: 2}, {0: 2, 1: 3}, {0: 3, 1: 5}, {0: 4.1, 1: 6}, higher=True)
-        >>> round(additive.centre, 3), additive.verdict
-        (0.05, 'inconclusive')
-    """
-    cells = (neither, first, second, both)
-    seeds, alone = _common(cells)
-    a, b, c, d = (_checked([cell[seed] for seed in seeds], log) for cell in cells)
-    if log:
-        a, b, c, d = ([math.log(x) for x in cell] for cell in (a, b, c, d))
-    differences = [(w - x) - (y - z) for w, x, y, z in zip(d, b, c, a, strict=True)]
-    scale = max(map(abs, [*a, *b, *c, *d, float(log)]))
-    return _judged(differences, scale, 0.0, higher, log, alone)
+    into = math.log if log else float
+    numbers, null = [into(x) for x in _checked(values, log)], into(reference)
+    return _judged(numbers, max(map(abs, [*numbers, null, float(log)])), null, higher, log, (), delta)
 
 
 Curve = Sequence[tuple[int, float]]

@@ -38,44 +38,32 @@ def results(words: Wording) -> Columns:
     Columns that would be empty are left out; the paper's figures stand there only where the setting is theirs.
     """
     found, table = words.about.rows, words.table
-    judged = {
-        (one.model, one.size): one
-        for one in words.about.comparisons
-        if one.other == table.baseline or one.other is None
-    }
-    digits = max((len(exact(row.paper).partition(".")[2]) for row in found), default=0)
-    printed = (
-        "paper" if table.paper_metric in ("", table.metric.name) else f"paper, {table.paper_metric.replace('_', ' ')}"
-    )
-    paired = table.baseline is not None and bool(judged)
-    columns: list[tuple[str, list[str]]] = [("model", [words.name(row.model) for row in found])]
-    verdicts = [
-        "baseline" if row.model == table.baseline else words.verdict(one.verdict, one.difference) if one else "–"
-        for row in found
-        for one in [judged.get((row.model, row.size))]
-    ]
-    p = [probability(one.corrected) if (one := judged.get((row.model, row.size))) else "" for row in found]
+    judged = {(one.model, one.size): one for one in words.about.comparisons if one.other in (None, table.baseline)}
     base = {row.size: row.parameters for row in found if row.model == table.baseline}
-    more = [
-        number(row.parameters / count, 3) if row.parameters is not None and count else "–"
-        for row in found
-        for count in [base.get(row.size)]
-    ]
-    columns += [("verdict", verdicts)] * bool(judged)
-    columns += [("value", [words.value(row.ours) for row in found])]
-    if paired:
-        gaps = [words.difference(one.difference) if (one := judged.get((row.model, row.size))) else "" for row in found]
-        columns += [("difference", gaps)]
-    columns += [("p, Holm", p)] * any(p)
-    columns += [("n", [str(row.ours.n) if row.ours else "0" for row in found])]
-    columns += [(printed, [number(row.paper, digits) for row in found])] * any(row.paper is not None for row in found)
-    columns += [("ms per step", [number(row.step_ms) for row in found])] * any(row.step_ms is not None for row in found)
-    if any(row.parameters is not None for row in found):
-        columns += [("parameters", [number(row.parameters, 0) for row in found])]
-        columns += [("parameters, ×", more)] * any(text not in ("–", "1.000") for text in more)
-    rows = list(zip(*(values for _, values in columns), strict=True))
+    digits = max((len(exact(row.paper).partition(".")[2]) for row in found), default=0)
+    printed = "paper" if table.paper_metric in ("", table.metric.name) else f"paper, {table.paper_metric}"
+    rows = []
+    for row in found:
+        one, count = judged.get((row.model, row.size)), base.get(row.size)
+        none = "baseline" if row.model == table.baseline else "–"
+        rows.append(
+            {
+                "model": words.name(row.model),
+                "verdict": words.verdict(one.verdict, one.difference) if one else none,
+                "value": words.value(row.ours),
+                "difference": words.difference(one.difference) if one and one.other is not None else "",
+                "p, Holm": probability(one.corrected) if one else "",
+                "n": str(row.ours.n) if row.ours else "0",
+                printed.replace("_", " "): number(row.paper, digits),
+                "ms per step": number(row.step_ms),
+                "parameters": number(row.parameters, 0),
+                "parameters, ×": number(row.parameters / count, 3) if row.parameters is not None and count else "–",
+            }
+        )
+    empty = {"", "–", "baseline", "1.000"}
+    head = [name for name in rows[0] if not all(row[name] in empty for row in rows)] if rows else []
     return _grouped(
-        [name for name, _ in columns], [(row.size, list(cells)) for row, cells in zip(found, rows, strict=True)], words
+        head, [(row.size, [cells[name] for name in head]) for row, cells in zip(found, rows, strict=True)], words
     )
 
 
