@@ -30,7 +30,8 @@ from scipy.io import wavfile
 
 from joformer import models
 from joformer.experiments import report
-from joformer.experiments.results import gather, read
+from joformer.experiments.results import gather
+from joformer.experiments.tables import read
 from joformer.models import ClassifierConfig, LMConfig, ViTConfig
 from joformer.training import Tokenizer, checkpoints, load_audio, load_images, load_labelled, load_text, open_run
 from joformer.training.data.audio import decode_sound
@@ -290,7 +291,7 @@ def saved():
     torch.manual_seed(0)
     with folder() as place:
         for name, config in CONFIGS.items():
-            model = models._saving.build(config)
+            model = config.build()
             models.save(model, place / name)
         state = {"metrics": {"bytes": 0, "sha256": ""}, "settings": {"seed": 0}, "stage": 0}
         weights = models._saving.own_state(models.load(place / "lm"))
@@ -392,8 +393,8 @@ REPORT = {"joformer": "0", "tables": [{"about": ABOUT, "said": {}, "cells": list
 
 
 def pages(path):
-    gathered = gather([path])
-    return report.html(gathered), report.markdown(gathered), report.lines(gathered), report.as_json(gathered)
+    analysed = report.analysed(gather([path]))
+    return report.html(analysed), report.markdown(analysed), report.lines(analysed), report.as_json(analysed)
 
 
 @pytest.mark.parametrize("name", ["report.json", "table.json", "result.json"])
