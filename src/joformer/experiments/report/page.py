@@ -109,7 +109,7 @@ def _section(key: str, title: str, words: Wording) -> dict[str, Any]:
         "forests": _forests(key, words),
         "method": words.method,
         "pairs": columns.pairs(words),
-        "figures": [*_over_sizes(key, words), *_multipliers(key, words)],
+        "figures": [(name, drawn) for name, drawn in _figures(key, words) if drawn],
         "curves": curves,
         "curve_tables": curve_tables,
         "shaded": shaded,
@@ -131,7 +131,12 @@ def _forests(key: str, words: Wording) -> list[tuple[str, plots.Plot]]:
     return drawn
 
 
-def _over_sizes(key: str, words: Wording) -> list[tuple[str, str, plots.Plot]]:
+def _figures(key: str, words: Wording) -> list[tuple[str, list[tuple[str, plots.Plot]]]]:
+    by = "By length" if words.table.recipe == "length" else "By size"
+    return [(by, _over_sizes(key, words)), ("Compute multiplier", _multipliers(key, words))]
+
+
+def _over_sizes(key: str, words: Wording) -> list[tuple[str, plots.Plot]]:
     """The metric over sizes that are numbers: "512", or "d = 8"."""
     table, series = words.table, []
     matched = [re.fullmatch(r"([^0-9]*)([0-9]{1,9})", size) for size in table.sizes]
@@ -150,18 +155,17 @@ def _over_sizes(key: str, words: Wording) -> list[tuple[str, str, plots.Plot]]:
             series.append(plots.Series(words.name(model), _index(words, index), x, y, *bounds))
     if len({x for one in series for x in one.x}) < 2:
         return []
-    by_length = table.recipe == "length"
-    name = "length in tokens" if by_length else prefixes.pop().strip(" =") or "size"
+    name = "length in tokens" if table.recipe == "length" else prefixes.pop().strip(" =") or "size"
     told = (f"{s.name}: {', '.join(f'{number(y)} at {x:g}' for x, y in zip(s.x, s.y, strict=True))}" for s in series)
     plot = plots.lines(
         f"{key}-sizes", f"{words.heading}: {table.metric.label} over {name}", "; ".join(told), series, x_name=name,
         x_log=True, y_log=table.metric.log, points=True,
     )  # fmt: skip
     caption = f"{table.metric.label} over {name}; {words.centre}, the bars are those of the brackets above"
-    return [("By length" if by_length else "By size", caption, plot)]
+    return [(caption, plot)]
 
 
-def _multipliers(key: str, words: Wording) -> list[tuple[str, str, plots.Plot]]:
+def _multipliers(key: str, words: Wording) -> list[tuple[str, plots.Plot]]:
     """How many times the steps the baseline needs, along the runs, of each size."""
     drawn = []
     for at, size in enumerate(words.table.sizes):
@@ -181,7 +185,7 @@ def _multipliers(key: str, words: Wording) -> list[tuple[str, str, plots.Plot]]:
             span = min(0.9, *late), max(1.1, *late)
             plot = plots.lines(f"{key}-m{at}", title, told, series, x_name="step", y_range=span, y_log=True)
             caption = f"Steps that {base} needs for the same loss, as a multiple{'; ' + size if size else ''}: {told}"
-            drawn.append(("Compute multiplier", caption, plot))
+            drawn.append((caption, plot))
     return drawn
 
 
