@@ -251,9 +251,9 @@ def test_compare_answers_in_one_sentence_then_says_whether_it_lasts():
 
 def test_seeds_added_after_looking_are_named():
     head, cells = grid({("", 300): ([2.0, 2.1], [1.9, 2.0])}, looked=[2, 4])
-    assert any("added after results had been seen (2, 4)" in note for note in analysed((head, cells))[0].notes)
+    assert any("Results had been seen with 2 of these 4 cells" in note for note in analysed((head, cells))[0].notes)
     (planned,) = analysed(({**head, "looks": 2}, cells))
-    assert not any("after results" in note for note in planned.notes)
+    assert not any("had been seen" in note for note in planned.notes)
     assert any("Planned for 2 looks: every interval and verdict has the level 97.5 %" in n for n in planned.notes)
     assert planned.about.comparisons[0].difference.level == pytest.approx(0.975)
 

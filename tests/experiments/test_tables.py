@@ -581,12 +581,17 @@ def test_looks_stop_when_it_is_decided(joformer, in_turn, tmp_path, monkeypatch)
     """Two seeds a look: the second look is taken only where the first did not decide."""
     from joformer.cli import compare
 
-    data, seen = write_text(tmp_path / "mine"), []
-    for decided, wanted in ((False, [2, 4, 6]), (True, [2])):
-        monkeypatch.setattr(compare, "looked", lambda out, seeds, d=decided: bool(seen.append(seeds)) or d)
-        seen.clear()
+    data = write_text(tmp_path / "mine")
+    for decided, wanted in ((False, [4, 8, 12]), (True, [4])):
+        monkeypatch.setattr(compare, "decided", lambda out, d=decided: d)
         out = tmp_path / f"out-{decided}"
         words = ["compare", "--data", data, "--seeds", 2, "--looks", 3, "--longer", 1, *SMALL, "--out", out]
         assert joformer(*words)[0] == 0
-        assert seen == wanted
-        assert json.loads((out / "compare" / TABLE).read_text())["looks"] == 3
+        about = json.loads((out / "compare" / TABLE).read_text())
+        assert (about["looks"], about["looked"]) == (3, wanted)
+    # Not planned, it is said.
+    code, *_ = joformer("compare", "--data", data, "--seeds", 3, "--longer", 1, *SMALL, "--out", tmp_path / "once")
+    assert (code, "had been seen" in (tmp_path / "once" / "report.md").read_text()) == (0, False)
+    told = joformer("compare", "--data", data, "--seeds", 4, "--longer", 1, *SMALL, "--out", tmp_path / "once")[2]
+    assert "compare: its results had been seen before these cells were added" in told
+    assert "Results had been seen with 6 of these 8 cells" in (tmp_path / "once" / "report.md").read_text()

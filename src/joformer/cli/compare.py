@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from joformer.cli.grid import Engine, chosen, finish, run_tables, show_cells
+from joformer.cli.grid import Engine, chosen, finish, note_look, run_tables, show_cells
 
 
 @dataclass(frozen=True)
@@ -112,23 +112,17 @@ class Compare:
                 show_cells(planned)
                 return 0
             failed = run_tables(planned, self, order=lambda cell: (cell.recipe.total, cell.seed))
-            if looked(self.out, count):
-                break
+            if look < self.looks:
+                note_look(self.out)
+                if decided(self.out):
+                    break
         return finish(self.out, failed, as_json=self.json, only=self.only)
 
 
-def looked(out: Path, seeds: int) -> bool:
-    """Whether the first question is decided; that the results of so many seeds were seen is written down."""
-    from joformer._io import write_json
+def decided(out: Path) -> bool:
+    """Whether the first question is answered; where times alone were asked for, there is none."""
     from joformer.experiments.report import analysed
     from joformer.experiments.results import gather
-    from joformer.experiments.tables import TABLE, read
 
-    place = out / "compare" / TABLE
-    if not place.is_file():  # times alone were asked for
-        return True
-    about = read(place)
-    about["looked"] = list(dict.fromkeys([*about.get("looked", []), seeds]))
-    write_json(place, about)
-    effects = next(iter(analysed(gather([place.parent]))[0].about.effects.values()), [])
-    return bool(effects) and effects[-1][2] != "inconclusive"
+    effects = [next(iter(words.about.effects.values()), []) for words in analysed(gather([out]))]
+    return all(some[-1][2] != "inconclusive" for some in effects if some)

@@ -186,10 +186,25 @@ def _line(event: Any, clock: _Clock) -> str:
     return ": ".join([at, *(", ".join(f"{name} {value:.4g}" for name, value in one.items()) for one in measured)])
 
 
+def note_look(out: Path) -> None:
+    """Writes down, in each table.json, how many cells were there when the results were looked at."""
+    from joformer._io import write_json
+    from joformer.experiments.tables import RESULT, TABLE, read
+
+    for place in out.glob(f"*/{TABLE}"):
+        about = read(place)
+        there = sum((out / name / RESULT).is_file() for name in about["cells"])
+        about["looked"] = sorted({*about.get("looked", []), there})
+        write_json(place, about)
+        if len(about["looked"]) > about.get("looks", 1):
+            logger.warning(f"{place.parent.name}: its results had been seen before these cells were added")
+
+
 def finish(out: Path, failed: int, *, as_json: bool, only: Sequence[str] = ()) -> int:
     """Print one sentence per table, or the report as JSON; write the report, say where it is; the exit code."""
     from joformer.cli.report import Report
 
+    note_look(out)
     Report((out,), json=as_json).run()
     if failed:
         logger.warning(f"{failed} cells failed; the same command tries them again")

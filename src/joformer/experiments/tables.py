@@ -150,7 +150,7 @@ class Table:
     `recipe` names the table of the paper that it follows. `baseline` is the model all others are paired with, `pairs`
     are further pairs (without value transport, with it), `reference` is what a ratio is compared with. `paper` are the
     printed figures, model → size → value; they stand beside ours only where the setting is `comparable`. `looks` is in
-    how many looks at the results the seeds were planned to come.
+    how many looks at the results the seeds were planned to come, `looked` with how many cells they were looked at.
 
     >>> one = Cell("a", "", 0, result={"cell": "t/a/seed-0", "measured": {"": {"loss": 1.0}}})
     >>> Table("t", "T", METRICS["loss"], cells=(one,), planned=("t/a/seed-0", "t/a/seed-1")).missing
@@ -312,7 +312,7 @@ def read_table(about: Mapping[str, Any], results: Iterable[Mapping[str, Any]] = 
             comparable=bool(about.get("comparable")),
             notes=tuple(str(note) for note in about.get("notes") or []),
             looks=int(about.get("looks") or 1),
-            looked=tuple(int(seeds) for seeds in about.get("looked") or []),
+            looked=tuple(int(cells) for cells in about.get("looked") or []),
             planned=tuple(str(cell) for cell in about.get("cells") or []),
             cells=tuple(cell for result in results for cell in read_cells(result, place)),
         )

@@ -216,9 +216,10 @@ class Analysis:
                         f"{cell.name} has no usable {table.metric.name}{' at ' + size if size else ''}, left out."
                     )
         if len(table.looked) > table.looks:
+            before = ", ".join(map(str, table.looked[:-1]))
             found.append(
-                f"Seeds were added after results had been seen ({', '.join(map(str, table.looked))}): verdicts are "
-                "right less often than they say. --looks plans such looks beforehand."
+                f"Results had been seen with {before} of these {table.looked[-1]} cells: who adds seeds or models after "
+                "looking is right less often than verdicts say. `compare --looks` plans it."
             )
         if table.looks > 1:
             found.append(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from joformer.experiments.names import plain, value_effect
+from joformer.experiments.names import plain
 from joformer.experiments.report.analysis import Analysis, Comparison, label, seeds
 from joformer.experiments.report.numbers import digits_for, duration, exact, number, probability
 from joformer.experiments.statistics import VERDICTS, Difference, Estimate, Verdict
@@ -296,7 +296,3 @@ class Wording:
     def notes(self) -> list[str]:
         """What a reader must know: what is missing in the numbers, the paper's figures, the table's own notes."""
         return [*self.about.remarks, *([self.paper] if self.paper else []), *self.table.notes]
-
-    def is_value_effect(self, one: Comparison) -> bool:
-        """Whether the comparison is of a model with the same without its values transported."""
-        return bool(value_effect(self.table.recipe, one.model, one.other))
