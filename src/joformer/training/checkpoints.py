@@ -51,21 +51,22 @@ class Checkpoint:
         """How many steps had been taken."""
         return self.state["step"]
 
+    def file(self, name: str) -> Path | None:
+        """The file of the tensors that were saved under this name; None where there were none."""
+        path = self.folder / f"{name}.safetensors"
+        return path if path.name in self.state["files"] else None
+
     def tensors(self, name: str) -> dict[str, Tensor]:
         """What was saved under this name; empty where nothing was."""
         from safetensors.torch import load_file
 
-        path = self._path(name)
-        return {} if path is None else load_file(path)
+        path = self.file(name)
+        return load_file(path) if path else {}
 
     def layout(self, name: str) -> Layout:
         """The dtypes and shapes of what `tensors` would give, which are not read for that."""
-        path = self._path(name)
-        return {} if path is None else header(path)
-
-    def _path(self, name: str) -> Path | None:
-        path = self.folder / f"{name}.safetensors"
-        return path if path.name in self.state["files"] else None
+        path = self.file(name)
+        return header(path) if path else {}
 
 
 def save(
@@ -105,10 +106,10 @@ def save(
         (partial / STATE).write_bytes(sealed({**state, "step": step, "files": files}))
         if place.exists():  # damaged, or it would have been resumed from
             _aside(place)
-    older = [path for path in _steps(folder) if int(path.name) < step]
-    newer = [path for path in _steps(folder) if int(path.name) > step]  # damaged, or they would have been resumed from
+    found = _steps(folder)
+    end = found.index(place) + 1  # newer ones are damaged, or they would have been resumed from
     with writing(f"cannot remove old checkpoints in {folder}", f"{place} is saved"):
-        for old in [*older[: max(len(older) + 1 - keep, 0)], *newer]:
+        for old in found[: max(end - keep, 0)] + found[end:]:
             _aside(old)
         sweep(folder)
     return place
@@ -156,22 +157,19 @@ def read(place: Path) -> Checkpoint:
     Traceback (most recent call last):
     ValueError: nowhere is no checkpoint: it has no state.json
     """
-    if not (place / STATE).is_file():
-        raise ValueError(f"{place} is no checkpoint: it has no {STATE}{_pickled(place)}")
     try:
+        if not (place / STATE).is_file():
+            raise ValueError(f"{place} is no checkpoint: it has no {STATE}")
         state = read_sealed(place / STATE)
+        step, files = state.get("step"), state.get("files")
+        if type(step) is not int or not isinstance(files, dict):
+            raise ValueError(f"{place / STATE} is damaged: it has no step, or no files")
+        if place.name != f"{step:08d}":
+            raise ValueError(f"{place / STATE} was altered: its step is {step}")
+        check_files(place, files)
     except ValueError as damage:
-        raise ValueError(f"{damage}{_pickled(place / STATE)}") from None
-    step, files = state.get("step"), state.get("files")
-    if type(step) is not int or not isinstance(files, dict):
-        raise ValueError(f"{place / STATE} is damaged: it has no step, or no files")
-    if place.name != f"{step:08d}":
-        raise ValueError(f"{place / STATE} was altered: its step is {step}")
-    for name in files:
-        try:
-            check_files(place, files, [name])
-        except ValueError as damage:
-            raise ValueError(f"{damage}{_pickled(place / name)}") from None
+        pickled = " (a pickle, which can run code when loaded, is never read)" if _has_pickle(place) else ""
+        raise ValueError(f"{damage}{pickled}") from None
     return Checkpoint(place, state)
 
 
@@ -228,11 +226,11 @@ def _aside(place: Path) -> None:
     os.rename(place, gone)
 
 
-def _pickled(path: Path) -> str:
-    if not path.is_file():
-        return ""
-    with path.open("rb") as file:
-        start = file.read(2)
-    return (
-        " (a pickle, which can run code when loaded, is never read)" if start[:1] == b"\x80" or start == b"PK" else ""
-    )
+def _has_pickle(place: Path) -> bool:
+    """Whether it, or a file in it, begins as pickles do, and not as safetensors: the length of a header, then "{"."""
+    for path in filter(Path.is_file, (place, *place.glob("*"))):
+        with path.open("rb") as file:
+            start = file.read(9)
+        if start.startswith((b"PK", b"\x80")) and start[8:] != b"{":
+            return True
+    return False

@@ -66,19 +66,19 @@ class State:
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Within it the model has the averaged weights, where there are any."""
-        own = [p.detach() for p in self.parameters.values()]
-        kept = [p.clone() for p in own] if self.average else []
-        for target, value in zip(own, self.average, strict=False):
-            target.copy_(value)
+        kept = [p.detach().clone() for p in self.parameters.values()] if self.average else []
+        self.settle()
         try:
             yield
         finally:
-            for target, value in zip(own, kept, strict=False):
-                target.copy_(value)
+            self._put(kept)
 
     def settle(self) -> None:
         """Replaces the weights by their averages, where there are any: the run is over."""
-        for parameter, value in zip(self.parameters.values(), self.average, strict=False):
+        self._put(self.average)
+
+    def _put(self, values: list[Tensor]) -> None:
+        for parameter, value in zip(self.parameters.values(), values, strict=False):
             parameter.detach().copy_(value)
 
     def weights(self) -> dict[str, Tensor]:
@@ -98,16 +98,12 @@ class State:
 
     def _whole(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copies on the CPU in the first process; the others send their shards and get nothing."""
-        if self.processes.main:
-            return {key: whole(value) for key, value in values.items()}
-        if self.processes.sharded:
-            for value in values.values():
-                whole(value)
-        return {}
+        sent = values if self.processes.main or self.processes.sharded else {}
+        copies = {key: whole(value) for key, value in sent.items()}
+        return copies if self.processes.main else {}
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Puts back what `tensors` gave."""
-        require_fit(checkpoint, self.raw, bool(self.average))
+        """Puts back what `tensors` gave; that it fits was found by `require_fit`."""
         own = own_state(self.raw)
         for key, value in checkpoint.tensors("model").items():
             fill(own[key], value)
