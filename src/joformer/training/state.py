@@ -87,11 +87,9 @@ class State:
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Everything, whole, as a checkpoint holds it; all processes must call it, the first one gets it."""
-        names = {id(p): name for name, p in self.parameters.items()}
+        state = self.optimizer.state
         moments = {
-            f"{kind}/{names[id(p)]}": value
-            for p, state in self.optimizer.state.items()
-            for kind, value in state.items()
+            f"{kind}/{name}": one for name, p in self.parameters.items() for kind, one in state.get(p, {}).items()
         }
         averaged = dict(zip(self.parameters, self.average, strict=False))
         return {"model": self.weights(), "optimizer": self._whole(moments), "averaged": self._whole(averaged)}
