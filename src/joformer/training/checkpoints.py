@@ -25,9 +25,17 @@ from torch import Tensor
 
 from joformer._io import PARTIAL, check_files, checksum, make_folder, new_folder, read_sealed, remove, sealed, writing
 from joformer._log import logger
-from joformer.models._saving import Layout, header
+from joformer.models._saving import Layout, difference, header
 
 STATE = "state.json"
+
+
+class Unfit(ValueError):
+    """A checkpoint that is whole and does not fit what is beside it, as a log that was cut short.
+
+    >>> issubclass(Unfit, ValueError)
+    True
+    """
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,15 @@ class Checkpoint:
         """The dtypes and shapes of what `tensors` would give, which are not read for that."""
         path = self.file(name)
         return header(path) if path else {}
+
+    def require(self, name: str, wanted: Layout) -> None:
+        """Raises `Unfit` where what was saved under this name has other dtypes or shapes than wanted."""
+        odd, how = difference(self.layout(name), wanted)
+        if odd:
+            raise Unfit(
+                f"{self.folder} does not fit the model, first at {odd} of {name}: another architecture or version made "
+                f"it ({how})"
+            )
 
 
 def save(
@@ -115,14 +132,6 @@ def save(
     return place
 
 
-class Unfit(ValueError):
-    """A checkpoint that is whole and does not fit what is beside it, as a log that was cut short.
-
-    >>> issubclass(Unfit, ValueError)
-    True
-    """
-
-
 def latest(folder: Path, fits: Callable[[Checkpoint], None] | None = None) -> Checkpoint | None:
     """The newest checkpoint in the folder that is whole; each newer one that is not is a warning.
 
@@ -135,10 +144,7 @@ def latest(folder: Path, fits: Callable[[Checkpoint], None] | None = None) -> Ch
     found, unfit = _steps(folder), None
     for at, place in reversed(list(enumerate(found))):
         try:
-            checkpoint = read(place)
-            if fits is not None:
-                fits(checkpoint)
-            return checkpoint
+            return read(place, fits)
         except ValueError as damage:
             unfit = unfit or (damage if isinstance(damage, Unfit) else None)
             if at:
@@ -150,8 +156,8 @@ def latest(folder: Path, fits: Callable[[Checkpoint], None] | None = None) -> Ch
     return None
 
 
-def read(place: Path) -> Checkpoint:
-    """The checkpoint in this folder; ValueError in one line if it is not what was saved.
+def read(place: Path, fits: Callable[[Checkpoint], None] | None = None) -> Checkpoint:
+    """The checkpoint in this folder; ValueError in one line if it is not what was saved, or by `fits`.
 
     >>> read(Path("nowhere"))
     Traceback (most recent call last):
@@ -170,7 +176,10 @@ def read(place: Path) -> Checkpoint:
     except ValueError as damage:
         pickled = " (a pickle, which can run code when loaded, is never read)" if _has_pickle(place) else ""
         raise ValueError(f"{damage}{pickled}") from None
-    return Checkpoint(place, state)
+    checkpoint = Checkpoint(place, state)
+    if fits is not None:
+        fits(checkpoint)
+    return checkpoint
 
 
 def require_room(folder: Path, size: int, count: int = 2) -> None:

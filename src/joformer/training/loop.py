@@ -1,7 +1,7 @@
 """The loop: any model is trained by this one function, and a run that was killed resumes to the same bits.
 
     batch     task.batch(seed, step, part, parts)    a function of the seed and the step, see _seeding.py
-    update    clip(Σ ∇ loss / parts), AdamW          lr from the step, see schedules.py
+    update    clip(Σ ∇ loss / parts), AdamW          lr from the step, see stages.py
     average   a ← d a + (1 − d) w                    where the recipe has one
     state     weights, moments, averages, and the step; everything else follows from the seed and the step
 
@@ -15,8 +15,8 @@ import json
 import math
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,7 @@ from joformer.training.opened import Weights, load_weights
 from joformer.training.processes import Processes, reshard
 from joformer.training.recipe import NON_SEMANTIC_FIELDS, Recipe
 from joformer.training.runs import CHECKPOINTS, CONFIG, KEPT, METRICS, SPEED, TOKENIZER, Log, Stopped
-from joformer.training.schedules import Stage, learning_rate, stage_at
-from joformer.training.stages import changed, foresee
+from joformer.training.stages import Stage, changed, foresee, learning_rate, stage_at
 from joformer.training.state import State, require_fit
 from joformer.training.tasks.task import Task
 
@@ -96,7 +95,9 @@ def train(
     """
     run = _Run(model, task, recipe, Path(out), seed, drift, dict(notes or {}), shard, start, loggers)
     watched, exact = run.processes.watched(), deterministic(recipe.deterministic)
-    with only_one(), watched, run.alone(), closing(task), exact, signals() as received:
+    with ExitStack() as held, only_one(), watched, closing(task), exact, signals() as received:
+        # One run per folder; the first process holds the lock for all.
+        run.processes.first(lambda: bool(held.enter_context(Lock(run.out))))
         run.begin()
         if not run.last:
             run.steps(received)
@@ -157,13 +158,6 @@ class _Run:
         self.drifted: list[Any] = []
         self.extended: list[Any] = []
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """One run per folder; the first process holds the lock for all."""
-        with ExitStack() as held:
-            self.processes.first(lambda: bool(held.enter_context(Lock(self.out))))
-            yield
-
     # -- beginning and resuming --------------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -223,9 +217,8 @@ class _Run:
         for name, kind in STATED.items():
             if type(state.get(name)) is not kind:
                 raise Unfit(f"{place} is not valid: its {name} is no {kind.__name__}")
-        if state["settings"] in (
-            {**self.settings, **json.loads(json.dumps(form))} for form in written_before(self.config)
-        ):
+        earlier = json.loads(json.dumps(written_before(self.config)))
+        if state["settings"] in ({**self.settings, **form} for form in earlier):
             state["settings"] = self.settings  # as version 0.1 wrote the same
         if state["settings"] != self.settings and self._longer(checkpoint) is None:
             return  # which is the user's to decide: see `require_same`

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from joformer.models._saving import Layout, difference, layout, own_state
-from joformer.training.checkpoints import Checkpoint, Unfit
+from joformer.models._saving import layout, own_state
+from joformer.training.checkpoints import Checkpoint
 from joformer.training.processes import Processes, fill, whole
 from joformer.training.recipe import Recipe, groups
 
@@ -87,10 +87,8 @@ class State:
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Everything, whole, as a checkpoint holds it; all processes must call it, the first one gets it."""
-        state = self.optimizer.state
-        moments = {
-            f"{kind}/{name}": one for name, p in self.parameters.items() for kind, one in state.get(p, {}).items()
-        }
+        kept = self.optimizer.state
+        moments = {f"{kind}/{name}": value for name, p in self.parameters.items() for kind, value in kept[p].items()}
         averaged = dict(zip(self.parameters, self.average, strict=False))
         return {"model": self.weights(), "optimizer": self._whole(moments), "averaged": self._whole(averaged)}
 
@@ -140,18 +138,8 @@ def require_fit(checkpoint: Checkpoint, model: nn.Module, averaged: bool) -> Non
     parameters = layout(dict(model.named_parameters()))
     moments = checkpoint.layout("optimizer")
     trained = [name for name in parameters if f"step/{name}" in moments]  # the others had no gradient
-    wanted: dict[str, Layout] = {
-        "model": layout(own_state(model)),
-        "averaged": parameters if averaged else {},
-        "optimizer": {
-            **{f"{kind}/{name}": parameters[name] for name in trained for kind in ("exp_avg", "exp_avg_sq")},
-            **{f"step/{name}": (moments[f"step/{name}"][0], ()) for name in trained},
-        },
-    }
-    for name, needed in wanted.items():
-        odd, how = difference(checkpoint.layout(name), needed)
-        if odd:
-            raise Unfit(
-                f"{checkpoint.folder} does not fit the model, first at {odd} of {name}: another architecture or "
-                f"version made it ({how})"
-            )
+    wanted = {f"{kind}/{name}": parameters[name] for name in trained for kind in ("exp_avg", "exp_avg_sq")}
+    wanted |= {f"step/{name}": (moments[f"step/{name}"][0], ()) for name in trained}
+    checkpoint.require("model", layout(own_state(model)))
+    checkpoint.require("averaged", parameters if averaged else {})
+    checkpoint.require("optimizer", wanted)
