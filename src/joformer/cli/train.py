@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 import tyro
 
 from joformer import training
@@ -20,6 +19,7 @@ from joformer.cli.options import write_config
 from joformer.frames._base import Split
 from joformer.models import ClassifierConfig, LMConfig, ViTConfig
 from joformer.models._classifier import Reading
+from joformer.models._saving import blank
 from joformer.models._vit import FramesName, eighths
 from joformer.training import ImageTask, LanguageTask, Recipe, Source, Stopped, Task, Tokenizer
 from joformer.training.augment.named import Augmentation
@@ -68,8 +68,7 @@ class Run:
     def train(self, command: Any, config: Any, task: Task, recipe: Recipe, notes: dict[str, Any]) -> int:
         """Trains and shows the last metrics; returns the exit code."""
         if self.dry_run:
-            with torch.device("meta"):
-                count = sum(weight.numel() for weight in config.build().parameters())
+            count = sum(weight.numel() for weight in blank(config).parameters())
             what = f"{type(config).__name__}: {count:,} parameters, {recipe.total:,} steps"
             say(f"{what} on {notes['data']}, into {self.out}")
             return 0

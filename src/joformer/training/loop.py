@@ -187,7 +187,7 @@ class _Run:
             self.saved, self.recent, self.extended = newest.folder, state["recent"], state["extended"]
             drifted = [] if before == self.circumstances else [{"step": newest.step, "before": before}]
             self.drifted = state["drifted"] + drifted
-            if self.processes.scaler is not None and state["scaler"]:
+            if state["scaler"]:
                 self.processes.scaler.load_state_dict(state["scaler"])
 
     def _look(self) -> tuple[Checkpoint | None, dict[str, Any], tuple[str, ...]]:
@@ -334,7 +334,7 @@ class _Run:
             batch = self._batch(part)
             with processes.share(self.state.model, last=part == self.mine[-1]):
                 one = self.task.loss(self.state.model, batch) / recipe.accumulate
-            processes.backward(one)
+            processes.scaler.scale(one).backward()
             loss += one.detach()
         norm = self.state.norm()
         values = torch.stack((loss, norm.to(loss), torch.tensor(float(received), device=loss.device)))
@@ -342,7 +342,7 @@ class _Run:
             values = processes.total(values) / processes.count
         mean, size, stop = values.tolist()
         # With a scaler an infinite gradient is how it finds its scale, and the update is left out.
-        if not math.isfinite(mean) or not (math.isfinite(size) or processes.scaler is not None):
+        if not math.isfinite(mean) or not (math.isfinite(size) or processes.scaler.is_enabled()):
             raise self._broken(f"the loss is {mean} and the norm of its gradient {size} at step {self.step + 1}")
         self.state.update(rate)
         return mean, size, (received or signal.SIGTERM) if stop else 0
@@ -404,11 +404,11 @@ class _Run:
         """Saves a checkpoint of this step; all processes bring their shards, the first one writes."""
         if not all(self.processes.everyone(self.state.finite())):
             raise self._broken(f"the weights are no longer finite at step {self.step}")
-        tensors, scaler = self.state.tensors(), self.processes.scaler
+        tensors = self.state.tensors()
         state = {
             "stage": self.stage, "settings": self.settings, "circumstances": self.circumstances,
             "drifted": self.drifted, "extended": self.extended, "recent": self.recent,
-            "scaler": {} if scaler is None else scaler.state_dict(),
+            "scaler": self.processes.scaler.state_dict(),
         }  # fmt: skip
         self.saved = self.processes.first(
             lambda: checkpoints.save(

@@ -59,7 +59,7 @@ class Processes:
             raise ValueError("fp16 is not available on the CPU: use bf16 or fp32")
         if precision == "bf16" and kind == "cuda" and not torch.cuda.is_bf16_supported():
             raise ValueError("bf16 is not available on this GPU: use fp16 or fp32")
-        self.scaler = torch.amp.GradScaler(kind) if precision == "fp16" else None
+        self.scaler = torch.amp.GradScaler(kind, enabled=precision == "fp16")
 
     def _join(self) -> None:
         """Finds the device of this process, and the other processes."""
@@ -95,10 +95,6 @@ class Processes:
         quiet = self.count > 1 and not self.sharded and not last
         with model.no_sync() if quiet else nullcontext(), self.autocast():
             yield
-
-    def backward(self, loss: Tensor) -> None:
-        """The loss's gradients, scaled where half precision needs that."""
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
     def autocast(self) -> AbstractContextManager[object]:
         """Within it, matrix products are computed in the precision of the run."""

@@ -42,8 +42,7 @@ class State:
 
     def norm(self) -> Tensor:
         """The norm of the gradient, which is not changed yet: where it is not finite, the cause can still be found."""
-        if self.processes.scaler is not None:
-            self.processes.scaler.unscale_(self.optimizer)
+        self.processes.scaler.unscale_(self.optimizer)
         self._norm = nn.utils.get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None])
         return self._norm.full_tensor() if hasattr(self._norm, "full_tensor") else self._norm
 
@@ -53,11 +52,8 @@ class State:
             nn.utils.clip_grads_with_norm_(self.parameters.values(), self.recipe.clip, self._norm)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        if self.processes.scaler is None:
-            self.optimizer.step()
-        else:
-            self.processes.scaler.step(self.optimizer)
-            self.processes.scaler.update()
+        self.processes.scaler.step(self.optimizer)
+        self.processes.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average:
             now = [p.detach() for p in self.parameters.values()]
