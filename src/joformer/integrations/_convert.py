@@ -73,7 +73,13 @@ def convert(
     """
     source, place = Path(model_dir).expanduser(), Path(out).expanduser().absolute()
     counts = {"anneal": (anneal, 1), "settle": (settle, 0), "context": (context, 2), "batch": (batch, 1)}
-    _check(strength, off, counts | {"seed": (seed, 0), "save_every": (save_every, 1)}, {"lr": lr, "power": power})
+    _check(strength, counts | {"seed": (seed, 0), "save_every": (save_every, 1)}, {"lr": lr, "power": power})
+    if seed >= 1 << 32:
+        raise ValueError(f"seed must be below 2 to the 32, got {seed}")
+    if off and (anneal is not None or strength != 1):
+        raise ValueError("off takes transport away: leave out anneal and strength, or anneal to strength 0 instead")
+    if anneal is None and (settle is not None or save_every is not None):
+        raise ValueError("settle and save_every are for annealing: give anneal, too")
     strength, lr, power = float(strength), float(lr), float(power)
     kind = folders.described(source)
     data = "stdlib" if data is None and anneal is not None else data
@@ -126,7 +132,8 @@ def convert(
             return record if record["finished"] else _trained(model, source, place, record, task, recipe, seed)
 
 
-def _check(strength: Any, off: bool, counts: dict[str, tuple[Any, int]], positive: dict[str, Any]) -> None:
+def _check(strength: Any, counts: dict[str, tuple[Any, int]], positive: dict[str, Any]) -> None:
+    """Raises ValueError for what is no number, or out of range; of `counts` with the least that is allowed."""
     for name, (value, least) in counts.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
@@ -136,13 +143,6 @@ def _check(strength: Any, off: bool, counts: dict[str, tuple[Any, int]], positiv
     number = isinstance(strength, int | float) and not isinstance(strength, bool)
     if not number or not 0 <= strength <= 1:
         raise ValueError(f"strength must be a finite number, from 0 (none) to 1 (full transport), got {strength!r}")
-    given = {name: value for name, (value, _) in counts.items()}
-    if given["seed"] >= 1 << 32:
-        raise ValueError(f"seed must be below 2 to the 32, got {given['seed']}")
-    if off and (given["anneal"] is not None or strength != 1):
-        raise ValueError("off takes transport away: leave out anneal and strength, or anneal to strength 0 instead")
-    if given["anneal"] is None and (given["settle"] is not None or given["save_every"] is not None):
-        raise ValueError("settle and save_every are for annealing: give anneal, too")
 
 
 def _at_once(

@@ -47,21 +47,16 @@ def described(source: Path) -> str:
 
 
 def load_model(source: Path) -> Any:
+    """The model, which transformers can save again."""
     config = read_json(source / "config.json")
     model = load(source, dtype="auto") if SETTING in config else read(architecture(config), source, dtype="auto")[0]
-    _save_any_generation(model)
-    return model
-
-
-def _save_any_generation(model: Any) -> None:
-    """Some settings of generation are read by transformers but not written: they are copied instead."""
-    from transformers import GenerationConfig
-
+    generation: Any = getattr(model, "generation_config", None)
     try:
-        if getattr(model, "generation_config", None) is not None:
-            model.generation_config.validate(strict=True)
-    except ValueError:
-        model.generation_config = GenerationConfig()
+        if generation is not None:
+            generation.validate(strict=True)
+    except ValueError:  # some settings are read by transformers but not written: they are copied instead
+        model.generation_config = type(generation)()
+    return model
 
 
 def hash_of(source: Path) -> str:
