@@ -32,7 +32,7 @@ from joformer.models._saving import MODELS, WEIGHTS, blank, save_weights, writte
 from joformer.training import checkpoints, recorder, runs
 from joformer.training.checkpoints import STATE, Checkpoint, Unfit
 from joformer.training.determinism import deterministic, only_one, signals
-from joformer.training.diagnosis import where_it_broke
+from joformer.training.diagnosis import finite, where_it_broke
 from joformer.training.opened import Weights, load_weights
 from joformer.training.processes import Processes, reshard
 from joformer.training.recipe import NON_SEMANTIC_FIELDS, Recipe
@@ -402,7 +402,7 @@ class _Run:
 
     def save(self) -> None:
         """Saves a checkpoint of this step; all processes bring their shards, the first one writes."""
-        if not all(self.processes.everyone(self.state.finite())):
+        if not all(self.processes.everyone(finite([*self.state.parameters.values()]))):
             raise self._broken(f"the weights are no longer finite at step {self.step}")
         tensors = self.state.tensors()
         state = {

@@ -120,11 +120,6 @@ class State:
             if name in known:
                 fill(value, known[name])
 
-    def finite(self) -> bool:
-        """Whether all weights are, in this process."""
-        local = (p.to_local() if hasattr(p, "to_local") else p for p in self.parameters.values())
-        return all(bool(p.isfinite().all()) for p in local)
-
 
 def require_fit(checkpoint: Checkpoint, model: nn.Module, averaged: bool) -> None:
     """Raises `Unfit` where the headers of the checkpoint's files are not those of this model, which may be on meta.
