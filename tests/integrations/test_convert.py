@@ -15,7 +15,6 @@ import torch
 import transformers as T
 
 from joformer import cli
-from joformer.integrations import _convert as conversion
 from joformer.integrations import _finetuning as finetuning
 from joformer.integrations import _folders as folders
 from joformer.integrations import load, strength_of, transport_values
@@ -364,7 +363,7 @@ def test_killed_at_the_very_end(made, annealed, tmp_path, monkeypatch, caplog):
     """Between the last step and the last file: nothing is trained again, and then nothing is done again."""
     words = dict(data=made / "fox.txt", **ANNEAL)
     with monkeypatch.context() as patch:
-        patch.setattr(conversion, "write", lambda *_: 1 / 0)
+        patch.setattr(folders, "write", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             convert(made / "plain", tmp_path / "out", **words)
     steps = []

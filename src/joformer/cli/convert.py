@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -56,33 +56,27 @@ class Convert:
 
     def run(self) -> int:
         """Runs the command and returns its exit code."""
-        names = ("strength", "off", "anneal", "settle", "data", "context", "batch", "lr", "power", "seed", "save_every")
         from joformer.integrations._convert import convert
         from joformer.training import Stopped
 
+        options = asdict(self)
+        as_json = options.pop("json")
         try:
-            record = convert(self.model_dir, self.out, **{name: getattr(self, name) for name in names})
+            record = convert(**options)
         except Stopped as stopped:
             logger.warning(f"joformer: {stopped}")
             return stopped.code
-        if self.json:
-            say(json.dumps(record))
-            return 0
-        for line in self._sentences(record):
+        for line in [json.dumps(record)] if as_json else self._sentences(record):
             say(line)
         return 0
 
     def _sentences(self, record: dict[str, Any]) -> list[str]:
         plain = self.off or not self.strength
-        what = (
-            "its values are not transported any more"
-            if plain
-            else f"its values are transported, strength {self.strength:g}"
-        )
+        what = "not transported any more" if plain else f"transported, strength {self.strength:g}"
         then = "; it computes another function than before: fine-tune it"
         if self.anneal is not None:
             then = f" after {record['steps']} steps of fine-tuning"
-        lines = [f"{self.out}: {what}{then}"]
+        lines = [f"{self.out}: its values are {what}{then}"]
         if "loss_after" in record:
             before, after = record["loss_before"], record["loss_after"]
             lines.append(f"held-out loss {before:.4f} of {self.model_dir}, {after:.4f} of {self.out}")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 import tyro
 
+from joformer import training
 from joformer._io import make_folder
 from joformer._log import logger
 from joformer.attention._options import Transport
@@ -19,23 +19,9 @@ from joformer.cli.options import write_config
 from joformer.frames._base import Split
 from joformer.models import ClassifierConfig, LMConfig, ViTConfig
 from joformer.models._classifier import Reading
+from joformer.models._saving import blank
 from joformer.models._vit import FramesName, eighths
-from joformer.training import (
-    Images,
-    ImageTask,
-    LanguageTask,
-    Recipe,
-    Source,
-    Stopped,
-    Streamed,
-    Task,
-    Tokenizer,
-    augmentation,
-    load_labelled,
-    load_text,
-    resolve,
-    train,
-)
+from joformer.training import ImageTask, LanguageTask, Recipe, Source, Stopped, Task, Tokenizer
 from joformer.training.augment.named import Augmentation
 from joformer.training.opened import Weights
 from joformer.training.runs import TOKENIZER
@@ -82,22 +68,22 @@ class Run:
     def train(self, command: Any, config: Any, task: Task, recipe: Recipe, notes: dict[str, Any]) -> int:
         """Trains and shows the last metrics; returns the exit code."""
         if self.dry_run:
-            with torch.device("meta"):
-                count = sum(weight.numel() for weight in config.build().parameters())
+            count = sum(weight.numel() for weight in blank(config).parameters())
             what = f"{type(config).__name__}: {count:,} parameters, {recipe.total:,} steps"
             say(f"{what} on {notes['data']}, into {self.out}")
             return 0
-        if int(os.environ.get("RANK", "0")) == 0:
+        first = os.environ.get("RANK", "0") == "0"
+        if first:
             write_config(command, self.out)
         try:
-            result = train(
+            result = training.train(
                 config, task, recipe, self.out, seed=self.seed, drift=self.drift, notes=notes, shard=self.shard,
                 start=self.start, loggers=() if self.log == "none" else (self.log,),
             )  # fmt: skip
         except Stopped as stopped:
             logger.warning(f"joformer: {stopped}")
             return stopped.code
-        if int(os.environ.get("RANK", "0")) == 0:
+        if first:
             shown = ", ".join(f"{name} {value:.4f}" for name, value in result.items() if name != "step")
             say(json.dumps(result) if self.json else f"{self.out}: {shown} after {result['step']} steps")
         return 0
@@ -128,8 +114,8 @@ class LM:
     def run(self) -> int:
         """Runs the command and returns its exit code."""
         self.output.check(self.recipe)
-        source = resolve(self.data, kind="text", column=self.column)
-        text = load_text(source, vocab=self.model.vocab, tokenizer=self.output.tokenizer())
+        source = training.resolve(self.data, kind="text", column=self.column)
+        text = training.load_text(source, vocab=self.model.vocab, tokenizer=self.output.tokenizer())
         task = LanguageTask(text, context=self.context, batch=self.batch)
         config = replace(self.model, vocab=text.tokenizer.vocab)
         notes = {"data": source.spec, "column": self.column, "vocab": self.model.vocab}
@@ -166,10 +152,9 @@ class _Labelled:
     epochs: int | None = None
     recipe: Recipe = field(default_factory=lambda: Recipe(lr=1e-3, end=0.0, betas=(0.9, 0.999)))
 
-    def load(self, source: Source) -> Images:
+    def load(self, source: Source) -> training.Images:
         """Both splits."""
-        sound = {name: getattr(self, name) for name in ("rate", "seconds", "bands", "hop")}
-        return load_labelled(source, size=self.size, **sound)
+        return training.load_labelled(source, **self._options("size", "rate", "seconds", "bands", "hop"))
 
     def check(self) -> None:
         """Reports what is wrong with the options before data is prepared."""
@@ -184,8 +169,11 @@ class _Labelled:
         recipe = self.recipe
         if self.epochs is not None:
             recipe = replace(recipe, steps=max(1, round(self.epochs * len(task.images) / self.batch)))
-        options = {name: getattr(self, name) for name in ("label", "size", "rate", "seconds", "bands", "hop")}
+        options = self._options("label", "size", "rate", "seconds", "bands", "hop")
         return self.output.train(self, config, task, recipe, {"data": source.spec, **options, **more})
+
+    def _options(self, *names: str) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -245,17 +233,17 @@ class ViT(_Labelled):
         """Runs the command and returns its exit code."""
         self.check()
         self._config(tuple(8 * side for side in _patch(self.patch, (8, 8))), 3, 2)
-        source = resolve(self.data, label=self.label)
-        images: Images | Streamed
+        source = training.resolve(self.data, label=self.label)
+        images: training.Images | training.Streamed
         if self.stream:
             crop: Literal["centre", "resized"] = "centre" if self.augment == "none" else "resized"
-            images = Streamed(source, size=self.size or 224, train_crop=crop, workers=self.workers)
+            images = training.Streamed(source, size=self.size or 224, train_crop=crop, workers=self.workers)
             channels, shape = 3, [images.size, images.size]
         else:
             images = self.load(source)
             channels, *shape = images.train.images.shape[1:]
         config = self._config(tuple(shape), channels, len(images.classes))
-        augment, mix = augmentation(self.augment, images)
+        augment, mix = training.augmentation(self.augment, images)
         task = ImageTask(images, batch=self.batch, augment=augment, mix=mix, draw=self.draw)
         return self.start(config, task, source, stream=self.stream)
 
@@ -289,9 +277,9 @@ class Monoidal(_Labelled):
     def run(self) -> int:
         """Runs the command and returns its exit code."""
         self.check()
-        source = resolve(self.data, label=self.label)
+        source = training.resolve(self.data, label=self.label)
         images = self.load(source)
-        own = {name: getattr(self, name) for name in ("dim", "hidden", "frequencies", "spread")}
+        own = self._options("dim", "hidden", "frequencies", "spread")
         config = ClassifierConfig(shape=tuple(images.train.images.shape[2:]), classes=len(images.classes), **own)
         task = ImageTask(images, batch=self.batch, cells=True)
         return self.start(config, task, source)

@@ -17,31 +17,18 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from joformer._io import Lock, make_folder, new_folder, sweep, write_json, writing
-from joformer._log import logger
-from joformer.integrations._folders import (
-    NEEDS,
-    RECORD,
-    TRAINING,
-    WRITTEN,
-    begun,
-    described,
-    hash_of,
-    leave_finished,
-    load_model,
-    require_free,
-    write,
-)
+from joformer.integrations import _folders as folders
+from joformer.integrations._annealing import Anneal
+from joformer.integrations._finetuning import AnnealingTask, Tokens, held_out_loss
+from joformer.integrations._folders import RECORD, TRAINING, WRITTEN
 from joformer.integrations._record import strength_of
 from joformer.integrations._transport import transport_values
-from joformer.training import Recipe, Text, load_text, train
-
-if TYPE_CHECKING:
-    from joformer.integrations._finetuning import AnnealingTask, Tokens
+from joformer.training import Recipe, load_text, train
 
 
 def convert(
@@ -86,62 +73,67 @@ def convert(
     """
     source, place = Path(model_dir).expanduser(), Path(out).expanduser().absolute()
     counts = {"anneal": (anneal, 1), "settle": (settle, 0), "context": (context, 2), "batch": (batch, 1)}
-    _check(strength, off, counts | {"seed": (seed, 0), "save_every": (save_every, 1)}, {"lr": lr, "power": power})
+    _check(strength, counts | {"seed": (seed, 0), "save_every": (save_every, 1)}, {"lr": lr, "power": power})
+    if seed >= 1 << 32:
+        raise ValueError(f"seed must be below 2 to the 32, got {seed}")
+    if off and (anneal is not None or strength != 1):
+        raise ValueError("off takes transport away: leave out anneal and strength, or anneal to strength 0 instead")
+    if anneal is None and (settle is not None or save_every is not None):
+        raise ValueError("settle and save_every are for annealing: give anneal, too")
     strength, lr, power = float(strength), float(lr), float(power)
-    kind = described(source)
-    try:
-        from joformer.integrations import _finetuning as finetuning
-        from joformer.integrations._annealing import Anneal
-    except ImportError:
-        raise ValueError(NEEDS) from None
+    kind = folders.described(source)
     data = "stdlib" if data is None and anneal is not None else data
     if data is not None and not kind.endswith("ForCausalLM"):
         option = "--anneal" if anneal is not None else "--data"
         raise ValueError(f"{source} holds a {kind}: {option} is for causal language models, leave it out")
-    require_free(place, source)
+    folders.require_free(place, source)
     make_folder(place if place.exists() else place.parent)
     text = None if data is None else load_text(data, vocab=256)
 
-    settings: dict[str, Any] = {"model": hash_of(source), "off": off, "strength": None if off else strength}
+    settings: dict[str, Any] = {"model": folders.hash_of(source), "off": off, "strength": None if off else strength}
     settings |= {"data": None if text is None else text.fingerprint, "anneal": anneal, "context": context}
+    steps = 0
     if anneal is not None:
         settle = anneal // 4 if settle is None else settle
+        steps = anneal + settle
         settings |= {"settle": settle, "batch": batch, "lr": lr, "power": power, "seed": seed}
-    record = begun(place, settings)
+    record = folders.begun(place, settings)
     if record is not None and record["finished"]:
-        return leave_finished(place, record)
+        return record
 
     with _quiet():
-        model = load_model(source)
+        model = folders.load_model(source)
         start = strength_of(model) or 0.0
         record = record or {"settings": settings, "finished": False, "kind": kind, "from": start}
-        _require_change(source, start, strength, off, anneal)
+        if off and not start:
+            raise ValueError(f"{source} transports nothing: there is nothing to take away")
+        if not off and start == strength and (anneal is None or not strength):
+            raise ValueError(
+                f"{source} is at strength {start:g} already: give another strength, or fine-tune it by anneal"
+            )
         if anneal is not None and getattr(model, "is_quantized", False):
             raise ValueError(f"{source} is quantised, which cannot be trained: convert the model it was made from")
         transport_values(model, start, extrapolate=True)  # what is not supported is an error before the rest
         tokens = None
         if text is not None:
-            steps = (anneal or 0) + (settle or 0)
-            tokens = _tokens(model, source, text, context, batch * steps)
+            model.to(torch.accelerator.current_accelerator() or torch.device("cpu"))
+            tokens = Tokens.of(text, model, source, context, batch * steps)
             if "loss_before" not in record:
-                record["loss_before"] = finetuning.held_out_loss(model, tokens, batch)
+                record["loss_before"] = held_out_loss(model, tokens, batch)
         if anneal is None or tokens is None:
             return _at_once(model, source, place, record, tokens, batch)
-        task = finetuning.AnnealingTask(tokens, batch, Anneal(anneal, start=start, end=strength, power=power), settings)
-        steps = anneal + (settle or 0)
+        task = AnnealingTask(tokens, batch, Anneal(anneal, start=start, end=strength, power=power), settings)
         recipe = Recipe(
             steps=steps, lr=lr, end=0.0, warmup=steps // 20, weight_decay=0.0, betas=(0.9, 0.999), evaluate_every=steps,
             save_every=save_every or max(1, steps // 10), keep=2, deterministic=False,  # models of others may need that
         )  # fmt: skip
         with Lock(place / TRAINING, ".conversion"):
-            record = begun(place, settings) or record
-            if record["finished"]:
-                return leave_finished(place, record)
-            write_json(place / RECORD, record)
-            return _trained(model, source, place, record, task, recipe, seed)
+            record = folders.begun(place, settings) or record
+            return record if record["finished"] else _trained(model, source, place, record, task, recipe, seed)
 
 
-def _check(strength: Any, off: bool, counts: dict[str, tuple[Any, int]], positive: dict[str, Any]) -> None:
+def _check(strength: Any, counts: dict[str, tuple[Any, int]], positive: dict[str, Any]) -> None:
+    """Raises ValueError for what is no number, or out of range; of `counts` with the least that is allowed."""
     for name, (value, least) in counts.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
@@ -151,30 +143,6 @@ def _check(strength: Any, off: bool, counts: dict[str, tuple[Any, int]], positiv
     number = isinstance(strength, int | float) and not isinstance(strength, bool)
     if not number or not 0 <= strength <= 1:
         raise ValueError(f"strength must be a finite number, from 0 (none) to 1 (full transport), got {strength!r}")
-    given = {name: value for name, (value, _) in counts.items()}
-    if given["seed"] >= 1 << 32:
-        raise ValueError(f"seed must be below 2 to the 32, got {given['seed']}")
-    if off and (given["anneal"] is not None or strength != 1):
-        raise ValueError("off takes transport away: leave out anneal and strength, or anneal to strength 0 instead")
-    if given["anneal"] is None and (given["settle"] is not None or given["save_every"] is not None):
-        raise ValueError("settle and save_every are for annealing: give anneal, too")
-
-
-def _require_change(source: Path, start: float, strength: float, off: bool, anneal: int | None) -> None:
-    if off and not start:
-        raise ValueError(f"{source} transports nothing: there is nothing to take away")
-    if not off and start == strength and (anneal is None or not strength):
-        raise ValueError(f"{source} is at strength {start:g} already: give another strength, or fine-tune it by anneal")
-
-
-def _tokens(model: Any, source: Path, text: Text, context: int | None, wanted: int) -> Tokens:
-    from joformer.integrations import _finetuning as finetuning
-
-    model.to(torch.accelerator.current_accelerator() or torch.device("cpu"))
-    tokenizer = finetuning.tokenizer_of(source, model.config)
-    if tokenizer is None:
-        logger.warning(f"{source} has no tokenizer: its tokens are taken to be the bytes of the text")
-    return finetuning.Tokens.of(text, model, tokenizer, context, wanted)
 
 
 def _at_once(
@@ -184,13 +152,11 @@ def _at_once(
     settings = record["settings"]
     transport_values(model, settings["strength"] or 0.0, off=settings["off"])
     if tokens is not None:
-        from joformer.integrations._finetuning import held_out_loss
-
         record["loss_after"] = held_out_loss(model, tokens, batch)
     sweep(place.parent, place.name)
     with new_folder(place) as folder:
-        write(model, source, folder)
-        record |= {"finished": True, "sha256": hash_of(folder)}
+        folders.write(model, source, folder)
+        record |= {"finished": True, "sha256": folders.hash_of(folder)}
         write_json(folder / RECORD, record)
         if place.is_dir():
             place.rmdir()
@@ -200,8 +166,7 @@ def _at_once(
 def _trained(
     model: Any, source: Path, place: Path, record: dict[str, Any], task: AnnealingTask, recipe: Recipe, seed: int
 ) -> dict[str, Any]:
-    from joformer.integrations._finetuning import held_out_loss
-
+    write_json(place / RECORD, record)
     precisions = {name: parameter.dtype for name, parameter in model.named_parameters()}
     model.float()  # small steps are lost in half precision
     record["loss_after"] = train(model, task, recipe, place / TRAINING, seed=seed, drift=True, loggers=())["loss"]
@@ -215,14 +180,14 @@ def _trained(
     sweep(place, WRITTEN)
     shutil.rmtree(place / WRITTEN, ignore_errors=True)
     with new_folder(place / WRITTEN) as folder:
-        write(model, source, folder)
+        folders.write(model, source, folder)
     with writing(f"cannot write {place}"):
         for path in sorted((place / WRITTEN).iterdir(), key=lambda path: path.name == "config.json"):
             if path.is_dir():
                 shutil.rmtree(place / path.name, ignore_errors=True)
             os.replace(path, place / path.name)
         (place / WRITTEN).rmdir()
-    record |= {"finished": True, "steps": recipe.steps, "sha256": hash_of(place)}
+    record |= {"finished": True, "steps": recipe.steps, "sha256": folders.hash_of(place)}
     write_json(place / RECORD, record)
     shutil.rmtree(place / TRAINING, ignore_errors=True)
     return record

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer
 
 from joformer._io import one_line
+from joformer._log import logger
 from joformer._seeding import generator
 from joformer.integrations._annealing import Anneal
 from joformer.integrations._transport import transport_values
@@ -32,7 +32,10 @@ TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.tx
 def tokenizer_of(folder: Path, config: Any) -> Any:
     """The folder's own tokenizer, or None where it has none."""
     if not any(found for name in TOKENIZERS for found in folder.glob(name)):
+        logger.warning(f"{folder} has no tokenizer: its tokens are taken to be the bytes of the text")
         return None
+    from transformers import AutoTokenizer
+
     try:
         # With the configuration: transformers raises for that of a transported folder.
         return AutoTokenizer.from_pretrained(str(folder), config=config, local_files_only=True, trust_remote_code=False)
@@ -80,8 +83,9 @@ class Tokens:
     context: int
 
     @classmethod
-    def of(cls, text: Text, model: Any, tokenizer: Any, context: int | None, wanted: int) -> Tokens:
-        """The text's bytes as tokens of the model, for `wanted` windows of training; ValueError if they do not fit."""
+    def of(cls, text: Text, model: Any, folder: Path, context: int | None, wanted: int) -> Tokens:
+        """The text as tokens of the folder's model, for `wanted` windows of training; ValueError if they do not fit."""
+        tokenizer = tokenizer_of(folder, model.config)
         vocab = model.get_input_embeddings().num_embeddings
         if tokenizer is None and vocab < 256:
             raise ValueError(
@@ -123,14 +127,19 @@ def held_out_loss(model: Any, tokens: Tokens, batch: int) -> float:
 
 @dataclass(eq=False)
 class AnnealingTask(Task):
-    """The next token, on windows at random places of the text, at the strength that belongs to the step."""
+    """The next token, on windows at random places of the text, at the strength that belongs to the step.
+
+    Attributes:
+        tokens: The text.
+        size: Windows in a step.
+        anneal: The strength of every step.
+        settings: All that decides the conversion.
+    """
 
     tokens: Tokens
     size: int
-    """Windows in a step."""
     anneal: Anneal
     settings: dict[str, Any]
-    """All that decides the conversion."""
 
     def describe(self) -> dict[str, Any]:
         """Everything that decides the batches, as JSON."""

@@ -13,7 +13,6 @@ from joformer.integrations.hf._setting import SETTING
 from joformer.training.data.files import content_hash
 
 RECORD, TRAINING, WRITTEN = "conversion.json", "training", ".written"
-NEEDS = "converting a model needs transformers and safetensors: pip install 'joformer[integrations]'"
 GENERATION = "generation_config.json"
 # Weights, code and what training leaves behind; all else in a model's folder belongs to its tokenizer or its users.
 NOT_COPIED = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".py")
@@ -38,7 +37,9 @@ def described(source: Path) -> str:
     try:
         import transformers
     except ImportError:
-        raise ValueError(NEEDS) from None
+        raise ValueError(
+            "converting a model needs transformers and safetensors: pip install 'joformer[integrations]'"
+        ) from None
     cls = architecture(config)
     if cls is None:
         raise ValueError(f"{source} holds a {names[0]}, which transformers {transformers.__version__} does not have")
@@ -46,21 +47,16 @@ def described(source: Path) -> str:
 
 
 def load_model(source: Path) -> Any:
+    """The model, which transformers can save again."""
     config = read_json(source / "config.json")
     model = load(source, dtype="auto") if SETTING in config else read(architecture(config), source, dtype="auto")[0]
-    _save_any_generation(model)
-    return model
-
-
-def _save_any_generation(model: Any) -> None:
-    """Some settings of generation are read by transformers but not written: they are copied instead."""
-    from transformers import GenerationConfig
-
+    generation: Any = getattr(model, "generation_config", None)
     try:
-        if getattr(model, "generation_config", None) is not None:
-            model.generation_config.validate(strict=True)
-    except ValueError:
-        model.generation_config = GenerationConfig()
+        if generation is not None:
+            generation.validate(strict=True)
+    except ValueError:  # some settings are read by transformers but not written: they are copied instead
+        model.generation_config = type(generation)()
+    return model
 
 
 def hash_of(source: Path) -> str:
@@ -79,7 +75,7 @@ def require_free(place: Path, source: Path) -> None:
 
 
 def begun(place: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """What was written of this conversion before; raises ValueError where its settings differ."""
+    """The record of this conversion so far; ValueError if its settings differ, or it is finished and was altered."""
     if not (place / RECORD).is_file():
         return None
     try:
@@ -94,15 +90,11 @@ def begun(place: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
                 name, f"with {name} = {before.get(name)}, not {settings.get(name)}"
             )
             raise ValueError(f"{place} holds a conversion {what}: give the same to resume it, or another folder")
-    return record
-
-
-def leave_finished(place: Path, record: dict[str, Any]) -> dict[str, Any]:
-    """The record of a conversion that was finished before; raises ValueError if the folder was altered since."""
-    if record.get("sha256") != hash_of(place):
-        raise ValueError(f"{place} was altered since it was written: remove it, and convert again")
-    logger.info(f"{place} is finished: nothing is done again")
-    shutil.rmtree(place / TRAINING, ignore_errors=True)  # where the end was cut short
+    if record["finished"]:
+        if record.get("sha256") != hash_of(place):
+            raise ValueError(f"{place} was altered since it was written: remove it, and convert again")
+        logger.info(f"{place} is finished: nothing is done again")
+        shutil.rmtree(place / TRAINING, ignore_errors=True)  # where the end was cut short
     return record
 
 

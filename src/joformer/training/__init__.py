@@ -24,7 +24,7 @@ from joformer.training.opened import Opened, load_weights, open_run
 from joformer.training.processes import Processes
 from joformer.training.recipe import Recipe
 from joformer.training.runs import Stopped
-from joformer.training.schedules import Stage, learning_rate
+from joformer.training.stages import Stage, learning_rate
 from joformer.training.tasks import ImageTask, LanguageTask, Task
 
 __all__ = [

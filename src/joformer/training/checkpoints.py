@@ -25,9 +25,17 @@ from torch import Tensor
 
 from joformer._io import PARTIAL, check_files, checksum, make_folder, new_folder, read_sealed, remove, sealed, writing
 from joformer._log import logger
-from joformer.models._saving import Layout, header
+from joformer.models._saving import Layout, difference, header
 
 STATE = "state.json"
+
+
+class Unfit(ValueError):
+    """A checkpoint that is whole and does not fit what is beside it, as a log that was cut short.
+
+    >>> issubclass(Unfit, ValueError)
+    True
+    """
 
 
 @dataclass(frozen=True)
@@ -51,21 +59,31 @@ class Checkpoint:
         """How many steps had been taken."""
         return self.state["step"]
 
+    def file(self, name: str) -> Path | None:
+        """The file of the tensors that were saved under this name; None where there were none."""
+        path = self.folder / f"{name}.safetensors"
+        return path if path.name in self.state["files"] else None
+
     def tensors(self, name: str) -> dict[str, Tensor]:
         """What was saved under this name; empty where nothing was."""
         from safetensors.torch import load_file
 
-        path = self._path(name)
-        return {} if path is None else load_file(path)
+        path = self.file(name)
+        return load_file(path) if path else {}
 
     def layout(self, name: str) -> Layout:
         """The dtypes and shapes of what `tensors` would give, which are not read for that."""
-        path = self._path(name)
-        return {} if path is None else header(path)
+        path = self.file(name)
+        return header(path) if path else {}
 
-    def _path(self, name: str) -> Path | None:
-        path = self.folder / f"{name}.safetensors"
-        return path if path.name in self.state["files"] else None
+    def require(self, name: str, wanted: Layout) -> None:
+        """Raises `Unfit` where what was saved under this name has other dtypes or shapes than wanted."""
+        odd, how = difference(self.layout(name), wanted)
+        if odd:
+            raise Unfit(
+                f"{self.folder} does not fit the model, first at {odd} of {name}: another architecture or version made "
+                f"it ({how})"
+            )
 
 
 def save(
@@ -105,21 +123,13 @@ def save(
         (partial / STATE).write_bytes(sealed({**state, "step": step, "files": files}))
         if place.exists():  # damaged, or it would have been resumed from
             _aside(place)
-    older = [path for path in _steps(folder) if int(path.name) < step]
-    newer = [path for path in _steps(folder) if int(path.name) > step]  # damaged, or they would have been resumed from
+    found = _steps(folder)
+    end = found.index(place) + 1  # newer ones are damaged, or they would have been resumed from
     with writing(f"cannot remove old checkpoints in {folder}", f"{place} is saved"):
-        for old in [*older[: max(len(older) + 1 - keep, 0)], *newer]:
+        for old in found[: max(end - keep, 0)] + found[end:]:
             _aside(old)
         sweep(folder)
     return place
-
-
-class Unfit(ValueError):
-    """A checkpoint that is whole and does not fit what is beside it, as a log that was cut short.
-
-    >>> issubclass(Unfit, ValueError)
-    True
-    """
 
 
 def latest(folder: Path, fits: Callable[[Checkpoint], None] | None = None) -> Checkpoint | None:
@@ -134,10 +144,7 @@ def latest(folder: Path, fits: Callable[[Checkpoint], None] | None = None) -> Ch
     found, unfit = _steps(folder), None
     for at, place in reversed(list(enumerate(found))):
         try:
-            checkpoint = read(place)
-            if fits is not None:
-                fits(checkpoint)
-            return checkpoint
+            return read(place, fits)
         except ValueError as damage:
             unfit = unfit or (damage if isinstance(damage, Unfit) else None)
             if at:
@@ -149,30 +156,30 @@ def latest(folder: Path, fits: Callable[[Checkpoint], None] | None = None) -> Ch
     return None
 
 
-def read(place: Path) -> Checkpoint:
-    """The checkpoint in this folder; ValueError in one line if it is not what was saved.
+def read(place: Path, fits: Callable[[Checkpoint], None] | None = None) -> Checkpoint:
+    """The checkpoint in this folder; ValueError in one line if it is not what was saved, or by `fits`.
 
     >>> read(Path("nowhere"))
     Traceback (most recent call last):
     ValueError: nowhere is no checkpoint: it has no state.json
     """
-    if not (place / STATE).is_file():
-        raise ValueError(f"{place} is no checkpoint: it has no {STATE}{_pickled(place)}")
     try:
+        if not (place / STATE).is_file():
+            raise ValueError(f"{place} is no checkpoint: it has no {STATE}")
         state = read_sealed(place / STATE)
+        step, files = state.get("step"), state.get("files")
+        if type(step) is not int or not isinstance(files, dict):
+            raise ValueError(f"{place / STATE} is damaged: it has no step, or no files")
+        if place.name != f"{step:08d}":
+            raise ValueError(f"{place / STATE} was altered: its step is {step}")
+        check_files(place, files)
     except ValueError as damage:
-        raise ValueError(f"{damage}{_pickled(place / STATE)}") from None
-    step, files = state.get("step"), state.get("files")
-    if type(step) is not int or not isinstance(files, dict):
-        raise ValueError(f"{place / STATE} is damaged: it has no step, or no files")
-    if place.name != f"{step:08d}":
-        raise ValueError(f"{place / STATE} was altered: its step is {step}")
-    for name in files:
-        try:
-            check_files(place, files, [name])
-        except ValueError as damage:
-            raise ValueError(f"{damage}{_pickled(place / name)}") from None
-    return Checkpoint(place, state)
+        pickled = " (a pickle, which can run code when loaded, is never read)" if _has_pickle(place) else ""
+        raise ValueError(f"{damage}{pickled}") from None
+    checkpoint = Checkpoint(place, state)
+    if fits is not None:
+        fits(checkpoint)
+    return checkpoint
 
 
 def require_room(folder: Path, size: int, count: int = 2) -> None:
@@ -228,11 +235,11 @@ def _aside(place: Path) -> None:
     os.rename(place, gone)
 
 
-def _pickled(path: Path) -> str:
-    if not path.is_file():
-        return ""
-    with path.open("rb") as file:
-        start = file.read(2)
-    return (
-        " (a pickle, which can run code when loaded, is never read)" if start[:1] == b"\x80" or start == b"PK" else ""
-    )
+def _has_pickle(place: Path) -> bool:
+    """Whether it, or a file in it, begins as pickles do, and not as safetensors: the length of a header, then "{"."""
+    for path in filter(Path.is_file, (place, *place.glob("*"))):
+        with path.open("rb") as file:
+            start = file.read(9)
+        if start.startswith((b"PK", b"\x80")) and start[8:] != b"{":
+            return True
+    return False

@@ -23,8 +23,7 @@ def deterministic(wanted: bool) -> Iterator[None]:
     True
     """
     memory: Any = torch.utils.deterministic
-    before = torch.are_deterministic_algorithms_enabled(), memory.fill_uninitialized_memory
-    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    mode, filled = torch.get_deterministic_debug_mode(), memory.fill_uninitialized_memory
     if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(wanted)
@@ -33,8 +32,8 @@ def deterministic(wanted: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=only_warned)
-        memory.fill_uninitialized_memory = before[1]
+        torch.set_deterministic_debug_mode(mode)
+        memory.fill_uninitialized_memory = filled
 
 
 @contextmanager
@@ -44,12 +43,10 @@ def only_one() -> Iterator[None]:
     >>> with only_one(), only_one():
     ...     pass
     Traceback (most recent call last):
-    ValueError: another run is active in this process: wait for it, or start this one in a process of its own
+    ValueError: another run is active in this process: wait for it, or start this one in another process
     """
     if not _running.acquire(blocking=False):
-        raise ValueError(
-            "another run is active in this process: wait for it, or start this one in a process of its own"
-        )
+        raise ValueError("another run is active in this process: wait for it, or start this one in another process")
     try:
         yield
     finally:

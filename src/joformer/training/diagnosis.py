@@ -18,12 +18,12 @@ def where_it_broke(model: nn.Module, forward: Callable[[], list[Tensor]]) -> tup
     >>> where_it_broke(model, lambda: [model(torch.ones(1, 2)).sum()])
     (0, 'the weights of 1')
     """
-    weights = [name for name, parameter in model.named_parameters() if not _finite(parameter)]
+    weights = [name for name, parameter in model.named_parameters() if not finite(parameter)]
     broken: list[str] = []
     passed: list[str] = []
 
     def look(name: str, output: object) -> None:
-        (passed if _finite(output) else broken).append(name)
+        (passed if finite(output) else broken).append(name)
 
     hooks = [
         module.register_forward_hook(lambda module, inputs, output, name=name: look(name, output))
@@ -40,15 +40,19 @@ def where_it_broke(model: nn.Module, forward: Callable[[], list[Tensor]]) -> tup
         return 0, f"the weights of {weights[0].rpartition('.')[0] or weights[0]}"
     if broken:
         return 1, f"the output of {broken[0]}"
-    if not _finite(losses):
+    if not finite(losses):
         return 2, f"the loss, after the output of {passed[-1] if passed else 'the model'}"
     # The last layer of those with a bad gradient is where backward met it first.
-    bad = [name for name, p in model.named_parameters() if p.grad is not None and not _finite(p.grad)]
+    bad = [name for name, p in model.named_parameters() if p.grad is not None and not finite(p.grad)]
     return (3, f"the gradient of {bad[-1].rpartition('.')[0] or bad[-1]}") if bad else (4, "the update")
 
 
-def _finite(value: object) -> bool:
+def finite(value: object) -> bool:
+    """Whether all numbers of a tensor, or of those in a tuple or list, are finite in this process.
+
+    >>> finite([torch.ones(2), torch.tensor(torch.nan)])
+    False
+    """
     if isinstance(value, Tensor):
-        value = value.to_local() if hasattr(value, "to_local") else value
-        return not value.is_floating_point() or bool(value.isfinite().all())
-    return all(map(_finite, value)) if isinstance(value, (tuple, list)) else True
+        return bool((value.to_local() if hasattr(value, "to_local") else value).isfinite().all())
+    return all(map(finite, value)) if isinstance(value, (tuple, list)) else True

@@ -1,7 +1,7 @@
 """The loop: any model is trained by this one function, and a run that was killed resumes to the same bits.
 
     batch     task.batch(seed, step, part, parts)    a function of the seed and the step, see _seeding.py
-    update    clip(Σ ∇ loss / parts), AdamW          lr from the step, see schedules.py
+    update    clip(Σ ∇ loss / parts), AdamW          lr from the step, see stages.py
     average   a ← d a + (1 − d) w                    where the recipe has one
     state     weights, moments, averages, and the step; everything else follows from the seed and the step
 
@@ -15,8 +15,8 @@ import json
 import math
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,12 @@ from joformer.models._saving import MODELS, WEIGHTS, blank, save_weights, writte
 from joformer.training import checkpoints, recorder, runs
 from joformer.training.checkpoints import STATE, Checkpoint, Unfit
 from joformer.training.determinism import deterministic, only_one, signals
-from joformer.training.diagnosis import where_it_broke
+from joformer.training.diagnosis import finite, where_it_broke
 from joformer.training.opened import Weights, load_weights
 from joformer.training.processes import Processes, reshard
 from joformer.training.recipe import NON_SEMANTIC_FIELDS, Recipe
 from joformer.training.runs import CHECKPOINTS, CONFIG, KEPT, METRICS, SPEED, TOKENIZER, Log, Stopped
-from joformer.training.schedules import Stage, learning_rate, stage_at
-from joformer.training.stages import changed, foresee
+from joformer.training.stages import Stage, changed, foresee, learning_rate, stage_at
 from joformer.training.state import State, require_fit
 from joformer.training.tasks.task import Task
 
@@ -96,40 +95,24 @@ def train(
     """
     run = _Run(model, task, recipe, Path(out), seed, drift, dict(notes or {}), shard, start, loggers)
     watched, exact = run.processes.watched(), deterministic(recipe.deterministic)
-    with only_one(), watched, run.alone(), closing(task), exact, signals() as received:
-        found = run.begin()
-        if found.last is None:
+    with ExitStack() as held, only_one(), watched, closing(task), exact, signals() as received:
+        # One run per folder; the first process holds the lock for all.
+        run.processes.first(lambda: bool(held.enter_context(Lock(run.out))))
+        run.begin()
+        if not run.last:
             run.steps(received)
-        elif found.damage:
+        elif run.damage:
             run.finish()
         elif isinstance(model, nn.Module):
             load_weights(model, out)
         return run.last
 
 
+# What the state of a run's checkpoint has beside the step, and the type of each.
 STATED = {
     "stage": int, "settings": dict, "circumstances": dict, "drifted": list, "extended": list, "recent": list,
     "scaler": dict, "metrics": dict,
 }  # fmt: skip
-"""What the state of a run's checkpoint has beside the step, and the type of each."""
-
-
-@dataclass(frozen=True)
-class _Found:
-    """What is in the folder: the checkpoint to resume from, the last line of a log that is whole, damage at the end.
-
-    `longer` is what is recorded where a finished run is given more steps.
-    """
-
-    newest: Checkpoint | None = None
-    last: dict[str, Any] | None = None
-    damage: tuple[str, ...] = ()
-    longer: dict[str, Any] | None = None
-
-    @property
-    def sealed(self) -> bool:
-        """Whether the run has ended, and all its files are what its manifest says."""
-        return self.last is not None and not self.damage
 
 
 @dataclass
@@ -147,10 +130,11 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.processes = Processes(self.recipe.precision, self.shard)
-        count = self.processes.count
+        count, start = self.processes.count, self.start
         self.parts = count * self.recipe.accumulate
-        mine = range(self.processes.rank, self.parts, count)
-        self.task.check(self.config.config if type(self.config) in MODELS.values() else self.config, mine, self.parts)
+        self.mine = range(self.processes.rank, self.parts, count)  # the parts of a step that this process works through
+        ours = type(self.config) in MODELS.values()
+        self.task.check(self.config.config if ours else self.config, self.mine, self.parts)
         if isinstance(self.config, nn.Module) and not any(p.requires_grad for p in self.config.parameters()):
             raise ValueError(f"{type(self.config).__name__} has no parameters to train")
         foresee(self.config, self.recipe.sequence, self.processes.sharded)
@@ -160,64 +144,54 @@ class _Run:
         fields = {key: value for key, value in asdict(self.recipe).items() if key not in NON_SEMANTIC_FIELDS}
         settings = {"seed": self.seed, "recipe": fields, **runs.described(self.config), "task": self.task.describe()}
         settings.pop("layout", None)  # which is compared tensor by tensor
-        self.weights, start = None, self.start
-        if start is not None:
-            self.weights = self.processes.first(lambda: Weights.of(start))
+        self.weights = None if start is None else self.processes.first(lambda: Weights.of(start))
+        if self.weights is not None:
             settings["start"] = checksum(self.weights.files[-1])
         self.settings = json.loads(json.dumps(settings))
         self.circumstances = runs.circumstances(self.processes.device, count, self.processes.sharded)
         self.log, self.speed = Log(self.out / METRICS), Log(self.out / SPEED)
         self.step = self.stage = 0
-        self.last: dict[str, Any] = {}
+        self.last: dict[str, Any] = {}  # line of the log, once the run has ended
+        self.damage: tuple[str, ...] = ()  # to the files of a run that has ended
         self.recent: list[float] = []  # losses since the last line of the log
         self.saved: Path | None = None  # the newest checkpoint that is known to be good
         self.drifted: list[Any] = []
         self.extended: list[Any] = []
-        self.extended_at = 0
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """One run per folder; the first process holds the lock for all."""
-        with ExitStack() as held:
-            self.processes.first(lambda: bool(held.enter_context(Lock(self.out))))
-            yield
 
     # -- beginning and resuming --------------------------------------------------------------------------------------
 
-    def begin(self) -> _Found:
-        """Builds everything, as new or from the newest checkpoint, unless the run has ended."""
-        found = self.processes.first(self._look)
-        newest, self.last = found.newest, found.last or {}
-        if newest is not None:
-            self.step, self.stage = newest.step, newest.state["stage"]
-        if not found.sealed:
-            self.config = raw = self._config_of(self.stage)
-            if not isinstance(raw, nn.Module):
-                raw = initialise(raw.build(), self.seed)
-            if self.weights is not None and newest is None:
-                self.weights.into(raw)
-            self.task.to(self.processes.device)
-            self.state = State(raw, self.recipe, self.processes)
-            self.state.model.train()
-            if newest is not None:
-                self._restore(newest, found.longer)
-        self.processes.first(lambda: self._prepare(found))
-        return found
-
-    def _restore(self, newest: Checkpoint, longer: dict[str, Any] | None) -> None:
-        self.state.restore(newest)
-        self.saved, self.recent = newest.folder, list(newest.state["recent"])
-        before = newest.state["circumstances"]
-        drifted = [] if before == self.circumstances else [{"step": newest.step, "before": before}]
-        self.drifted = newest.state["drifted"] + drifted
-        self.extended = list(newest.state["extended"])
+    def begin(self) -> None:
+        """Builds everything, as new or from the newest checkpoint, unless the run has ended and its files are whole."""
+        newest, self.last, self.damage = self.processes.first(self._look)
+        longer = None if newest is None else self._longer(newest)
+        if self.damage or not self.last:
+            self._build(newest)
         if longer is not None:
             self.extended.append(longer)
-            self.extended_at = newest.step
-        if self.processes.scaler is not None and newest.state["scaler"]:
-            self.processes.scaler.load_state_dict(newest.state["scaler"])
+        self.processes.first(lambda: self._prepare(newest, longer))
 
-    def _look(self) -> _Found:
+    def _build(self, newest: Checkpoint | None) -> None:
+        if newest is not None:
+            self.step, self.stage = newest.step, newest.state["stage"]
+        self.config = raw = self._config_of(self.stage)
+        if not isinstance(raw, nn.Module):
+            raw = initialise(raw.build(), self.seed)
+        if self.weights is not None and newest is None:
+            self.weights.into(raw)
+        self.task.to(self.processes.device)
+        self.state = State(raw, self.recipe, self.processes)
+        self.state.model.train()
+        if newest is not None:
+            self.state.restore(newest)
+            state, before = newest.state, newest.state["circumstances"]
+            self.saved, self.recent, self.extended = newest.folder, state["recent"], state["extended"]
+            drifted = [] if before == self.circumstances else [{"step": newest.step, "before": before}]
+            self.drifted = state["drifted"] + drifted
+            if state["scaler"]:
+                self.processes.scaler.load_state_dict(state["scaler"])
+
+    def _look(self) -> tuple[Checkpoint | None, dict[str, Any], tuple[str, ...]]:
+        """The checkpoint to resume from, the log's last line if the run has ended, and what is damaged in the end."""
         try:
             newest = checkpoints.latest(self.out / CHECKPOINTS, self._fits)
         except Unfit as unfit:
@@ -225,9 +199,8 @@ class _Run:
         if newest is None:
             if (self.out / WEIGHTS).is_file():
                 raise ValueError(f"{self.out} holds a model and no good checkpoint to resume: choose another --out")
-            return _Found()
-        longer = self._longer(newest)
-        if longer is None:
+            return None, {}, ()
+        if self._longer(newest) is None:
             runs.require_same(newest.state["settings"], self.settings, self.out)
         last, wrong = None, dict[str, str]()
         if newest.step == self.recipe.total:
@@ -235,7 +208,7 @@ class _Run:
             last = None if METRICS in wrong else self.log.last(newest.state["metrics"], newest.step)
         if last is None:  # else nothing is computed any more, and so the bits are what they are
             runs.require_exact(newest.state["circumstances"], self.circumstances, self.out, self.drift)
-        return _Found(newest, last, tuple(wrong.values()), longer)
+        return newest, last or {}, tuple(wrong.values())
 
     def _fits(self, checkpoint: Checkpoint) -> None:
         """Raises `Unfit` where a whole checkpoint is not one that a run like this saved, or its log is cut short."""
@@ -244,9 +217,8 @@ class _Run:
         for name, kind in STATED.items():
             if type(state.get(name)) is not kind:
                 raise Unfit(f"{place} is not valid: its {name} is no {kind.__name__}")
-        if state["settings"] in (
-            {**self.settings, **json.loads(json.dumps(form))} for form in written_before(self.config)
-        ):
+        earlier = json.loads(json.dumps(written_before(self.config)))
+        if state["settings"] in ({**self.settings, **form} for form in earlier):
             state["settings"] = self.settings  # as version 0.1 wrote the same
         if state["settings"] != self.settings and self._longer(checkpoint) is None:
             return  # which is the user's to decide: see `require_same`
@@ -283,16 +255,16 @@ class _Run:
             config = changed(config, stage.frames)
         return config
 
-    def _prepare(self, found: _Found) -> None:
+    def _prepare(self, newest: Checkpoint | None, longer: dict[str, Any] | None) -> None:
+        """Removes what is not whole or no longer true from the folder, and logs what is done with it."""
         checkpoints.sweep(self.out / CHECKPOINTS)
         for name in (CONFIG, WEIGHTS, MANIFEST, *KEPT):
             sweep(self.out, name)
-        if found.sealed:
+        if self.last and not self.damage:
             logger.info(f"{self.out} has ended after its {self.recipe.total} steps")
             return
-        newest, longer = found.newest, found.longer
         was_over = (self.out / WEIGHTS).is_file() or (self.out / MANIFEST).exists()
-        if found.last is None:
+        if not self.last:
             if self.step < self.recipe.total:
                 checkpoints.require_room(self.out / CHECKPOINTS, self.state.size, self._room())
             self.log.restore(None if newest is None else newest.state["metrics"])
@@ -309,7 +281,7 @@ class _Run:
                 f"{self.recipe.total} steps"
             )
         elif newest.step == self.recipe.total and was_over:
-            for line in found.damage:
+            for line in self.damage:
                 logger.warning(f"{line}; repaired from {newest.folder}")
         else:
             logger.info(f"resuming {self.out} at step {self.step} of {self.recipe.total}")
@@ -327,10 +299,11 @@ class _Run:
         recipe, total, main = self.recipe, self.recipe.total, self.processes.main
         progress = Progress("training", total, done=self.step, shown=main)
         loggers = self.loggers if main else ()
+        ends = {total, *(one["step"] for one in self.extended)}
         with recorder.Recorder(self.out, self.step, self.speed, loggers, self.settings) as record, progress:
             while True:
                 # After the checkpoint of its step, and again where it was cut short: an evaluation may take long.
-                if self.step and (self.step % recipe.evaluate_every == 0 or self.step in (total, self.extended_at)):
+                if self.step and (self.step % recipe.evaluate_every == 0 or self.step in ends):
                     self._write(self.evaluate(), record)
                 if self.step == total:
                     break
@@ -357,13 +330,11 @@ class _Run:
         """One update of the weights; the loss, the norm of its gradient, and the signal if any process received one."""
         processes, recipe = self.processes, self.recipe
         loss = torch.zeros((), device=processes.device)
-        for micro in range(recipe.accumulate):
-            part = micro * processes.count + processes.rank
-            batch = self.task.batch(self.seed, self.step, part, self.parts)
-            reseed(self.seed, "step", self.step, part)
-            with processes.share(self.state.model, last=micro == recipe.accumulate - 1):
+        for part in self.mine:
+            batch = self._batch(part)
+            with processes.share(self.state.model, last=part == self.mine[-1]):
                 one = self.task.loss(self.state.model, batch) / recipe.accumulate
-            processes.backward(one)
+            processes.scaler.scale(one).backward()
             loss += one.detach()
         norm = self.state.norm()
         values = torch.stack((loss, norm.to(loss), torch.tensor(float(received), device=loss.device)))
@@ -371,24 +342,26 @@ class _Run:
             values = processes.total(values) / processes.count
         mean, size, stop = values.tolist()
         # With a scaler an infinite gradient is how it finds its scale, and the update is left out.
-        if not math.isfinite(mean) or not (math.isfinite(size) or processes.scaler is not None):
+        if not math.isfinite(mean) or not (math.isfinite(size) or processes.scaler.is_enabled()):
             raise self._broken(f"the loss is {mean} and the norm of its gradient {size} at step {self.step + 1}")
         self.state.update(rate)
         return mean, size, (received or signal.SIGTERM) if stop else 0
 
+    def _batch(self, part: int) -> Any:
+        """A part of this step's batch; the randomness of its loss is set."""
+        batch = self.task.batch(self.seed, self.step, part, self.parts)
+        reseed(self.seed, "step", self.step, part)
+        return batch
+
     def _broken(self, what: str) -> ValueError:
         """The error that names the layer where a number stopped being finite; all processes must call it."""
 
-        def forward() -> list[Tensor]:
-            losses = []
-            for part in range(self.processes.rank, self.parts, self.processes.count):
-                batch = self.task.batch(self.seed, self.step, part, self.parts)
-                reseed(self.seed, "step", self.step, part)
-                with self.processes.autocast():
-                    losses.append(self.task.loss(self.state.raw, batch))
-            return losses
+        def loss(part: int) -> Tensor:
+            batch = self._batch(part)
+            with self.processes.autocast():
+                return self.task.loss(self.state.raw, batch)
 
-        layer = min(self.processes.everyone(where_it_broke(self.state.raw, forward)))[1]
+        layer = min(self.processes.everyone(where_it_broke(self.state.raw, lambda: list(map(loss, self.mine)))))[1]
         good = f"the last good checkpoint is {self.saved}" if self.saved else "there is no checkpoint yet"
         return ValueError(f"{what}, first seen in {layer}; {good}; a lower lr, a warm-up or a smaller clip may help")
 
@@ -396,10 +369,9 @@ class _Run:
         self.stage = stage
         before, self.config = self.config, changed(self.config, self.recipe.sequence[stage].frames)
         if self.config != before:
-            raw = adapt(self.state.raw, seed=self.seed, frames=self.config.frames)
-            grown = State(raw, self.recipe, self.processes)
-            grown.follow(self.state)
-            self.state = grown
+            raw, smaller = adapt(self.state.raw, seed=self.seed, frames=self.config.frames), self.state
+            self.state = State(raw, self.recipe, self.processes)
+            self.state.follow(smaller)
 
     # -- what is measured and kept -----------------------------------------------------------------------------------
 
@@ -430,13 +402,13 @@ class _Run:
 
     def save(self) -> None:
         """Saves a checkpoint of this step; all processes bring their shards, the first one writes."""
-        if not all(self.processes.everyone(self.state.finite())):
+        if not all(self.processes.everyone(finite([*self.state.parameters.values()]))):
             raise self._broken(f"the weights are no longer finite at step {self.step}")
-        tensors, scaler = self.state.tensors(), self.processes.scaler
+        tensors = self.state.tensors()
         state = {
             "stage": self.stage, "settings": self.settings, "circumstances": self.circumstances,
             "drifted": self.drifted, "extended": self.extended, "recent": self.recent,
-            "scaler": {} if scaler is None else scaler.state_dict(),
+            "scaler": self.processes.scaler.state_dict(),
         }  # fmt: skip
         self.saved = self.processes.first(
             lambda: checkpoints.save(
@@ -462,16 +434,10 @@ class _Run:
 
     def _describe(self) -> None:
         """Writes config.json, and what the task keeps beside the model."""
-        more = {"extended": self.extended} if self.extended else {}
-        content = {
-            **runs.described(self.config),
-            "run": self.settings,
-            "notes": self.notes,
-            **more,
-        }
-        write_json(self.out / CONFIG, content)
+        content = {**runs.described(self.config), "run": self.settings, "notes": self.notes}
+        write_json(self.out / CONFIG, content | ({"extended": self.extended} if self.extended else {}))
         self.task.keep(self.out)
-        ours, theirs = (folder / TOKENIZER for folder in (self.out, self.weights.folder if self.weights else self.out))
+        ours, theirs = self.out / TOKENIZER, (self.weights.folder if self.weights else self.out) / TOKENIZER
         if ours.is_file() and theirs.is_file() and ours.read_bytes() != theirs.read_bytes():
             raise ValueError(
                 f"{theirs} is another tokenizer than this text's: load the text with that one, as "

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from joformer import models
 from joformer._io import MANIFEST, check_folder, imported, read_json
 from joformer._log import logger
-from joformer.models._saving import WEIGHTS, Layout, blank, difference, header, layout, own_state, read_config
+from joformer.models._saving import WEIGHTS, blank, difference, header, layout, own_state, read_config
 from joformer.training import checkpoints
 from joformer.training.checkpoints import STATE, Checkpoint
 from joformer.training.data.tokenizer import Tokenizer
@@ -64,9 +64,8 @@ def open_run(place: str | os.PathLike[str]) -> Opened:
     weights = Weights.of(place, ours=True)
     model: Any = read_config(weights.files[0].parent).build()
     weights.into(model)
-    checkpoint = weights.checkpoint
-    step = None if checkpoint is None else checkpoint.step
-    return Opened(model.eval(), weights.folder, step, *_about(weights.folder, checkpoint))
+    step = None if weights.checkpoint is None else weights.checkpoint.step
+    return Opened(model.eval(), weights.folder, step, *_about(weights.folder, weights.checkpoint))
 
 
 def load_weights(model: nn.Module, place: str | os.PathLike[str]) -> None:
@@ -107,17 +106,12 @@ class Weights:
             raise ValueError(f"{given} is not there: give the folder of a run, or of one of its checkpoints")
         usable = _require_usable if ours else None
         if (given / STATE).is_file():
-            checkpoint = checkpoints.read(given)
-            if usable:
-                usable(checkpoint)
-            return cls(given.resolve().parent.parent, checkpoint)
+            return cls(given.resolve().parent.parent, checkpoints.read(given, usable))
         wrong, ended = f"{given} has neither {WEIGHTS} nor a checkpoint: give the folder of a run that saved one", False
         if (given / WEIGHTS).is_file():
             try:
-                if ours:
-                    read_config(given)
+                _ = read_config(given) if ours else header(given / WEIGHTS)
                 check_folder(given, [CONFIG, WEIGHTS] if ours else [WEIGHTS])
-                _ = header(given / WEIGHTS)
                 return cls(given, None)
             except ValueError as damage:
                 wrong, ended = str(damage), True
@@ -133,21 +127,15 @@ class Weights:
         """Where they are; what is in a later file, the averages, overrides what is in an earlier one."""
         if self.checkpoint is None:
             return [self.folder / WEIGHTS]
-        names = [f"{name}.safetensors" for name in ("model", "averaged")]
-        return [self.checkpoint.folder / name for name in names if name in self.checkpoint.state["files"]]
+        return [file for name in ("model", "averaged") if (file := self.checkpoint.file(name)) is not None]
 
     def into(self, model: nn.Module) -> None:
         """Copies them into the module; ValueError naming the first tensor that does not fit, or is not finite."""
-        has: Layout = {}
-        tensors: dict[str, Tensor] = {}
-        for file in self.files:
-            has |= header(file)
-        own = own_state(model)
-        odd, how = difference(has, layout(own))
+        own, load_file = own_state(model), imported("safetensors.torch", "train").load_file
+        odd, how = difference({name: one for file in self.files for name, one in header(file).items()}, layout(own))
         if odd:
             raise ValueError(f"{self.files[0]} does not fit {type(model).__name__}, first at {odd}: {how}")
-        for file in self.files:
-            tensors |= imported("safetensors.torch", "train").load_file(file)
+        tensors = {name: tensor for file in self.files for name, tensor in load_file(file).items()}
         for name, target in own.items():
             if not tensors[name].isfinite().all():
                 raise ValueError(f"{self.files[0]} is damaged: {name!r} holds NaN or infinity")
@@ -156,11 +144,9 @@ class Weights:
 
 def _require_usable(checkpoint: Checkpoint) -> None:
     """Raise where the checkpoint is whole and yet not of a model, or its average not of the same one."""
-    config, averaged = read_config(checkpoint.folder), checkpoint.layout("averaged")
-    if averaged:
-        odd, how = difference(averaged, layout(dict(blank(config).named_parameters())))
-        if odd:
-            raise ValueError(f"{checkpoint.folder} does not fit its {CONFIG}, first at {odd} of averaged ({how})")
+    config = read_config(checkpoint.folder)
+    if checkpoint.file("averaged"):
+        checkpoint.require("averaged", layout(dict(blank(config).named_parameters())))
 
 
 def _about(folder: Path, checkpoint: Checkpoint | None) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -171,14 +157,13 @@ def _about(folder: Path, checkpoint: Checkpoint | None) -> tuple[dict[str, Any],
     try:
         check_folder(folder, [CONFIG])
         about = read_json(path)
-        found = about.get("run", {}), about.get("notes", {})
-        if not all(isinstance(one, dict) for one in found):
-            raise TypeError
-    except (ValueError, TypeError, AttributeError, RecursionError, OSError) as error:
-        settings = None if checkpoint is None else checkpoint.state.get("settings")
-        if not isinstance(settings, dict):
-            raise ValueError(f"{path} is damaged: the command that trained it repairs it") from None
-        reason = str(error) if type(error) is ValueError else f"{path} is damaged"
-        logger.warning(f"{reason}; using what {checkpoint.folder} says")  # type: ignore[union-attr]
-        return settings, {}
-    return found
+        run, notes = about.get("run", {}), about.get("notes", {})
+        if isinstance(run, dict) and isinstance(notes, dict):
+            return run, notes
+    except (ValueError, OSError):
+        pass
+    settings = None if checkpoint is None else checkpoint.state.get("settings")
+    if checkpoint is None or not isinstance(settings, dict):
+        raise ValueError(f"{path} is damaged: the command that trained it repairs it")
+    logger.warning(f"{path} is damaged; using what {checkpoint.folder} says")
+    return settings, {}

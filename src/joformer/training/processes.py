@@ -59,7 +59,7 @@ class Processes:
             raise ValueError("fp16 is not available on the CPU: use bf16 or fp32")
         if precision == "bf16" and kind == "cuda" and not torch.cuda.is_bf16_supported():
             raise ValueError("bf16 is not available on this GPU: use fp16 or fp32")
-        self.scaler = torch.amp.GradScaler(kind) if precision == "fp16" else None
+        self.scaler = torch.amp.GradScaler(kind, enabled=precision == "fp16")
 
     def _join(self) -> None:
         """Finds the device of this process, and the other processes."""
@@ -69,15 +69,11 @@ class Processes:
         if distributed.is_initialized():
             return
         backend = "nccl" if self.device.type == "cuda" else "gloo"
-        try:
+        with self._answered(
+            f"the processes did not find each other within {self.timeout:g} s ({TIMEOUT}): end them all, and start as "
+            "many as WORLD_SIZE says"
+        ):
             distributed.init_process_group(backend, timeout=timedelta(seconds=self.timeout))
-        except RuntimeError as error:
-            if not _is_lost(error):
-                raise
-            raise ValueError(
-                f"the processes did not find each other within {self.timeout:g} s ({TIMEOUT}): end them all, and "
-                "start as many as WORLD_SIZE says"
-            ) from None
 
     def wrap(self, model: nn.Module, compiled: bool = False) -> nn.Module:
         """The model on this device, its gradients shared with the other processes; parameters keep their names."""
@@ -99,10 +95,6 @@ class Processes:
         quiet = self.count > 1 and not self.sharded and not last
         with model.no_sync() if quiet else nullcontext(), self.autocast():
             yield
-
-    def backward(self, loss: Tensor) -> None:
-        """The loss's gradients, scaled where half precision needs that."""
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
     def autocast(self) -> AbstractContextManager[object]:
         """Within it, matrix products are computed in the precision of the run."""
@@ -130,19 +122,22 @@ class Processes:
             raise ValueError(outcome[1])
         return outcome[0]
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watched(self) -> AbstractContextManager[None]:
         """Within it, another process that does not answer (it hangs, or died) is a ValueError in one line."""
+        return self._answered(
+            f"process {self.rank} of {self.count} waited in vain for another, which hangs or has died ({TIMEOUT} is "
+            f"{self.timeout:g} s): end them all, and the same command resumes from the last checkpoint"
+        )
+
+    @contextmanager
+    def _answered(self, otherwise: str) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
-            if not _is_lost(error):
+            # What torch or gloo raises where another process does not answer.
+            if not isinstance(error, getattr(distributed, "DistError", ())) and "gloo" not in str(error):
                 raise
-            raise ValueError(
-                f"process {self.rank} of {self.count} waited in vain for another, which hangs or has died "
-                f"({TIMEOUT} is {self.timeout:g} s): end them all, and the same command resumes from the last "
-                "checkpoint"
-            ) from None
+            raise ValueError(otherwise) from None
 
     def everyone(self, value: T) -> list[T]:
         """The value of every process, in order."""
@@ -151,12 +146,6 @@ class Processes:
         found: list[Any] = [None] * self.count
         distributed.all_gather_object(found, value)
         return found
-
-
-def _is_lost(error: RuntimeError) -> bool:
-    """Whether torch or gloo reports that another process does not answer."""
-    known = getattr(distributed, "DistError", ())
-    return isinstance(error, known) or "gloo" in str(error)
 
 
 def _timeout() -> float:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from joformer.training.schedules import Stage, stages
+from joformer.training.stages import Stage, stages
 
 Precision = Literal["fp32", "bf16", "fp16"]
 NON_SEMANTIC_FIELDS = ("save_every", "keep")
@@ -18,7 +18,7 @@ NON_SEMANTIC_FIELDS = ("save_every", "keep")
 
 @dataclass(frozen=True)
 class Recipe:
-    """AdamW with a warm-up and a cosine; `stages` replace `steps` and `lr` where there are several (schedules.py).
+    """AdamW with a warm-up and a cosine; `stages` replace `steps` and `lr` where there are several (stages.py).
 
     Attributes:
         steps: How many steps of the optimiser; a finished run that is given more is extended.

@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 import joformer
-from joformer._io import MANIFEST, check_files, open_log, read_sealed, writing
+from joformer._io import MANIFEST, check_folder, open_log, read_sealed, writing
 from joformer._log import logger
 from joformer.models._saving import MODELS, WEIGHTS, layout, own_state, written
 
@@ -67,7 +67,7 @@ class Log:
 
     path: Path
     _bytes: int = 0
-    _hash: Any = field(default_factory=hashlib.sha256)
+    _hash: Any = field(default_factory=hashlib.sha256)  # of what was written, whatever became of it since
 
     def is_shorter(self, place: Mapping[str, Any]) -> bool:
         """Whether the file is there, and a part of what was there at `place` is not."""
@@ -75,8 +75,7 @@ class Log:
 
     def last(self, place: Mapping[str, Any], step: int) -> dict[str, Any] | None:
         """The evaluation of this step, if it follows `place`, whole and alone."""
-        data = self.path.read_bytes() if self.path.is_file() else b""
-        kept, line = data[: place["bytes"]], data[place["bytes"] :]
+        kept, line = self._split(place["bytes"])
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError):
@@ -87,14 +86,14 @@ class Log:
 
     def restore(self, place: Mapping[str, Any] | None) -> None:
         """Cuts the file back to `place`; ValueError if an earlier part is not what it was."""
-        kept = self.path.read_bytes()[: place["bytes"]] if place and self.path.is_file() else b""
+        kept, more = self._split(place["bytes"] if place else 0)
         self._hash, self._bytes = hashlib.sha256(kept), len(kept)
-        if place and self.place(flush=False) != dict(place):
+        if place and self._hash.hexdigest() != place["sha256"]:
             raise ValueError(
                 f"{self.path} is not what it was when the checkpoint was saved, so the run cannot resume exactly: "
                 "put it back, or choose another --out"
             )
-        if not self.path.is_file() or self.path.stat().st_size != len(kept):
+        if more or not self.path.is_file():
             with writing(f"cannot write {self.path}", "choose another --out"), open_log(self.path) as file:
                 file.truncate(len(kept))
 
@@ -106,12 +105,15 @@ class Log:
         self._hash.update(line)
         self._bytes += len(line)
 
-    def place(self, flush: bool = True) -> dict[str, Any]:
+    def place(self) -> dict[str, Any]:
         """How much there is, and its checksum; all of it on the disk."""
-        if flush and self.path.is_file():
-            with writing(f"cannot write {self.path}", "make room and start again"), open_log(self.path) as file:
-                os.fsync(file.fileno())
+        with writing(f"cannot write {self.path}", "make room and start again"), open_log(self.path) as file:
+            os.fsync(file.fileno())
         return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
+
+    def _split(self, at: int) -> tuple[bytes, bytes]:
+        data = self.path.read_bytes() if self.path.is_file() else b""
+        return data[:at], data[at:]
 
 
 def circumstances(device: torch.device, processes: int, sharded: bool) -> dict[str, Any]:
@@ -145,11 +147,10 @@ def described(model: Any) -> dict[str, Any]:
         return written(model)
     if type(model) in MODELS.values():
         return written(model.config)
-    config: Any = getattr(model, "config", None)
+    config = getattr(model, "config", None)
     try:
-        config = json.loads(
-            json.dumps(asdict(config) if is_dataclass(config) and not isinstance(config, type) else config)
-        )
+        plain = asdict(config) if is_dataclass(config) and not isinstance(config, type) else config
+        config = json.loads(json.dumps(plain))
     except TypeError:
         config = None
     tensors = {name: f"{dtype} {shape}" for name, (dtype, shape) in layout(own_state(model)).items()}
@@ -162,19 +163,16 @@ def damage(folder: Path) -> dict[str, str]:
     >>> damage(Path("nowhere"))
     {'manifest.json': 'nowhere/manifest.json is missing'}
     """
-    place = folder / MANIFEST
-    if not place.exists():
-        return {MANIFEST: f"{place} is missing"}
+    if not (folder / MANIFEST).exists():
+        return {MANIFEST: f"{folder / MANIFEST} is missing"}
     try:
-        files = read_sealed(place).get("files")
+        check_folder(folder, ())
     except ValueError as error:
         return {MANIFEST: str(error)}
-    if not isinstance(files, dict):
-        return {MANIFEST: f"{place} is damaged: it lists no files"}
     wrong = {}
-    for name in sorted({CONFIG, METRICS, WEIGHTS, *files}):
+    for name in sorted({CONFIG, METRICS, WEIGHTS, *read_sealed(folder / MANIFEST)["files"]}):
         try:
-            check_files(folder, files, [name])
+            check_folder(folder, [name])
         except ValueError as error:
             wrong[name] = str(error)
     return wrong

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from joformer.models._saving import Layout, difference, layout, own_state
-from joformer.training.checkpoints import Checkpoint, Unfit
+from joformer.models._saving import layout, own_state
+from joformer.training.checkpoints import Checkpoint
 from joformer.training.processes import Processes, fill, whole
 from joformer.training.recipe import Recipe, groups
 
@@ -42,8 +42,7 @@ class State:
 
     def norm(self) -> Tensor:
         """The norm of the gradient, which is not changed yet: where it is not finite, the cause can still be found."""
-        if self.processes.scaler is not None:
-            self.processes.scaler.unscale_(self.optimizer)
+        self.processes.scaler.unscale_(self.optimizer)
         self._norm = nn.utils.get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None])
         return self._norm.full_tensor() if hasattr(self._norm, "full_tensor") else self._norm
 
@@ -53,11 +52,8 @@ class State:
             nn.utils.clip_grads_with_norm_(self.parameters.values(), self.recipe.clip, self._norm)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        if self.processes.scaler is None:
-            self.optimizer.step()
-        else:
-            self.processes.scaler.step(self.optimizer)
-            self.processes.scaler.update()
+        self.processes.scaler.step(self.optimizer)
+        self.processes.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         if self.average:
             now = [p.detach() for p in self.parameters.values()]
@@ -66,19 +62,19 @@ class State:
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Within it the model has the averaged weights, where there are any."""
-        own = [p.detach() for p in self.parameters.values()]
-        kept = [p.clone() for p in own] if self.average else []
-        for target, value in zip(own, self.average, strict=False):
-            target.copy_(value)
+        kept = [p.detach().clone() for p in self.parameters.values()] if self.average else []
+        self.settle()
         try:
             yield
         finally:
-            for target, value in zip(own, kept, strict=False):
-                target.copy_(value)
+            self._put(kept)
 
     def settle(self) -> None:
         """Replaces the weights by their averages, where there are any: the run is over."""
-        for parameter, value in zip(self.parameters.values(), self.average, strict=False):
+        self._put(self.average)
+
+    def _put(self, values: list[Tensor]) -> None:
+        for parameter, value in zip(self.parameters.values(), values, strict=False):
             parameter.detach().copy_(value)
 
     def weights(self) -> dict[str, Tensor]:
@@ -87,27 +83,19 @@ class State:
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Everything, whole, as a checkpoint holds it; all processes must call it, the first one gets it."""
-        names = {id(p): name for name, p in self.parameters.items()}
-        moments = {
-            f"{kind}/{names[id(p)]}": value
-            for p, state in self.optimizer.state.items()
-            for kind, value in state.items()
-        }
+        kept = self.optimizer.state
+        moments = {f"{kind}/{name}": value for name, p in self.parameters.items() for kind, value in kept[p].items()}
         averaged = dict(zip(self.parameters, self.average, strict=False))
         return {"model": self.weights(), "optimizer": self._whole(moments), "averaged": self._whole(averaged)}
 
     def _whole(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copies on the CPU in the first process; the others send their shards and get nothing."""
-        if self.processes.main:
-            return {key: whole(value) for key, value in values.items()}
-        if self.processes.sharded:
-            for value in values.values():
-                whole(value)
-        return {}
+        sent = values if self.processes.main or self.processes.sharded else {}
+        copies = {key: whole(value) for key, value in sent.items()}
+        return copies if self.processes.main else {}
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Puts back what `tensors` gave."""
-        require_fit(checkpoint, self.raw, bool(self.average))
+        """Puts back what `tensors` gave; that it fits was found by `require_fit`."""
         own = own_state(self.raw)
         for key, value in checkpoint.tensors("model").items():
             fill(own[key], value)
@@ -132,11 +120,6 @@ class State:
             if name in known:
                 fill(value, known[name])
 
-    def finite(self) -> bool:
-        """Whether all weights are, in this process."""
-        local = (p.to_local() if hasattr(p, "to_local") else p for p in self.parameters.values())
-        return all(bool(p.isfinite().all()) for p in local)
-
 
 def require_fit(checkpoint: Checkpoint, model: nn.Module, averaged: bool) -> None:
     """Raises `Unfit` where the headers of the checkpoint's files are not those of this model, which may be on meta.
@@ -146,18 +129,8 @@ def require_fit(checkpoint: Checkpoint, model: nn.Module, averaged: bool) -> Non
     parameters = layout(dict(model.named_parameters()))
     moments = checkpoint.layout("optimizer")
     trained = [name for name in parameters if f"step/{name}" in moments]  # the others had no gradient
-    wanted: dict[str, Layout] = {
-        "model": layout(own_state(model)),
-        "averaged": parameters if averaged else {},
-        "optimizer": {
-            **{f"{kind}/{name}": parameters[name] for name in trained for kind in ("exp_avg", "exp_avg_sq")},
-            **{f"step/{name}": (moments[f"step/{name}"][0], ()) for name in trained},
-        },
-    }
-    for name, needed in wanted.items():
-        odd, how = difference(checkpoint.layout(name), needed)
-        if odd:
-            raise Unfit(
-                f"{checkpoint.folder} does not fit the model, first at {odd} of {name}: another architecture or "
-                f"version made it ({how})"
-            )
+    wanted = {f"{kind}/{name}": parameters[name] for name in trained for kind in ("exp_avg", "exp_avg_sq")}
+    wanted |= {f"step/{name}": (moments[f"step/{name}"][0], ()) for name in trained}
+    checkpoint.require("model", layout(own_state(model)))
+    checkpoint.require("averaged", parameters if averaged else {})
+    checkpoint.require("optimizer", wanted)
