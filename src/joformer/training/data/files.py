@@ -165,8 +165,8 @@ def read_chunks(path: Path, size: int = CHUNK) -> Iterator[bytes]:
             raise ValueError(f"{path} is damaged or cut short ({kind}: {reason}): fetch it again") from None
 
 
-def read_utf8(path: Path, found: set[str] | None = None) -> Iterator[bytes]:
-    r"""`read_chunks`, with text in UTF-16 or UTF-32 (which a byte-order mark tells) as UTF-8; `found` gets its name.
+def read_utf8(path: Path, found: dict[Path, str] | None = None) -> Iterator[bytes]:
+    r"""`read_chunks`, with text in UTF-16 or UTF-32 (which a byte-order mark tells) as UTF-8; `found` gets which.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -187,7 +187,7 @@ def read_utf8(path: Path, found: set[str] | None = None) -> Iterator[bytes]:
         yield from chunks
         return
     if found is not None:
-        found.add(encoding)
+        found[path] = encoding
     decoder = codecs.getincrementaldecoder(encoding)()
     try:
         for chunk in itertools.chain([first], chunks):
