@@ -138,6 +138,9 @@ def words(count: int, split: str) -> tuple[Float32[Tensor, "count samples"], Int
     return _in_noise(waves, 10 + 20 * noise, draws) * torch.exp(-log(10) * quiet)[:, None], labels
 
 
+SOUNDS = {"tones": (tones, TONES), "words": (words, WORDS)}
+
+
 def _fine(coarse: Tensor) -> Tensor:
     """From one value every `STEP` samples to one every sample, on straight lines."""
     return torch.lerp(coarse[:, :-1, None], coarse[:, 1:, None], torch.arange(STEP) / STEP).flatten(1)
