@@ -76,10 +76,7 @@ class Tokenizer:
         engine = Engine(models.BPE())
         engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         trainer = trainers.BpeTrainer(
-            vocab_size=vocab,
-            initial_alphabet=list(_BYTE),
-            special_tokens=[],
-            show_progress=False,
+            vocab_size=vocab, initial_alphabet=list(_BYTE), special_tokens=[], show_progress=False
         )
         with threads():
             engine.train_from_iterator(texts, trainer)
