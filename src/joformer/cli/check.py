@@ -102,8 +102,8 @@ def check_examples(source: Source, size: int | None, fault: Fault) -> list[Note]
         first, count = shapes[shape][0], len(shapes[shape])
         fault(f"{count:,} images are {shape}, not {usual[0]}, such as {first}: give --size, such as 224")
     kind = f"{source.kind} of {', '.join(usual[:3]) or 'nothing'}{' and others' * (len(usual) > 3)}"
-    about = {"classes": records.classes, "labels": records.train.labels}
-    return summary(source.name, kind, sizes, "examples", records.notes, **about)
+    classes, labels = records.classes, records.train.labels
+    return summary(source.name, kind, sizes, "examples", records.notes, classes=classes, labels=labels)
 
 
 def check_text(source: Source, _: int | None, fault: Fault) -> list[Note]:

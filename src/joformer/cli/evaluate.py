@@ -88,10 +88,10 @@ class Evaluate:
             task.fits(self.split, length)
         processes, rows = Processes(), []
         task.to(processes.device)
-        opened.model.to(processes.device)
+        model = opened.model.to(processes.device)
         with Progress("evaluating", len(lengths), unit="lengths") as progress:
             for length in lengths:
-                found = task.evaluate(opened.model, processes, split=self.split, context=length)
+                found = task.evaluate(model, processes, split=self.split, context=length)
                 rows.append({"length": length, "split": self.split, **found})
                 progress.advance()
         return rows

@@ -15,7 +15,8 @@ Scale = Literal["laptop", "paper"]
 # Options that version 0.1 did not have: at their defaults they are no part of a cell's description.
 LATER = ("column", "rate", "seconds", "bands", "hop")
 # Cells that share data load it once per process.
-_text, _images, _streamed = (lru_cache(maxsize=4)(load) for load in (load_text, load_labelled, Streamed))
+_text, _images = lru_cache(maxsize=4)(load_text), lru_cache(maxsize=4)(load_labelled)
+_streamed: Any = lru_cache(maxsize=4)(Streamed)
 
 
 class _Source:

@@ -124,18 +124,11 @@ class Augment:
         >>> Augment.imagenet().rand_probability, Augment.imagenet(erase=0.0).erase
         (0.5, 0.0)
         """
-        settings: dict[str, Any] = {
-            "crop_pad": 0,
-            "rand_magnitude": 27,
-            "rand_std": 1.5,
-            "rand_probability": 0.5,
-            "rand_from": tuple(name for name in OPERATIONS if name != "Identity"),
-            "erase": 0.25,
-            "erase_size": None,
-            "mean": (0.485, 0.456, 0.406),
-            "std": (0.229, 0.224, 0.225),
-        }
-        return cls(**(settings | changes))
+        fifteen = tuple(name for name in OPERATIONS if name != "Identity")
+        rand: dict[str, Any] = {"rand_magnitude": 27, "rand_std": 1.5, "rand_probability": 0.5, "rand_from": fifteen}
+        others = {"crop_pad": 0, "erase": 0.25, "erase_size": None}
+        channels = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+        return cls(**(rand | others | channels | changes))
 
     def plan(self, count: int, generator: torch.Generator) -> Plan:
         """Every random number of `count` samples, in one fixed order: two draws, sample by sample.

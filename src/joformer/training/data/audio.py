@@ -92,12 +92,10 @@ def load_audio(
 
         def synthesise(_: Path) -> Made:
             logger.info(f"making {sum(EMBEDDED):,} {source.spec}, once")
-            splits = []
-            for count, split in zip(EMBEDDED, ("train", "test"), strict=True):
-                waves, labels = sound(count, split)
-                clips = [resampled(wave, made.RATE, rate) for wave in waves]
-                splits.append((spectrograms(clips, rate, bands, frames, step), labels))
-            return Made(splits[0], splits[1], classes)
+            splits = [sound(count, split) for count, split in zip(EMBEDDED, ("train", "test"), strict=True)]
+            clips = [[resampled(wave, made.RATE, rate) for wave in waves] for waves, _ in splits]
+            train, test = (spectrograms(some, rate, bands, frames, step) for some in clips)
+            return Made((train, splits[0][1]), (test, splits[1][1]), classes)
 
         # They are kept as long as the formulas are these.
         formulas = (Path(file).read_bytes() for file in (str(made.__file__), __file__))
@@ -107,8 +105,9 @@ def load_audio(
     def make(records: Records) -> Made:
         train, test, classes, notes = records
         logger.info(f"reading {len(train) + len(test):,} clips, once")
-        limit, splits = (frames - 1) * step + window, []
+        limit = (frames - 1) * step + window
         lengths: list[float] = []
+        splits = []
         for part in (train, test):
             clips = [_clip(part, row, rate, limit + 1, lengths) for row in range(len(part))]
             splits.append((spectrograms(clips, rate, bands, frames, step), part.labels))

@@ -16,7 +16,7 @@ import itertools
 import logging
 import re
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,7 +59,7 @@ class Documents(NamedTuple):
         decoded: The encodings of files in UTF-16 or UTF-32 that were read so far.
     """
 
-    parts: dict[str, Callable[[], Iterator[Document]]]
+    parts: Mapping[str, Callable[[], Iterator[Document]]]
     identity: list[Any]
     notes: list[Note]
     decoded: dict[Path, str]
