@@ -194,7 +194,7 @@ def _of_table(file: Path, column: str | None, fault: Fault) -> Iterator[Document
     for number, row in enumerate(read_rows(file, fault), 1):
         if number == 1:
             texts = [name for name, value in row.items() if isinstance(value, str)]
-            column = pick_column(file, "column", column, ("text",), texts)
+            column = pick_column(file, "column", column, texts)
         text = row.get(column or "")
         if isinstance(text, str):
             yield f"{file}, row {number},", [text.encode("utf-8", "surrogatepass")]
@@ -206,10 +206,9 @@ def _of_parquet(file: Path, column: str | None) -> Iterator[Document]:
     import pyarrow
 
     table, held = open_parquet(file), Expansion(file)
+    rows = _of_rows(str(file), table.schema_arrow, column, lambda name: table.iter_batches(ROWS, columns=[name]))
     try:
-        for name, data in _of_rows(
-            str(file), table.schema_arrow, column, lambda name: table.iter_batches(ROWS, columns=[name])
-        ):
+        for name, data in rows:
             held.add(len(data[0]))
             yield name, data
     except (pyarrow.ArrowException, OSError) as error:
@@ -241,7 +240,7 @@ def _of_rows(
     from pyarrow import types
 
     texts = [field.name for field in schema if types.is_string(field.type) or types.is_large_string(field.type)]
-    held = (batch.column(0) for batch in batches(pick_column(where, "column", column, ("text",), texts)))
+    held = (batch.column(0) for batch in batches(pick_column(where, "column", column, texts)))
     # As bytes: what parquet calls a string was never checked, and is checked with all other text.
     rows = (data for texts in held for data in texts.cast(pyarrow.large_binary()).to_pylist())
     for row, data in enumerate(rows):

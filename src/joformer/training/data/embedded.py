@@ -28,9 +28,7 @@ BLOCK = 32  # clips made at a time, which stay in the processor's cache
 STEP = 64  # samples between two values of a resonance
 
 TONES = ("pure-low", "pure-high", "odd-low", "odd-high", "full-low", "full-high")
-WORDS = (
-    "bada", "daba", "bagu", "guba", "badagu", "gudaba", "dagumi", "mibadagu", "migudaba", "dagudami",
-)  # fmt: skip
+WORDS = ("bada", "daba", "bagu", "guba", "badagu", "gudaba", "dagumi", "mibadagu", "migudaba", "dagudami")
 
 # Where the resonances of a syllable start (its consonant) and where they stay (its vowel), in Hz.
 SYLLABLES = {

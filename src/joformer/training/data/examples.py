@@ -36,7 +36,6 @@ from joformer.training.data.tables import copy_parquet, is_parquet, pick_column,
 TESTS = ("test", "validation", "valid", "val")  # the first of these that has labels is the test split
 EXAMPLE = 1 << 28  # bytes of one encoded image or clip: nobody's are larger
 WORDS = {"images": "image", "sounds": "sound"}
-LABELS = ("label", "fine_label")
 Parts = tuple[tuple[str, int], ...]  # the files that make up a split: name, rows
 
 
@@ -133,9 +132,8 @@ def identity(source: Source, *, read: bool = True) -> str:
     2
     """
     if source.path is None:
-        return content_hash(
-            *(part for name, table in sorted(source.tables.items()) for part in (name, hub_identity(table)))
-        )
+        tables = {name: hub_identity(table) for name, table in sorted(source.tables.items())}
+        return content_hash(*itertools.chain(*tables.items()))
     files, start = list(source.files), len(str(source.path))
     if source.path.is_file() and source.listing:  # and what it lists
         files += [Path(name) for examples in _listings(source, fault).values() for name in examples]
@@ -354,7 +352,7 @@ def _listings(source: Source, fault: Fault) -> dict[str, Classes]:
             if number == 1:
                 file = next(name for name in FILE if name in row)
                 names = [name for name in row if name not in (file, "split")]
-                columns = file, pick_column(table, "label", source.label, LABELS, names)
+                columns = file, pick_column(table, "label", source.label, names)
             path, name, split = ("" if row.get(key) is None else str(row[key]) for key in (*columns, "split"))
             split, place, named = split.lower() or own, os.path.join(table.parent, path), f"{columns[0]} names {path!r}"
             try:
@@ -474,7 +472,7 @@ def _columns(schema: Any, source: Source, where: str) -> tuple[str, str]:
         found = f"the columns {', '.join(data)}" if data else f"none in {', '.join(schema.names)}"
         raise ValueError(f"{where} should have one column of {WORDS[source.kind]} bytes and has {found}")
     numbers, words = of(types.is_integer), of(types.is_string, types.is_large_string)
-    return data[0], pick_column(where, "label", source.label, LABELS, numbers + words, sole=numbers)
+    return data[0], pick_column(where, "label", source.label, numbers + words, sole=numbers)
 
 
 def _numbered(table: _Table, known: tuple[str, ...], fault: Fault) -> tuple[tuple[str, ...], Tensor]:

@@ -75,20 +75,16 @@ def read_rows(path: Path, fault: Fault = fault) -> Iterator[dict[str, Any]]:
 
 
 def pick_column(
-    where: object,
-    option: str,
-    given: str | None,
-    usual: Sequence[str],
-    columns: Sequence[str],
-    sole: Sequence[str] | None = None,
+    where: object, option: str, given: str | None, columns: list[str], sole: list[str] | None = None
 ) -> str:
     """The column that was given, else the first usual name, else the only one (of `sole`); or what can be given.
 
-    >>> pick_column("a.csv", "label", None, ("label",), ["file", "kind"])
+    >>> pick_column("a.csv", "label", None, ["file", "kind"])
     Traceback (most recent call last):
     ValueError: a.csv does not tell which column holds the labels: name it (--label), one of file, kind
     """
-    choice, held = ", ".join(columns) or "none", {"label": "labels", "column": "text"}[option]
+    choice = ", ".join(columns) or "none"
+    held, usual = ("labels", ("label", "fine_label")) if option == "label" else ("text", ("text",))
     if given is not None and given not in columns:
         raise ValueError(f"{where} has no {held} in {given!r}: name another column (--{option}), one of {choice}")
     sole = columns if sole is None else sole
