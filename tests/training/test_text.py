@@ -285,7 +285,7 @@ def test_documents_are_kept_apart_by_one_newline(tmp_path):
     for name, data in (("a", b"one"), ("b", b""), ("c", b"two\n"), ("d", b"three"), ("e", b"")):
         (tmp_path / name).write_bytes(data)
     parts = documents.open_text(resolve(tmp_path)).parts
-    assert b"".join(parts["train"].stream()) == b"one\ntwo\nthree"
+    assert b"".join(documents.stream(parts["train"]())) == b"one\ntwo\nthree"
 
 
 def test_parquet(tmp_path):

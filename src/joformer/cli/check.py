@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -18,7 +16,10 @@ from joformer.cli.console import say
 
 if TYPE_CHECKING:
     from joformer.training import Source
+    from joformer.training.data.files import Fault
     from joformer.training.data.sources import Note
+
+Seen = dict[bytes, tuple[str, str]]  # the hash of what was read → its split and its name
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Check:
         notes: list[Note] = []
         try:
             source = resolve(self.data, label=self.label, column=self.column)
-            notes = check_text(source, faults.append) if source.kind == "text" else self._examples(source, faults)
+            notes = (check_text if source.kind == "text" else check_examples)(source, self.size, faults.append)
         except ValueError as error:  # what leaves nothing to go on with
             faults.append(str(error))
         lines = [line for _, line in notes]
@@ -61,80 +62,78 @@ class Check:
                 say(line)
         return 2 if faults else 0
 
-    def _examples(self, source: Source, faults: list[str]) -> list[Note]:
-        from joformer.training import load_labelled
-        from joformer.training.data.examples import open_examples
-        from joformer.training.data.hub import is_hub
-        from joformer.training.data.sources import summary
 
-        if source.path is None and not is_hub(source.spec):
-            load_labelled(source)  # which logs its summary; what is embedded has no faults
-            return []
-        with TemporaryDirectory() as folder:
-            records = open_examples(source, Path(folder), faults.append)
-            kind = check_examples(records, source.kind, self.size, faults.append)
-        sizes = {"train": len(records.train), "test": len(records.test)}
-        counts = records.train.labels.bincount(minlength=len(records.classes)).tolist()
-        return summary(source.name, kind, sizes, "examples", records.classes, counts, records.notes)
-
-
-def check_examples(records: Any, kind: str, size: int | None, fault: Callable[[str], None]) -> str:
-    """Decodes every example of both splits; returns what they are, such as "images of 32 × 32"."""
+def check_examples(source: Source, size: int | None, fault: Fault) -> list[Note]:
+    """Decodes every example of both splits; returns the summary."""
+    from joformer.training import load_labelled
     from joformer.training.data.audio import decode_sound
+    from joformer.training.data.examples import open_examples
+    from joformer.training.data.hub import is_hub
+    from joformer.training.data.sources import summary
     from joformer.training.data.streamed import decode_image
 
-    shapes: Counter[str] = Counter()
-    seen: dict[bytes, tuple[str, str]] = {}
-    first: dict[str, str] = {}
-    with Progress("checking", len(records.train) + len(records.test), unit="files") as progress:
-        for split, part in (("train", records.train), ("test", records.test)):
-            for index in range(len(part)):
+    if source.path is None and not is_hub(source.spec):
+        load_labelled(source)  # which logs its summary; what is embedded has no faults
+        return []
+    shapes: dict[str, list[str]] = {}
+    seen: Seen = {}
+    with TemporaryDirectory() as folder:
+        records = open_examples(source, Path(folder), fault)
+        splits = {"train": records.train, "test": records.test}
+        sizes = {split: len(part) for split, part in splits.items()}
+        every = ((split, part, index) for split, part in splits.items() for index in range(len(part)))
+        with Progress("checking", sum(sizes.values()), unit="files") as progress:
+            for split, part, index in every:
                 progress.advance()
                 name = part.name(index)
                 try:
                     data = part.read(index)
-                    if kind == "sounds":
-                        _, rate, _ = decode_sound(data, name)
-                        shape = f"{rate:,} samples per second"
+                    if source.kind == "sounds":
+                        shape = f"{decode_sound(data, name)[1]:,} samples per second"
                     else:
                         shape = "{} × {}".format(*decode_image(data, name).size)
                 except ValueError as error:
                     fault(str(error))
                     continue
-                shapes[shape] += 1
-                first.setdefault(shape, name)
-                where, other = seen.setdefault(hashlib.sha256(data).digest(), (split, name))
-                if where != split:
-                    fault(f"{name} ({split}) is the same as {other} ({where}): take one of them out")
-    usual = shapes.most_common()
-    if kind == "images" and size is None and len(usual) > 1:
-        for shape, count in usual[1:]:
-            fault(f"{count:,} images are {shape}, not {usual[0][0]}, such as {first[shape]}: give --size, such as 224")
-    return f"{kind} of {', '.join(shape for shape, _ in usual[:3]) or 'nothing'}{' and others' * (len(usual) > 3)}"
+                shapes.setdefault(shape, []).append(name)
+                _check_unseen(seen, hashlib.sha256(data).digest(), split, name, fault)
+    usual = sorted(shapes, key=lambda shape: -len(shapes[shape]))
+    for shape in usual[1:] if source.kind == "images" and size is None else ():
+        first, count = shapes[shape][0], len(shapes[shape])
+        fault(f"{count:,} images are {shape}, not {usual[0]}, such as {first}: give --size, such as 224")
+    kind = f"{source.kind} of {', '.join(usual[:3]) or 'nothing'}{' and others' * (len(usual) > 3)}"
+    classes, labels = records.classes, records.train.labels
+    return summary(source.name, kind, sizes, "examples", records.notes, classes=classes, labels=labels)
 
 
-def check_text(source: Source, fault: Callable[[str], None]) -> list[Note]:
+def check_text(source: Source, _: int | None, fault: Fault) -> list[Note]:
     """Reads every document of every split; returns the summary."""
-    from joformer.training.data.documents import Part, open_text
+    from joformer.training.data.documents import open_text, stream
     from joformer.training.data.sources import summary
 
     documents = open_text(source, fault)
     sizes: dict[str, int] = {}
-    seen: dict[bytes, tuple[str, str]] = {}
+    seen: Seen = {}
     for split in [name for name in ("train", "valid", "test") if name in documents.parts]:
         sizes[split] = 0
-        for name, chunks in documents.parts[split].documents():
+        for name, chunks in documents.parts[split]():
             digest, before = hashlib.sha256(), sizes[split]
             try:
-                for chunk in Part(lambda one=(name, chunks): iter([one])).stream():  # type: ignore[misc]
+                for chunk in stream([(name, chunks)]):
                     digest.update(chunk)
                     sizes[split] += len(chunk)
             except ValueError as error:
                 fault(str(error))
                 continue
-            where, other = seen.setdefault(digest.digest(), (split, name))
-            if where != split and sizes[split] > before:
-                fault(f"{name} ({split}) is the same as {other} ({where}): take one of them out")
+            if sizes[split] > before:
+                _check_unseen(seen, digest.digest(), split, name, fault)
         if not sizes[split]:
             fault(f"{source.name} holds no text for {split}: give a file that does")
     return summary(source.name, "text", sizes, "bytes", notes=documents.notes)
+
+
+def _check_unseen(seen: Seen, digest: bytes, split: str, name: str, fault: Fault) -> None:
+    """An example, or a document, must not be in two splits."""
+    where, other = seen.setdefault(digest, (split, name))
+    if where != split:
+        fault(f"{name} ({split}) is the same as {other} ({where}): take one of them out")

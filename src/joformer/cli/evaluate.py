@@ -58,20 +58,15 @@ class Evaluate:
         if isinstance(opened.model, JoFormerLM):
             rows = self._text(opened, data)
         elif self.lengths:
-            raise ValueError(
-                f"--lengths are for language models, {self.checkpoint} holds {type(opened.model).__name__}"
-            )
+            held = type(opened.model).__name__
+            raise ValueError(f"--lengths are for language models, {self.checkpoint} holds {held}")
         else:
             rows = [self._images(opened, data)]
         if self.json:
             say(json.dumps(rows, indent=2), lines=True)
-        else:
-            for row in rows:
-                say(
-                    "  ".join(
-                        f"{key} {round(value, 4) if isinstance(value, float) else value}" for key, value in row.items()
-                    )
-                )
+        for row in [] if self.json else rows:
+            shown = {key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()}
+            say("  ".join(f"{key} {value}" for key, value in shown.items()))
         return 0
 
     def _text(self, opened: Opened, data: str) -> list[dict[str, Any]]:
@@ -93,10 +88,10 @@ class Evaluate:
             task.fits(self.split, length)
         processes, rows = Processes(), []
         task.to(processes.device)
-        opened.model.to(processes.device)
+        model = opened.model.to(processes.device)
         with Progress("evaluating", len(lengths), unit="lengths") as progress:
             for length in lengths:
-                found = task.evaluate(opened.model, processes, split=self.split, context=length)
+                found = task.evaluate(model, processes, split=self.split, context=length)
                 rows.append({"length": length, "split": self.split, **found})
                 progress.advance()
         return rows

@@ -8,22 +8,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from joformer.training import (
-    Images,
-    ImageTask,
-    LanguageTask,
-    Streamed,
-    Task,
-    Text,
-    augmentation,
-    load_labelled,
-    load_text,
-)
+from joformer.training import ImageTask, LanguageTask, Streamed, Task, Text, augmentation, load_labelled, load_text
 from joformer.training.augment.named import Augmentation
 
 Scale = Literal["laptop", "paper"]
+# Options that version 0.1 did not have: at their defaults they are no part of a cell's description.
 LATER = ("column", "rate", "seconds", "bands", "hop")
-"""Options that version 0.1 did not have: at their defaults they are no part of a cell's description."""
+# Cells that share data load it once per process.
+_text, _images = lru_cache(maxsize=4)(load_text), lru_cache(maxsize=4)(load_labelled)
+_streamed: Any = lru_cache(maxsize=4)(Streamed)
 
 
 class _Source:
@@ -66,7 +59,7 @@ class TextSource(_Source):
 
     def load(self) -> Text:
         """The tokens of all splits."""
-        return _text(self.data, self.vocab, self.column)
+        return _text(self.data, vocab=self.vocab, column=self.column)
 
     def task(self) -> Task:
         """The task on this data."""
@@ -81,6 +74,8 @@ class TextSource(_Source):
 class ImageSource(_Source):
     """Images, or the spectrograms of sounds, and what a step makes of them.
 
+    `stream` is the side to which images are brought while they are decoded by workers; None for all in memory.
+
     >>> ImageSource("digits", batch=32).task().size
     32
     """
@@ -91,7 +86,6 @@ class ImageSource(_Source):
     draw: Literal["epochs", "randint"] = "epochs"
     cells: bool = False
     stream: int | None = None
-    """The side to which images are brought while they are decoded by workers; None for all in memory."""
     label: str | None = None
     size: int | None = None
     rate: int | None = None
@@ -101,8 +95,11 @@ class ImageSource(_Source):
 
     def load(self) -> Any:
         """Both splits."""
-        sound = (("rate", self.rate), ("seconds", self.seconds), ("bands", self.bands), ("hop", self.hop))
-        return _images(self.data, self.stream, self.augment != "none", self.label, self.size, sound)
+        if self.stream is None:
+            sound = {name: getattr(self, name) for name in ("rate", "seconds", "bands", "hop")}
+            return _images(self.data, label=self.label, size=self.size, **sound)
+        crop, workers = "centre" if self.augment == "none" else "resized", min(4, os.cpu_count() or 1)
+        return _streamed(self.data, size=self.stream, train_crop=crop, workers=workers, label=self.label)
 
     def task(self) -> Task:
         """The task on this data."""
@@ -122,18 +119,3 @@ class ImageSource(_Source):
 
 
 Source = TextSource | ImageSource
-
-
-@lru_cache(maxsize=4)
-def _text(data: str, vocab: int, column: str | None) -> Text:
-    return load_text(data, vocab=vocab, column=column)
-
-
-@lru_cache(maxsize=4)
-def _images(
-    data: str, stream: int | None, crops: bool, label: str | None, size: int | None, sound: Any
-) -> Images | Streamed:
-    if stream is None:
-        return load_labelled(data, label=label, size=size, **dict(sound))
-    workers = min(4, os.cpu_count() or 1)
-    return Streamed(data, size=stream, train_crop="resized" if crops else "centre", workers=workers, label=label)

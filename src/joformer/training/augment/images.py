@@ -21,16 +21,23 @@ from torch import Tensor
 
 from joformer.training.augment.operations import CODES, OPERATIONS, operate_, pixels, turns
 
-FOURTEEN = tuple(OPERATIONS)[:14]
-"""The RandAugment paper's operations, and torchvision's."""
-
-MOST = 30
-"""Magnitudes count to this, as in torchvision and kornia; timm's count to 10."""
+FOURTEEN = tuple(OPERATIONS)[:14]  # the RandAugment paper's operations, and torchvision's
+MOST = 30  # magnitudes count to this, as in torchvision and kornia; timm's count to 10
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
     """All that is random about `len(plan)` samples; a slice of it is the plan of those samples.
+
+    Attributes:
+        moved: Rows and columns by which the crop is off the centre, each in −pad … pad.
+        flipped: Whether left is right.
+        codes: The operations, by their place in `OPERATIONS`.
+        strengths: How strong they are.
+        turns: Where their pixels come from.
+        erased: Whether there is a rectangle of zeros.
+        sides: Height and width of the rectangle over √(h w), where no size is given.
+        corner: Where its corner is, from 0 to 1 of the places there are, down and across.
 
     >>> plan = Augment().plan(6, torch.Generator().manual_seed(0))
     >>> len(plan), len(plan[2:5]), plan.codes.shape
@@ -38,16 +45,13 @@ class Plan:
     """
 
     moved: Int[Tensor, "count 2"]
-    """Rows and columns by which the crop is off the centre, each in −pad … pad."""
     flipped: Bool[Tensor, " count"]
     codes: Int[Tensor, "count rounds"]
     strengths: Float[Tensor, "count rounds"]
     turns: Float[Tensor, "count rounds 2 2"]
     erased: Bool[Tensor, " count"]
     sides: Float[Tensor, "count 2"]
-    """Height and width of the rectangle over √(h w), where no size is given."""
     corner: Float[Tensor, "count 2"]
-    """Where its corner is, from 0 to 1 of the places there are, down and across."""
 
     def __len__(self) -> int:
         return len(self.flipped)
@@ -96,10 +100,8 @@ class Augment:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)} is no probability: give a number from 0 to 1")
         if not 0 <= self.rand_magnitude <= MOST or not 0 <= self.rand_std < math.inf:
-            raise ValueError(
-                f"rand_magnitude={self.rand_magnitude}, rand_std={self.rand_std}: a magnitude is 0 to {MOST}, "
-                "its spread 0 or more"
-            )
+            given = f"rand_magnitude={self.rand_magnitude}, rand_std={self.rand_std}"
+            raise ValueError(f"{given}: a magnitude is 0 to {MOST}, its spread 0 or more")
         if self.crop_pad < 0 or self.rand_ops < 0:
             raise ValueError(f"crop_pad={self.crop_pad}, rand_ops={self.rand_ops}: both must be 0 or more")
         if self.erase_size is not None and self.erase_size < 1:
@@ -122,18 +124,11 @@ class Augment:
         >>> Augment.imagenet().rand_probability, Augment.imagenet(erase=0.0).erase
         (0.5, 0.0)
         """
-        settings: dict[str, Any] = {
-            "crop_pad": 0,
-            "rand_magnitude": 27,
-            "rand_std": 1.5,
-            "rand_probability": 0.5,
-            "rand_from": tuple(name for name in OPERATIONS if name != "Identity"),
-            "erase": 0.25,
-            "erase_size": None,
-            "mean": (0.485, 0.456, 0.406),
-            "std": (0.229, 0.224, 0.225),
-        }
-        return cls(**(settings | changes))
+        fifteen = tuple(name for name in OPERATIONS if name != "Identity")
+        rand: dict[str, Any] = {"rand_magnitude": 27, "rand_std": 1.5, "rand_probability": 0.5, "rand_from": fifteen}
+        others = {"crop_pad": 0, "erase": 0.25, "erase_size": None}
+        channels = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+        return cls(**(rand | others | channels | changes))
 
     def plan(self, count: int, generator: torch.Generator) -> Plan:
         """Every random number of `count` samples, in one fixed order: two draws, sample by sample.
@@ -178,8 +173,7 @@ class Augment:
         >>> augment(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), augment.plan(1, torch.Generator()))
         tensor([[[[1., 0.]]]])
         """
-        self._check(images)
-        self._check_sizes(images, plan)
+        self._check(images, plan)
         x = self._cropped(images, plan)
         for round_ in range(plan.codes.shape[1]):
             operate_(x, plan.codes[:, round_], plan.strengths[:, round_], plan.turns[:, round_])
@@ -195,8 +189,7 @@ class Augment:
         tensor([[[[-1.,  1.]]]])
         """
         self._check(images)
-        shift = torch.tensor(self.mean, device=images.device).mul_(255).view(-1, 1, 1)
-        scale = torch.tensor(self.std, device=images.device).mul_(255).view(-1, 1, 1)
+        shift, scale = torch.tensor((self.mean, self.std), device=images.device).mul_(255)[:, :, None, None]
         return images.to(torch.float32).sub_(shift).div_(scale)
 
     def _cropped(self, images: Tensor, plan: Plan) -> Tensor:
@@ -217,22 +210,20 @@ class Augment:
             sides = torch.full_like(plan.moved, self.erase_size)
         start = (plan.corner * (extent - sides + 1)).long()
         stop = start + sides * plan.erased[:, None]
-        down, across = (
-            (torch.arange(n) >= start[:, axis, None]) & (torch.arange(n) < stop[:, axis, None])
-            for axis, n in enumerate((h, w))
-        )
+        rows, columns = torch.arange(h), torch.arange(w)
+        down = (rows >= start[:, :1]) & (rows < stop[:, :1])
+        across = (columns >= start[:, 1:]) & (columns < stop[:, 1:])
         return ~(down[:, :, None] & across[:, None, :])[:, None]
 
-    def _check(self, images: Tensor) -> None:
+    def _check(self, images: Tensor, plan: Plan | None = None) -> None:
         if images.dtype != torch.uint8 or images.dim() != 4:
-            raise ValueError(
-                f"images are {images.dtype} {tuple(images.shape)}: give uint8 (batch, channels, height, width)"
-            )
-        if images.shape[1] != len(self.mean):
-            raise ValueError(f"images have {images.shape[1]} channels, mean and std {len(self.mean)}: give one each")
-
-    def _check_sizes(self, images: Tensor, plan: Plan) -> None:
+            given = f"{images.dtype} {tuple(images.shape)}"
+            raise ValueError(f"images are {given}: give uint8 (batch, channels, height, width)")
         batch, channels, h, w = images.shape
+        if channels != len(self.mean):
+            raise ValueError(f"images have {channels} channels, mean and std {len(self.mean)}: give one each")
+        if plan is None:
+            return
         if batch != len(plan):
             raise ValueError(f"the plan is for {len(plan)} samples, the images are {batch}: slice both alike")
         if self.crop_pad >= min(h, w):

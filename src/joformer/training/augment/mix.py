@@ -26,6 +26,12 @@ from torch import Tensor
 class MixPlan:
     """What is random about mixing `count` samples; a slice is the plan of that part, λ and rectangle the same.
 
+    Attributes:
+        count: How many samples.
+        kind: What happens to them.
+        share: λ, what a sample keeps of itself.
+        centre: Where the rectangle is centred, from 0 to 1 down and across.
+
     >>> plan = Mix().plan(8, torch.Generator().manual_seed(0))
     >>> plan[2:6].count, plan[2:6].share == plan.share
     (4, True)
@@ -34,9 +40,7 @@ class MixPlan:
     count: int
     kind: Literal["none", "mixup", "cutmix"]
     share: float
-    """λ, what a sample keeps of itself."""
     centre: tuple[float, float]
-    """Where the rectangle is centred, from 0 to 1 down and across."""
 
     def __getitem__(self, part: slice) -> MixPlan:
         places = range(self.count)[part]
@@ -82,8 +86,7 @@ class Mix:
         True
         """
         happens, coin, down, across = torch.rand(4, dtype=torch.float64, generator=generator).tolist()
-        both = self.mixup > 0 and self.cutmix > 0
-        cut = coin < 0.5 if both else self.cutmix > 0
+        cut = coin < 0.5 if self.mixup > 0 and self.cutmix > 0 else self.cutmix > 0
         alpha = self.cutmix if cut else self.mixup
         if not alpha or happens >= self.probability:
             return MixPlan(count, "none", 1.0, (down, across))
@@ -102,13 +105,11 @@ class Mix:
         ([0.25, 0.75], [[0.75, 0.25], [0.25, 0.75]])
         """
         if not images.is_floating_point() or images.dim() != 4:
-            raise ValueError(
-                f"images are {images.dtype} {tuple(images.shape)}: give floats (batch, channels, h, w), normalised"
-            )
+            given = f"{images.dtype} {tuple(images.shape)}"
+            raise ValueError(f"images are {given}: give floats (batch, channels, h, w), normalised")
         if labels.shape != images.shape[:1] or labels.dtype != torch.int64:
-            raise ValueError(
-                f"labels are {labels.dtype} {tuple(labels.shape)}: give int64 ({len(images)},), one an image"
-            )
+            given = f"{labels.dtype} {tuple(labels.shape)}"
+            raise ValueError(f"labels are {given}: give int64 ({len(images)},), one per image")
         if len(images) != plan.count:
             raise ValueError(f"the plan is for {plan.count} samples, the images are {len(images)}: slice both alike")
         if plan.kind != "none" and plan.count % 2:
@@ -121,10 +122,9 @@ class Mix:
         if plan.kind == "mixup":
             images = _mixed(images, share)
         elif plan.kind == "cutmix":
-            (top, bottom), (left, right) = (
-                _span(n, share, at) for n, at in zip(images.shape[2:], plan.centre, strict=True)
-            )
-            share = 1 - (bottom - top) * (right - left) / (images.shape[2] * images.shape[3])
+            h, w = images.shape[2:]
+            (top, bottom), (left, right) = _span(h, share, plan.centre[0]), _span(w, share, plan.centre[1])
+            share = 1 - (bottom - top) * (right - left) / (h * w)
             mixed, box = images.clone(), (..., slice(top, bottom), slice(left, right))
             mixed[::2][box], mixed[1::2][box] = images[1::2][box], images[::2][box]
             images = mixed

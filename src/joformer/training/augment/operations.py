@@ -18,7 +18,7 @@ floating point, so that a sample's result does not depend on its neighbours in t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -43,6 +43,7 @@ class Operation(NamedTuple):
     signed: bool = False
 
 
+# All operations; a plan speaks of them by their place in this table.
 OPERATIONS = {
     "Identity": Operation(),
     "AutoContrast": Operation(),
@@ -61,8 +62,6 @@ OPERATIONS = {
     "Invert": Operation(),
     "SolarizeAdd": Operation(0.0, 110.0),
 }
-"""All operations; a plan speaks of them by their place in this table."""
-
 CODES = {name: code for code, name in enumerate(OPERATIONS)}
 
 
@@ -88,19 +87,15 @@ def grey(x: Images) -> Int[Tensor, "batch 1 h w"]:
     return ((19595 * red + 38470 * green + 7471 * blue + 32768) >> 16).unsqueeze(1)
 
 
-def _levels(x: Tensor) -> Tensor:
-    return torch.arange(256, dtype=torch.int32, device=x.device)
-
-
-def _auto_contrast(x: Tensor, _: Tensor) -> Tensor:
+def _auto_contrast(x: Tensor, _: Tensor, levels: Tensor) -> Tensor:
     low, high = (in_float64(bound) for bound in x.flatten(2).aminmax(dim=-1, keepdim=True))
     scale = torch.full_like(low, 255.0) / (high - low).clamp(min=1)  # a number over a tensor would round twice
-    levels = _levels(low)
+    levels = levels.to(low.device)
     table = (levels * scale - low * scale).clamp(0, 255)
     return torch.where(high > low, table, levels.double()).to(torch.uint8).to(x.device)
 
 
-def _equalize(x: Tensor, _: Tensor) -> Tensor:
+def _equalize(x: Tensor, _: Tensor, levels: Tensor) -> Tensor:
     batch, channels, h, w = x.shape
     flat = x.flatten(2)
     rows = 256 * torch.arange(batch * channels, device=x.device).view(batch, channels, 1)
@@ -108,49 +103,26 @@ def _equalize(x: Tensor, _: Tensor) -> Tensor:
     # The brightest level present has nothing above it to be told apart from.
     step = (h * w - counts.gather(-1, flat.amax(-1, keepdim=True).long())) // 255
     table = (step // 2 + counts.cumsum(-1) - counts) // step.clamp(min=1)
-    return torch.where(step > 0, table.clamp(max=255), _levels(x)).to(torch.uint8)
+    return torch.where(step > 0, table.clamp(max=255), levels)
 
 
-def _posterize(x: Tensor, bits: Tensor) -> Tensor:
-    return (_levels(x) & -(1 << (8 - bits.int()))).to(torch.uint8)
-
-
-def _solarize(x: Tensor, threshold: Tensor) -> Tensor:
-    levels = _levels(x)
-    return torch.where(levels < threshold, levels, 255 - levels).to(torch.uint8)
-
-
-def _solarize_add(x: Tensor, added: Tensor) -> Tensor:
-    levels = _levels(x)
-    return torch.where(levels < 128, (levels + added.int()).clamp(max=255), levels).to(torch.uint8)
-
-
-def _invert(x: Tensor, _: Tensor) -> Tensor:
-    return (255 - _levels(x)).to(torch.uint8)
-
-
-def _brightness(x: Tensor, factor: Tensor) -> Tensor:
-    return blend(torch.zeros((), device=x.device), _levels(x), factor)
-
-
-def _contrast(x: Tensor, factor: Tensor) -> Tensor:
+def _contrast(x: Tensor, factor: Tensor, levels: Tensor) -> Tensor:
     size = x.shape[2] * x.shape[3]
     mean = (2 * grey(x).flatten(2).sum(-1, keepdim=True) + size) // (2 * size)
-    return blend(mean, _levels(x), factor)
+    return blend(mean, levels, factor)
 
 
-TABLES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+# x (batch, channels, h, w), strength (batch, 1, 1), the levels 0 … 255 → table (batch, channels or 1, 256).
+TABLES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "AutoContrast": _auto_contrast,
     "Equalize": _equalize,
-    "Posterize": _posterize,
-    "Solarize": _solarize,
-    "Brightness": _brightness,
+    "Posterize": lambda _, bits, levels: levels & -(1 << (8 - bits.int())),
+    "Solarize": lambda _, threshold, levels: torch.where(levels < threshold, levels, 255 - levels),
+    "Brightness": lambda _, factor, levels: blend(torch.zeros_like(levels), levels, factor),
     "Contrast": _contrast,
-    "Invert": _invert,
-    "SolarizeAdd": _solarize_add,
+    "Invert": lambda _, __, levels: 255 - levels,
+    "SolarizeAdd": lambda _, added, levels: torch.where(levels < 128, (levels + added.int()).clamp(max=255), levels),
 }
-"""x (batch, channels, h, w), strength (batch, 1, 1) → table (batch, channels or 1, 256)."""
-
 GEOMETRY = ("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
 
 
@@ -234,19 +206,16 @@ def look_up(x: Images, codes: Tensor, strengths: Strengths) -> Images:
     tensor([[[[254,  55]]]], dtype=torch.uint8)
     """
     tables = torch.empty(*x.shape[:2], 256, dtype=torch.uint8, device=x.device)
+    levels = torch.arange(256, dtype=torch.int32, device=x.device)
     for name, table in TABLES.items():
         rows = (codes == CODES[name]).nonzero()[:, 0].to(x.device)
         if len(rows):
-            made = table(x.index_select(0, rows), strengths.index_select(0, rows).view(-1, 1, 1))
-            tables.index_copy_(0, rows, made.expand(len(rows), x.shape[1], 256))
+            made = table(x.index_select(0, rows), strengths.index_select(0, rows).view(-1, 1, 1), levels)
+            tables.index_copy_(0, rows, made.to(torch.uint8).expand(len(rows), x.shape[1], 256))
     return tables.gather(2, x.flatten(2).long()).view_as(x)
 
 
-def _members(names: Iterable[str]) -> Tensor:
-    return torch.tensor([name in names for name in OPERATIONS])
-
-
-_LEVELS, _GEOMETRY = _members(TABLES), _members(GEOMETRY)
+_LEVELS, _GEOMETRY = (torch.tensor([name in names for name in OPERATIONS]) for names in (TABLES, GEOMETRY))
 
 
 def operate_(x: Images, codes: Tensor, strengths: Tensor, turn: Tensor) -> None:

@@ -53,9 +53,8 @@ def load_labelled(
             raise ValueError(f"{source.name} holds sounds: leave out size (--size) and give --bands and --seconds")
         return load_audio(source, cache=cache, **given)  # type: ignore[arg-type]
     if source.kind == "text":
-        raise ValueError(
-            f"{source.path or source.spec} holds text: give images or sounds, or train a language model (lm)"
-        )
+        remedy = "give images or sounds, or train a language model (lm)"
+        raise ValueError(f"{source.path or source.spec} holds text: {remedy}")
     if given:
         raise ValueError(f"{source.name} holds images: leave out {' '.join(f'--{name}' for name in given)}")
     return load_images(source, size=size, cache=cache)

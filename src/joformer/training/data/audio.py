@@ -29,9 +29,10 @@ from torch import Tensor
 
 from joformer._io import one_line
 from joformer._log import logger
+from joformer.training.data import embedded as made
 from joformer.training.data.examples import Records, Split
 from joformer.training.data.files import Place, content_hash, suffix_of
-from joformer.training.data.images import Images, Made, embedded, kept, stored
+from joformer.training.data.images import Images, Made, finished, kept, stored
 from joformer.training.data.sources import CODED, WAV, Source, resolve
 
 RANGE = 80.0  # decibels from white to black
@@ -84,32 +85,29 @@ def load_audio(
         raise ValueError(f"frames is {frames}: give 1 or more")
     source = resolve(source, kind="sounds", label=label)
     settings = (rate, bands, frames) if step == window // 2 else (rate, bands, frames, step)
-    if source.path is None and source.spec in ("tones", "words"):
-        from joformer.training.data import embedded as made
-
+    if source.spec in made.SOUNDS:
         if source.label is not None:
             raise ValueError(f"{source.spec} have one kind of label: leave out label (--label)")
-        sound, classes = (made.tones, made.TONES) if source.spec == "tones" else (made.words, made.WORDS)
+        sound, classes = made.SOUNDS[source.spec]
 
         def synthesise(_: Path) -> Made:
             logger.info(f"making {sum(EMBEDDED):,} {source.spec}, once")
-            splits = []
-            for count, split in zip(EMBEDDED, ("train", "test"), strict=True):
-                waves, labels = sound(count, split)
-                clips = [resampled(wave, made.RATE, rate) for wave in waves] if rate != made.RATE else list(waves)
-                splits.append((spectrograms(clips, rate, bands, frames, step), labels))
-            return Made(splits[0], splits[1], classes)
+            splits = [sound(count, split) for count, split in zip(EMBEDDED, ("train", "test"), strict=True)]
+            clips = [[resampled(wave, made.RATE, rate) for wave in waves] for waves, _ in splits]
+            train, test = (spectrograms(some, rate, bands, frames, step) for some in clips)
+            return Made((train, splits[0][1]), (test, splits[1][1]), classes)
 
         # They are kept as long as the formulas are these.
         formulas = (Path(file).read_bytes() for file in (str(made.__file__), __file__))
         key = content_hash(source.spec, str((EMBEDDED, *settings)), *formulas)
-        return embedded(source, stored(f"sounds-{key}", synthesise, cache=cache))
+        return finished(source, stored(f"sounds-{key}", synthesise, cache=cache))
 
     def make(records: Records) -> Made:
         train, test, classes, notes = records
         logger.info(f"reading {len(train) + len(test):,} clips, once")
-        limit, splits = (frames - 1) * step + window, []
+        limit = (frames - 1) * step + window
         lengths: list[float] = []
+        splits = []
         for part in (train, test):
             clips = [_clip(part, row, rate, limit + 1, lengths) for row in range(len(part))]
             splits.append((spectrograms(clips, rate, bands, frames, step), part.labels))
@@ -215,23 +213,20 @@ def decode_sound(data: bytes, name: str, seconds: float | None = None) -> tuple[
     except Exception as error:  # readers believe the header, and fail in many ways where it lies
         wanted = f"{'sound' if coded else 'wav'} file ({one_line(error)})"
         raise ValueError(f"{name} is damaged, cut short or no {wanted}: repair it or take it out") from None
+    wrong = ""
     if not samples.size or rate <= 0:
-        raise ValueError(
-            f"{name} holds no sound ({len(samples)} samples at {rate} per second): repair it or take it out"
-        )
-    if not RATES[0] <= rate <= RATES[1]:
-        possible = f"{RATES[0]:,} to {RATES[1]:,} are possible"
-        raise ValueError(f"{name} claims {rate:,} samples per second, {possible}: repair it or take it out")
-    if samples.dtype.kind == "f" and not np.isfinite(samples).all():
-        raise ValueError(f"{name} holds samples that are not finite: repair it or take it out")
+        wrong = f"holds no sound ({len(samples)} samples at {rate} per second)"
+    elif not RATES[0] <= rate <= RATES[1]:
+        wrong = f"claims {rate:,} samples per second, {RATES[0]:,} to {RATES[1]:,} are possible"
+    elif samples.dtype.kind == "f" and not np.isfinite(samples).all():
+        wrong = "holds samples that are not finite"
+    if wrong:
+        raise ValueError(f"{name} {wrong}: repair it or take it out")
     if seconds is not None:
         samples = samples[: math.ceil(seconds * rate)]
-    if samples.dtype.kind == "f":
-        wave = samples.astype(np.float64)
-    else:
-        # scipy gives 24 bits in the upper bits of 32; 8 bits have no sign.
-        half = 2.0 ** (8 * samples.dtype.itemsize - 1)
-        wave = samples / half - (samples.dtype.kind == "u")
+    # scipy gives 24 bits in the upper bits of 32; 8 bits have no sign.
+    scale = 1.0 if samples.dtype.kind == "f" else 2.0 ** (8 * samples.dtype.itemsize - 1)
+    wave = samples.astype(np.float64) / scale - (samples.dtype.kind == "u")
     return torch.from_numpy(wave.reshape(len(wave), -1).mean(1)).float(), rate, count / rate
 
 

@@ -25,12 +25,9 @@ def cache_folder(given: Place | None = None) -> Path:
     >>> cache_folder("here").name
     'here'
     """
-    environment = os.environ
-    if given is None:
-        given = environment.get("JOFORMER_CACHE") or None
-    if given is not None:
+    if given := given or os.environ.get("JOFORMER_CACHE"):
         return Path(given).expanduser()
-    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joformer"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joformer"
 
 
 def cached(key: str, build: Callable[[Path], object], *, cache: Place | None = None) -> Path:
@@ -76,9 +73,8 @@ def is_whole(folder: Path) -> bool:
         if not listed or {*listed, MANIFEST} != {path.name for path in folder.iterdir()}:
             return False
         # Sizes first: they cost nothing and find what was cut short.
-        return all((folder / name).stat().st_size == size for name, (size, _) in listed.items()) and all(
-            content_hash(folder / name) == digest for name, (_, digest) in listed.items()
-        )
+        sized = all((folder / name).stat().st_size == size for name, (size, _) in listed.items())
+        return sized and all(content_hash(folder / name) == digest for name, (_, digest) in listed.items())
     except (OSError, ValueError, TypeError):
         return False
 

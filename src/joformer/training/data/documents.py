@@ -16,8 +16,8 @@ import itertools
 import logging
 import re
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,48 +46,48 @@ FOREIGN = {
 }
 
 
-@dataclass(frozen=True)
-class Part:
-    """One split of a source: `documents()` gives, at every call, what errors call a document and its bytes.
-
-    >>> part = Part(lambda: iter([("a.txt", [b"to be"]), ("b.txt", [b"or not", b" to be"])]))
-    >>> b"".join(part.stream())
-    b'to be\\nor not to be'
-    """
-
-    documents: Callable[[], Iterator[tuple[str, Iterable[bytes]]]]
-
-    def stream(self) -> Iterator[bytes]:
-        """The bytes of all documents, a chunk at a time, checked to be UTF-8.
-
-        >>> list(Part(lambda: iter([("a.txt", [b"ab\\xe9cd"])])).stream())  # doctest: +IGNORE_EXCEPTION_DETAIL
-        Traceback (most recent call last):
-        ValueError: a.txt is not UTF-8 at byte 2 (0xe9): if it is text, convert it, for example by iconv …
-        """
-        apart = b""
-        for name, chunks in self.documents():
-            decoder, read, start = codecs.getincrementaldecoder("utf-8")(), 0, apart
-            for chunk in itertools.chain(chunks, [None]):  # the last ends a character that was not complete
-                at = read - len(decoder.getstate()[0])
-                try:
-                    decoder.decode(chunk or b"", final=chunk is None)
-                except UnicodeDecodeError as error:
-                    place = f"byte {at + error.start} (0x{error.object[error.start]:02x})"
-                    remedy = "if it is text, convert it, for example by iconv -f LATIN1 -t UTF-8; if not, take it out"
-                    raise ValueError(f"{name} is not UTF-8 at {place}: {remedy}") from None
-                if chunk:
-                    yield start + chunk
-                    start, apart, read = b"", b"" if chunk.endswith(b"\n") else b"\n", read + len(chunk)
+Document = tuple[str, Iterable[bytes]]  # what errors call it, and its bytes
 
 
 class Documents(NamedTuple):
-    """The parts of a source, train always among them; what tells its content from others, for `content_hash`."""
+    """The documents of a source.
 
-    parts: dict[str, Part]
+    Attributes:
+        parts: For each split, train always among them, a function that gives its documents, at every call.
+        identity: What tells its content from others, for `content_hash`.
+        notes: What was decided.
+        decoded: The encodings of files in UTF-16 or UTF-32 that were read so far.
+    """
+
+    parts: Mapping[str, Callable[[], Iterator[Document]]]
     identity: list[Any]
     notes: list[Note]
-    decoded: dict[str, str]
-    """Files in UTF-16 or UTF-32 that were read so far."""
+    decoded: dict[Path, str]
+
+
+def stream(documents: Iterable[Document]) -> Iterator[bytes]:
+    """The bytes of all documents, a chunk at a time, checked to be UTF-8.
+
+    >>> b"".join(stream([("a.txt", [b"to be"]), ("b.txt", [b"or not", b" to be"])]))
+    b'to be\\nor not to be'
+    >>> list(stream([("a.txt", [b"ab\\xe9cd"])]))  # doctest: +IGNORE_EXCEPTION_DETAIL
+    Traceback (most recent call last):
+    ValueError: a.txt is not UTF-8 at byte 2 (0xe9): if it is text, convert it, for example by iconv …
+    """
+    apart = b""
+    for name, chunks in documents:
+        decoder, read, start = codecs.getincrementaldecoder("utf-8")(), 0, apart
+        for chunk in itertools.chain(chunks, [None]):  # the last ends a character that was not complete
+            at = read - len(decoder.getstate()[0])
+            try:
+                decoder.decode(chunk or b"", final=chunk is None)
+            except UnicodeDecodeError as error:
+                place = f"byte {at + error.start} (0x{error.object[error.start]:02x})"
+                remedy = "if it is text, convert it, for example by iconv -f LATIN1 -t UTF-8; if not, take it out"
+                raise ValueError(f"{name} is not UTF-8 at {place}: {remedy}") from None
+            if chunk:
+                yield start + chunk
+                start, apart, read = b"", b"" if chunk.endswith(b"\n") else b"\n", read + len(chunk)
 
 
 def open_text(source: Source, fault: Fault = fault) -> Documents:
@@ -97,20 +97,19 @@ def open_text(source: Source, fault: Fault = fault) -> Documents:
     >>> list(open_text(resolve("stdlib")).parts)
     ['train']
     """
-    notes: list[Note] = []
     if source.spec == "stdlib":
         data = stdlib_source()
-        return Documents({"train": Part(lambda: iter([("stdlib", [data])]))}, [data], notes, {})
+        return Documents({"train": lambda: iter([("stdlib", [data])])}, [data], [], {})
     if source.path is None:
         return _from_hub(source)
     path, files = source.path, _chosen(source)
-    decoded: dict[str, str] = {}
-    if len(files) < len(source.files):
-        aside = [file.name for file in sorted({*source.files} - {*files})]
-        text = f"only {len(files):,} files like {files[0].name} are read, {len(aside):,} others are not: {aside[0]}"
-        notes.append((logging.WARNING, text))
+    notes: list[Note] = []
+    decoded: dict[Path, str] = {}
     if not files:
         raise ValueError(f"{path} holds no files: give a text file or a folder of them")
+    if aside := sorted({*source.files} - {*files}):
+        text = f"only {len(files):,} files like {files[0].name} are read, {len(aside):,} others are not"
+        notes.append((logging.WARNING, f"{text}: {aside[0].name}"))
     named: dict[str, list[Path]] = {}
     for file in files if path.is_dir() else []:
         named.setdefault(SPLITS.get(split_of(file.relative_to(path)) or "", ""), []).append(file)
@@ -118,27 +117,23 @@ def open_text(source: Source, fault: Fault = fault) -> Documents:
     if "train" not in named and len(named) > 1:
         raise ValueError(f"{path} has files named valid and test but none named train: add or rename it")
     if len(named) < 2:
-        named, unnamed = {"train": files}, []
-    if unnamed:
+        named = {"train": files}
+    elif unnamed:
         text = f"only files named {', '.join(sorted(named))} are read, {len(unnamed):,} others are not"
         notes.append((logging.WARNING, f"{text}: {unnamed[0].name}"))
-
-    def part(held: list[Path]) -> Part:
-        return Part(lambda: _of_files(held, source.column, decoded, fault))
-
     identity = [item for split, held in sorted(named.items()) for item in (split, *held)]
     if source.column is not None or is_table(files[0]):  # which the same bytes as plain text are not
         identity.append(f"column {source.column}")
-    return Documents({split: part(held) for split, held in named.items()}, identity, notes, decoded)
+    parts = {split: partial(_of_files, held, source.column, decoded, fault) for split, held in named.items()}
+    return Documents(parts, identity, notes, decoded)
 
 
 def _chosen(source: Source) -> list[Path]:
     """Those of a folder's files to read: parquet, else tables if only notes are beside them, else text."""
-    files = list(source.files)
-    parquet, tables = ([file for file in files if test(file)] for test in (is_parquet, is_table))
-    plain = [file for file in files if not is_table(file)]
-    beside = [file for file in plain if file.suffix.lower() not in (".md", "")]
-    return parquet or (tables if tables and not beside else plain)
+    plain = [file for file in source.files if not is_table(file)]
+    is_text = any(file.suffix.lower() not in (".md", "") for file in plain)
+    tables = [] if is_text else [file for file in source.files if is_table(file)]
+    return [file for file in plain if is_parquet(file)] or tables or plain
 
 
 def stdlib_source(limit_bytes: int = 8_000_000) -> bytes:
@@ -170,9 +165,7 @@ def stdlib_source(limit_bytes: int = 8_000_000) -> bytes:
     return bytes(source)
 
 
-def _of_files(
-    files: list[Path], column: str | None, decoded: dict[str, str], fault: Fault
-) -> Iterator[tuple[str, Iterable[bytes]]]:
+def _of_files(files: list[Path], column: str | None, decoded: dict[Path, str], fault: Fault) -> Iterator[Document]:
     for file in files:
         try:
             if is_parquet(file):
@@ -185,24 +178,23 @@ def _of_files(
             fault(str(error))
 
 
-def _of_file(file: Path, decoded: dict[str, str]) -> Iterator[bytes]:
-    encodings: set[str] = set()
-    for number, chunk in enumerate(read_utf8(file, encodings)):
-        if not number:
-            decoded |= {str(file): encoding for encoding in encodings}
-            found = [about for start, about in FOREIGN.items() if chunk.startswith(start)]
-            if chunk[257:262] == b"ustar":
-                found = [("a tar archive", UNPACK)]
-            for what, remedy in found:
-                raise ValueError(f"{file} is {what}, no text: {remedy}")
-        yield chunk
+def _of_file(file: Path, decoded: dict[Path, str]) -> Iterator[bytes]:
+    chunks = read_utf8(file, decoded)
+    first = next(chunks, b"")
+    found = [about for start, about in FOREIGN.items() if first.startswith(start)]
+    if first[257:262] == b"ustar":
+        found = [("a tar archive", UNPACK)]
+    for what, remedy in found:
+        raise ValueError(f"{file} is {what}, no text: {remedy}")
+    yield first
+    yield from chunks
 
 
-def _of_table(file: Path, column: str | None, fault: Fault) -> Iterator[tuple[str, Iterable[bytes]]]:
+def _of_table(file: Path, column: str | None, fault: Fault) -> Iterator[Document]:
     for number, row in enumerate(read_rows(file, fault), 1):
         if number == 1:
             texts = [name for name, value in row.items() if isinstance(value, str)]
-            column = pick_column(file, "column", column, ("text",), texts)
+            column = pick_column(file, "column", column, texts)
         text = row.get(column or "")
         if isinstance(text, str):
             yield f"{file}, row {number},", [text.encode("utf-8", "surrogatepass")]
@@ -210,58 +202,48 @@ def _of_table(file: Path, column: str | None, fault: Fault) -> Iterator[tuple[st
             fault(f"{file} has no text in row {number}: fill it or drop the row")
 
 
-def _of_parquet(file: Path, column: str | None) -> Iterator[tuple[str, Iterable[bytes]]]:
+def _of_parquet(file: Path, column: str | None) -> Iterator[Document]:
     import pyarrow
 
-    table = open_parquet(file)
-    column = _text_column(str(file), table.schema_arrow, column)
-    held = Expansion(file)
+    table, held = open_parquet(file), Expansion(file)
+    rows = _of_rows(str(file), table.schema_arrow, column, lambda name: table.iter_batches(ROWS, columns=[name]))
     try:
-        for name, chunks in _of_rows(
-            str(file), (batch.column(0) for batch in table.iter_batches(ROWS, columns=[column]))
-        ):
-            held.add(sum(map(len, chunks)))
-            yield name, chunks
+        for name, data in rows:
+            held.add(len(data[0]))
+            yield name, data
     except (pyarrow.ArrowException, OSError) as error:
-        reason = one_line(error)
-        raise ValueError(f"{file} is damaged or no parquet ({reason}): fetch it again") from None
+        raise ValueError(f"{file} is damaged or no parquet ({one_line(error)}): fetch it again") from None
 
 
 def _from_hub(source: Source) -> Documents:
     found = {SPLITS[split]: data for split, data in source.tables.items() if split in SPLITS}
-    aside = [split for split in source.tables if split not in SPLITS]
     if "train" not in found:
         raise ValueError(f"{source.spec} has no train split: give a folder of its files instead")
 
-    def rows(data: Any) -> Iterator[tuple[str, Iterable[bytes]]]:
-        column = _text_column(source.spec, data.features.arrow_schema, source.column)
-        batches = data.select_columns([column]).with_format("arrow").iter(ROWS)
-        yield from _of_rows(source.spec, (batch.column(0) for batch in batches))
-
-    def part(data: Any) -> Part:
-        return Part(lambda: rows(data))
+    def documents(data: Any) -> Iterator[Document]:
+        rows = data.with_format("arrow")
+        schema = data.features.arrow_schema
+        return _of_rows(source.spec, schema, source.column, lambda name: rows.select_columns([name]).iter(ROWS))
 
     identity: list[Any] = [hub_identity(data) for _, data in sorted(found.items())]
     identity += [f"column {source.column}"] * (source.column is not None)
+    aside = [split for split in source.tables if split not in SPLITS]
     notes = [(logging.WARNING, f"the {split} split is left aside") for split in aside]
-    return Documents({split: part(data) for split, data in found.items()}, identity, notes, {})
+    return Documents({split: partial(documents, data) for split, data in found.items()}, identity, notes, {})
 
 
-def _text_column(name: str, schema: Any, given: str | None) -> str:
-    import pyarrow.types as kinds
-
-    texts = [field.name for field in schema if kinds.is_string(field.type) or kinds.is_large_string(field.type)]
-    return pick_column(name, "column", given, ("text",), texts)
-
-
-def _of_rows(name: str, columns: Iterable[Any]) -> Iterator[tuple[str, list[bytes]]]:
+def _of_rows(
+    where: str, schema: Any, column: str | None, batches: Callable[[str], Iterable[Any]]
+) -> Iterator[tuple[str, list[bytes]]]:
+    """The rows of the column of text, which `batches` gives by its name."""
     import pyarrow
+    from pyarrow import types
 
-    row = 0
-    for column in columns:
-        # As bytes: what parquet calls a string was never checked, and is checked with all other text.
-        for data in column.cast(pyarrow.large_binary()).to_pylist():
-            if data is None:
-                raise ValueError(f"{name} has no text in row {row}: fill it or drop the row")
-            yield f"{name}, row {row},", [data]
-            row += 1
+    texts = [field.name for field in schema if types.is_string(field.type) or types.is_large_string(field.type)]
+    held = (batch.column(0) for batch in batches(pick_column(where, "column", column, texts)))
+    # As bytes: what parquet calls a string was never checked, and is checked with all other text.
+    rows = (data for texts in held for data in texts.cast(pyarrow.large_binary()).to_pylist())
+    for row, data in enumerate(rows):
+        if data is None:
+            raise ValueError(f"{where} has no text in row {row}: fill it or drop the row")
+        yield f"{where}, row {row},", [data]

@@ -28,9 +28,7 @@ BLOCK = 32  # clips made at a time, which stay in the processor's cache
 STEP = 64  # samples between two values of a resonance
 
 TONES = ("pure-low", "pure-high", "odd-low", "odd-high", "full-low", "full-high")
-WORDS = (
-    "bada", "daba", "bagu", "guba", "badagu", "gudaba", "dagumi", "mibadagu", "migudaba", "dagudami",
-)  # fmt: skip
+WORDS = ("bada", "daba", "bagu", "guba", "badagu", "gudaba", "dagumi", "mibadagu", "migudaba", "dagudami")
 
 # Where the resonances of a syllable start (its consonant) and where they stay (its vowel), in Hz.
 SYLLABLES = {
@@ -136,6 +134,9 @@ def words(count: int, split: str) -> tuple[Float32[Tensor, "count samples"], Int
             before, now = now, twice * now - before
     waves = waves / waves.abs().amax(1, keepdim=True)
     return _in_noise(waves, 10 + 20 * noise, draws) * torch.exp(-log(10) * quiet)[:, None], labels
+
+
+SOUNDS = {"tones": (tones, TONES), "words": (words, WORDS)}
 
 
 def _fine(coarse: Tensor) -> Tensor:

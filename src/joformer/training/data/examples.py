@@ -13,6 +13,7 @@ fault: one line naming the file or the row.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -35,9 +36,7 @@ from joformer.training.data.tables import copy_parquet, is_parquet, pick_column,
 TESTS = ("test", "validation", "valid", "val")  # the first of these that has labels is the test split
 EXAMPLE = 1 << 28  # bytes of one encoded image or clip: nobody's are larger
 WORDS = {"images": "image", "sounds": "sound"}
-LABELS = ("label", "fine_label")
-Parts = tuple[tuple[str, int], ...]
-"""The files that make up a split: name, rows."""
+Parts = tuple[tuple[str, int], ...]  # the files that make up a split: name, rows
 
 
 @dataclass(frozen=True)
@@ -99,11 +98,8 @@ class Rows:
         path, where = held.get("path"), f"{self.name(index)}: "
         if not isinstance(path, str) or not path:
             raise ValueError(f"{where}{self.column} is missing: fill it or take the row out")
-        table = _row_place(self.files, int(self.rows[index]))[0]
-        try:
-            place = _inside(os.path.join(os.path.dirname(table), path), self.folders)
-        except ValueError as error:
-            raise ValueError(f"{where}{self.column} names {path!r}{error}") from None
+        beside = os.path.dirname(_row_place(self.files, int(self.rows[index]))[0])
+        place = _inside(os.path.join(beside, path), self.folders, f"{where}{self.column} names {path!r}")
         return _read(place, where)
 
     def take(self, rows: Tensor) -> Rows:
@@ -112,8 +108,8 @@ class Rows:
 
 
 Split = Files | Rows
-Opened = tuple[Split, Split | None, tuple[str, ...]]
-"""Training and test split, and the names of the classes."""
+Opened = tuple[Split, Split | None, tuple[str, ...]]  # training and test split, and the names of the classes
+Classes = dict[str, str]  # of files: path → class
 
 
 class Records(NamedTuple):
@@ -136,9 +132,8 @@ def identity(source: Source, *, read: bool = True) -> str:
     2
     """
     if source.path is None:
-        return content_hash(
-            *(part for name in sorted(source.tables) for part in (name, hub_identity(source.tables[name])))
-        )
+        tables = {name: hub_identity(table) for name, table in sorted(source.tables.items())}
+        return content_hash(*itertools.chain(*tables.items()))
     files, start = list(source.files), len(str(source.path))
     if source.path.is_file() and source.listing:  # and what it lists
         files += [Path(name) for examples in _listings(source, fault).values() for name in examples]
@@ -185,20 +180,18 @@ def open_examples(source: Source, folder: Path, fault: Fault = fault) -> Records
     elif source.listing:
         train, test, classes = _open_listing(source, notes, fault)
     elif parquet:
-        media = next((file for file in source.files if suffix_of(file) in SUFFIXES[source.kind]), None)
-        if media is not None:
-            raise ValueError(
-                f"{source.path} holds both {parquet[0].name} and {media.name}: keep one kind of source in a folder"
-            )
+        media = [file.name for file in source.files if suffix_of(file) in SUFFIXES[source.kind]]
+        if media:
+            both = f"{parquet[0].name} and {media[0]}"
+            raise ValueError(f"{source.path} holds both {both}: keep one kind of source in a folder")
         inside = os.path.realpath(source.path if source.path.is_dir() else source.path.parent)
         splits = _parquet_splits(source.path, parquet)
         train, test, classes = _open_rows(source, splits, folder, (inside,), notes, fault)
     elif source.path.is_file():
-        raise ValueError(
-            f"{source.path} is no parquet file or table: give a folder of {source.kind}, parquet, or a table file,label"
-        )
+        remedy = f"give a folder of {source.kind}, parquet, or a table file,label"
+        raise ValueError(f"{source.path} is no parquet file or table: {remedy}")
     else:
-        train, test, classes = _open_tree(source, notes, fault)
+        train, test, classes = _open_tree(source, source.path, notes, fault)
     found = train.labels.unique()
     if len(found) < 2:
         only = f"one class, {classes[int(found[0])]!r}" if len(found) else "no examples"
@@ -240,81 +233,53 @@ def hold_out(labels: Int64[Tensor, " n"], share: float = 0.1) -> tuple[Tensor, T
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def _open_tree(source: Source, notes: list[Note], fault: Fault) -> Opened:
+def _open_tree(source: Source, folder: Path, notes: list[Note], fault: Fault) -> Opened:
     """Training and test files of a folder of class folders, and the names of the classes."""
-    assert source.path is not None
-    folder, files = source.path, list(map(str, source.files))
     if source.label not in (None, "folder", "name") or (source.label == "name" and source.kind == "images"):
         raise ValueError(f"{folder} holds class folders, which have no column {source.label!r}: leave out --label")
-    splits = _tree_splits(folder, files, source, fault)
-    members = {name: _members(place, files, source) for name, place in splits.items()}
+    splits = _tree_splits(source, folder, fault)
+    members = {name: _members(source, place) for name, place in splits.items()}
     flat = {name for name, (_, loose) in members.items() if loose and source.kind == "images"}
     test = _pick_test(splits, lambda name: name not in flat, notes)
     if test is None and (left := sorted(flat - {"train", "test"})):
-        place = splits[left[0]]
-        fault(
-            f"the {len(members[left[0]][1]):,} images in {place} have no class folders: move each into "
-            f"{place.name}/CLASS, or list all of {folder} in a table file,label,split and give that"
-        )
+        place, loose = splits[left[0]], members[left[0]][1]
+        remedy = f"move each into {place.name}/CLASS, or list all of {folder} in a table file,label,split and give that"
+        fault(f"the {len(loose):,} images in {place} have no class folders: {remedy}")
     inside = members["train"][0]
-    if source.kind == "sounds" and source.label is None and _ambiguous(inside):
-        prefixes = {Path(path).stem.partition("_")[0] for paths in inside.values() for path in paths}
-        raise ValueError(
-            f"the classes of {splits['train']} may be its folders ({_few(sorted(inside))}) or what each name begins "
-            f"with ({_few(sorted(prefixes))}): choose by --label folder or --label name"
-        )
-    examples = {}
-    for name in ("train", test) if test else ("train",):
-        by_name = source.kind == "sounds" and (source.label == "name" or not members[name][0])
-        examples[name] = _examples(splits[name], *members[name], source, by_name, fault)
-    other = [name for name in files if os.path.dirname(name) in {str(folder), *map(str, splits.values())}]
-    if other := [os.path.basename(name) for name in other if suffix_of(name) not in SUFFIXES[source.kind]]:
+    if source.kind == "sounds" and source.label is None and (prefixes := _other_classes(inside)):
+        choice = f"its folders ({_few(sorted(inside))}) or what each name begins with ({_few(sorted(prefixes))})"
+        raise ValueError(f"the classes of {splits['train']} may be {choice}: choose by --label folder or --label name")
+    train = _examples(source, splits["train"], *members["train"], fault)
+    tests = _examples(source, splits[test], *members[test], fault) if test else {}
+    around = {folder, *splits.values()}
+    other = [file.name for file in source.files if file.parent in around]
+    if other := [name for name in other if suffix_of(name) not in SUFFIXES[source.kind]]:
         notes.append((logging.INFO, f"not read, beside the class folders: {_few(other)}"))
-    return _numbered_files(examples["train"], examples.get(test or "", []), splits["train"], fault)
+    return _numbered_files(train, tests, splits["train"], fault)
 
 
-def _tree_splits(folder: Path, files: list[str], source: Source, fault: Fault) -> dict[str, Path]:
+def _tree_splits(source: Source, folder: Path, fault: Fault) -> dict[str, Path]:
     """The folders of the splits; the folder itself is the training split where it holds none."""
-    below = _folders(folder)
-    splits = {name.lower(): folder / name for name in below if name.lower() in SPLITS}
-    if "train" not in splits or len(splits) == 1 < len(below):  # beside other folders alone, "train" is a class
-        if splits and len(splits) == len(below):
-            raise ValueError(f"{folder} has {', '.join(below)} but no train folder: name the training split train")
-        splits = {"train": folder}
-    else:
-        for name in below:
-            if name.lower() not in splits:
-                fault(f"{folder / name} is no split beside train: name it one of {', '.join(TESTS)}, or move it away")
-        for loose in _members(folder, files, source)[1]:
-            fault(f"{loose} stands beside the train folder: move it into a class folder of a split")
+    inside, loose = _members(source, folder)
+    splits = {name.lower(): folder / name for name in inside if name.lower() in SPLITS}
+    if "train" not in splits or len(splits) == 1 < len(inside):  # beside other folders alone, "train" is a class
+        if splits and len(splits) == len(inside):
+            raise ValueError(f"{folder} has {', '.join(inside)} but no train folder: name the training split train")
+        return {"train": folder}
+    for name in inside:
+        if name.lower() not in splits:
+            fault(f"{folder / name} is no split beside train: name it one of {', '.join(TESTS)}, or move it away")
+    for file in loose:
+        fault(f"{file} stands beside the train folder: move it into a class folder of a split")
     return splits
 
 
-def _numbered_files(train: list[tuple[str, str]], test: list[tuple[str, str]], where: object, fault: Fault) -> Opened:
-    """Both splits of (path, class)."""
-    import numpy as np
-
-    classes = {name: number for number, name in enumerate(sorted({name for _, name in train}))}
-    for path, name in test:
-        if name not in classes:
-            fault(f"{path}: class {name!r} is unknown to {where}: add examples of it there")
-    splits = []
-    for part in (train, test):
-        known = [(os.fsencode(path), classes[name]) for path, name in part if name in classes]
-        paths, labels = [path for path, _ in known], [number for _, number in known]
-        splits.append(Files(np.array(paths), torch.tensor(labels, dtype=torch.int64)))
-    return splits[0], splits[1] if test else None, tuple(classes)
-
-
-def _folders(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not ASIDE.fullmatch(entry.name))
-
-
-def _members(folder: Path, files: list[str], source: Source) -> tuple[dict[str, list[str]], list[str]]:
+def _members(source: Source, folder: Path) -> tuple[dict[str, list[str]], list[str]]:
     """Of all files, those in each folder right below this one, and those of this kind that stand in it directly."""
-    inside: dict[str, list[str]] = {name: [] for name in _folders(folder)}
+    below = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not ASIDE.fullmatch(entry.name))
+    inside: dict[str, list[str]] = {name: [] for name in below}
     loose, root = [], os.path.join(folder, "")
-    for file in files:
+    for file in map(str, source.files):
         if file.startswith(root):
             name, deeper, _ = file[len(root) :].partition(os.sep)
             if deeper:
@@ -324,15 +289,15 @@ def _members(folder: Path, files: list[str], source: Source) -> tuple[dict[str, 
     return inside, loose
 
 
-def _examples(
-    folder: Path, inside: dict[str, list[str]], loose: list[str], source: Source, by_name: bool, fault: Fault
-) -> list[tuple[str, str]]:
-    """(path, class) of all files of one split; other files beside the class folders may stay."""
-    word, suffixes, examples = WORDS[source.kind], SUFFIXES[source.kind], []
+def _examples(source: Source, folder: Path, inside: dict[str, list[str]], loose: list[str], fault: Fault) -> Classes:
+    """All files of one split; other files beside the class folders may stay."""
+    word, suffixes = WORDS[source.kind], SUFFIXES[source.kind]
+    by_name = source.kind == "sounds" and (source.label == "name" or not inside)
     if by_name:
-        inside, loose = {}, loose + [path for paths in inside.values() for path in paths]
+        inside, loose = {}, loose + list(itertools.chain(*inside.values()))
     if not inside and not (by_name and loose):
         raise ValueError(f"{folder} holds no class folders: put every {word} into a folder named as its class")
+    examples = {}
     for path in loose:
         name, underscore, _ = Path(path).stem.partition("_")
         if not by_name:
@@ -340,64 +305,32 @@ def _examples(
         elif not name or not underscore:
             fault(f"{path} names no class before an underscore: call it class_{Path(path).name}, or use class folders")
         else:
-            examples.append((path, name))
-    examples += [(path, name) for name, members in inside.items() for path in members]
-    for name in [name for name, members in inside.items() if not members]:
-        fault(f"the class folder {folder / name} holds no {word} files: fill it or remove it")
-    for path in [path for path, _ in examples if not path.lower().endswith(suffixes)]:
+            examples[path] = name
+    for name, paths in inside.items():
+        if not paths:
+            fault(f"the class folder {folder / name} holds no {word} files: fill it or remove it")
+        examples |= dict.fromkeys(paths, name)
+    for path in [path for path in examples if not path.lower().endswith(suffixes)]:
         remedy = "convert it to wav" if suffix_of(path) in UNREAD else "move it out of the class folder"
         fault(f"{path} is no {word} file ({', '.join(suffixes)}): {remedy}")
-    return [(path, name) for path, name in examples if path.lower().endswith(suffixes)]
+        del examples[path]
+    return examples
 
 
-def _ambiguous(inside: dict[str, list[str]]) -> bool:
-    """Whether the names of the files may give the classes as well as their folders.
+def _other_classes(inside: dict[str, list[str]]) -> set[str]:
+    """What the names of the files begin with, where that may give the classes as well as their folders.
 
-    They may where each name repeats its folder after the first word (01/7_01_3.wav), or where all folders have the same
+    It may where each name repeats its folder after the first word (01/7_01_3.wav), or where all folders have the same
     few first words, each at least four times on average. Names that begin with a speaker's number are neither.
     """
     words = {folder: [Path(path).stem.split("_") for path in paths] for folder, paths in inside.items() if paths}
     first = {folder: {parts[0] for parts in names} for folder, names in words.items()}
     every = set().union(*first.values())
     if len(every) < 2 or every == set(inside) or any(len(parts) < 2 for names in words.values() for parts in names):
-        return False
+        return set()
     repeated = all(folder in parts[1:] for folder, names in words.items() for parts in names)
-    return repeated or all(first[folder] == every and len(names) >= 4 * len(every) for folder, names in words.items())
-
-
-# -- tables that list files -------------------------------------------------------------------------------------------
-
-
-def _listings(source: Source, fault: Fault) -> dict[str, dict[str, str]]:
-    """path → class of all files that the tables list, by split."""
-    found: dict[str, dict[str, str]] = {}
-    for table in source.listing:
-        inside, columns = os.path.realpath(table.parent), ("", "")
-        own = (split_of(table.name) or "train") if len(source.listing) > 1 else "train"
-        for number, row in enumerate(read_rows(table, fault), 1):
-            if number == 1:
-                file = next(name for name in FILE if name in row)
-                names = [name for name in row if name not in (file, "split")]
-                columns = file, pick_column(table, "label", source.label, LABELS, names)
-            where = f"{table}, row {number}: "
-            path, name, split = ("" if row.get(key) is None else str(row[key]) for key in (*columns, "split"))
-            split, place = split.lower() or own, os.path.join(table.parent, path)
-            try:
-                if not path or not name:
-                    raise ValueError(f"{columns[bool(path)]} is missing: fill it or take the row out")
-                if split not in SPLITS:
-                    raise ValueError(f"split is {split!r}: name it one of {', '.join(SPLITS)}")
-                where += f"{columns[0]} names {path!r}"
-                if not _inside(place, (inside,)).lower().endswith(SUFFIXES[source.kind]):
-                    raise ValueError(f", which is no {WORDS[source.kind]} file: take the row out")
-                if not os.path.isfile(place):
-                    raise ValueError(", which is not there: correct it, or add the file")
-                if any(place in examples for examples in found.values()):
-                    raise ValueError(" a second time: take one of the rows out")
-                found.setdefault(split, {})[place] = name
-            except ValueError as error:
-                fault(f"{where}{error}")
-    return found
+    alike = all(first[folder] == every and len(names) >= 4 * len(every) for folder, names in words.items())
+    return every if repeated or alike else set()
 
 
 def _open_listing(source: Source, notes: list[Note], fault: Fault) -> Opened:
@@ -406,40 +339,86 @@ def _open_listing(source: Source, notes: list[Note], fault: Fault) -> Opened:
     if "train" not in splits:
         raise ValueError(f"{source.listing[0]} lists no training examples: name the training split train")
     test = _pick_test(splits, lambda name: True, notes)
-    held = list(splits[test].items()) if test else []
-    return _numbered_files(list(splits["train"].items()), held, "the training split", fault)
+    return _numbered_files(splits["train"], splits[test] if test else {}, "the training split", fault)
+
+
+def _listings(source: Source, fault: Fault) -> dict[str, Classes]:
+    """All files that the tables list, by split."""
+    found: dict[str, Classes] = {}
+    for table in source.listing:
+        inside, columns = os.path.realpath(table.parent), ("", "")
+        own = (split_of(table.name) or "train") if len(source.listing) > 1 else "train"
+        for number, row in enumerate(read_rows(table, fault), 1):
+            if number == 1:
+                file = next(name for name in FILE if name in row)
+                names = [name for name in row if name not in (file, "split")]
+                columns = file, pick_column(table, "label", source.label, names)
+            path, name, split = ("" if row.get(key) is None else str(row[key]) for key in (*columns, "split"))
+            split, place, named = split.lower() or own, os.path.join(table.parent, path), f"{columns[0]} names {path!r}"
+            try:
+                if not path or not name:
+                    raise ValueError(f"{columns[bool(path)]} is missing: fill it or take the row out")
+                if split not in SPLITS:
+                    raise ValueError(f"split is {split!r}: name it one of {', '.join(SPLITS)}")
+                if not _inside(place, (inside,), named).lower().endswith(SUFFIXES[source.kind]):
+                    raise ValueError(f"{named}, which is no {WORDS[source.kind]} file: take the row out")
+                if not os.path.isfile(place):
+                    raise ValueError(f"{named}, which is not there: correct it, or add the file")
+                if any(place in examples for examples in found.values()):
+                    raise ValueError(f"{named} a second time: take one of the rows out")
+                found.setdefault(split, {})[place] = name
+            except ValueError as error:
+                fault(f"{table}, row {number}: {error}")
+    return found
+
+
+def _numbered_files(train: Classes, test: Classes, where: object, fault: Fault) -> Opened:
+    """Both splits, and the names of the classes: those of the training files, in order."""
+    import numpy as np
+
+    classes = sorted({*train.values()})
+    numbers = {name: number for number, name in enumerate(classes)}
+
+    def split(examples: Classes) -> Files:
+        paths = [os.fsencode(path) for path in examples]
+        return Files(np.array(paths), torch.tensor([numbers[name] for name in examples.values()], dtype=torch.int64))
+
+    for path in [path for path, name in test.items() if name not in numbers]:
+        fault(f"{path}: class {test.pop(path)!r} is unknown to {where}: add examples of it there")
+    return split(train), split(test) if test else None, tuple(classes)
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
+def _parquet_splits(found: Path, files: list[Path]) -> dict[str, Parts]:
+    """The files of each split; a file alone is the training split."""
+    splits: dict[str, Parts] = {}
+    for file in files:
+        split = (split_of(file.relative_to(found)) or "") if found.is_dir() else "train"
+        splits[split] = (*splits.get(split, ()), (str(file), open_parquet(file).metadata.num_rows))
+    if "" in splits and len(splits) > 1:
+        raise ValueError(f"{splits[''][0][0]} belongs to no split: name it train-… or test-…, or move it away")
+    return {split or "train": parts for split, parts in splits.items()}
+
+
 class _Table(NamedTuple):
-    """One split: its rows, the names of the columns of examples and of labels, and the labels themselves."""
+    """One split: its rows, the names of the columns of examples and of labels, and the files it is made of."""
 
     rows: Any
     data: str
     label: str
-    held: Any
     files: Parts
 
     @property
-    def names(self) -> list[str] | None:
-        """The names of the classes, where the table has them."""
-        found = getattr(self.rows.features[self.label], "names", None)
-        return [str(name) for name in found] if found else None  # a file may hold anything there
+    def held(self) -> Any:
+        """The labels, as they are in the table."""
+        return self.rows.data.column(self.label)
 
-
-def _parquet_splits(found: Path, files: list[Path]) -> dict[str, Parts]:
-    """The files of each split; a file alone is the training split."""
-    named = {str(file): split_of(file.relative_to(found)) if found.is_dir() else "train" for file in files}
-    nameless = next((name for name, split in named.items() if split is None), None)
-    if nameless and any(named.values()):
-        raise ValueError(f"{nameless} belongs to no split: name it train-… or test-…, or move it away")
-    splits: dict[str, Parts] = {}
-    for name, split in named.items():
-        part = (name, open_parquet(name).metadata.num_rows)
-        splits[split or "train"] = (*splits.get(split or "train", ()), part)
-    return splits
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the classes, where the table has them; a file may hold anything there."""
+        return tuple(map(str, getattr(self.rows.features[self.label], "names", None) or ()))
 
 
 def _open_rows(
@@ -456,20 +435,18 @@ def _open_rows(
         files = tuple((path, rows) for path, rows in splits[name] if rows)
         if not files:
             raise ValueError(f"{splits[name][0][0]} holds no rows: the {name} split needs at least one")
-        if source.path is None:
-            table = source.tables[name]
-            columns = _columns(table.features.arrow_schema, source, files[0][0])
-        else:
-            columns = _columns(open_parquet(files[0][0]).schema_arrow, source, files[0][0])
-            table = copy_parquet(files, columns, folder / name)
-        return _Table(table.with_format("arrow"), *columns, table.data.column(columns[1]), files)
+        first, table = files[0][0], None if source.path else source.tables[name]
+        schema = open_parquet(first).schema_arrow if table is None else table.features.arrow_schema
+        columns = _columns(schema, source, first)
+        table = copy_parquet(files, columns, folder / name) if table is None else table
+        return _Table(table.with_format("arrow"), *columns, files)
 
     def is_labelled(name: str) -> bool:
         held = table_of(name).held
         is_number = str(held.type).startswith(("int", "uint"))
         return held.null_count < len(held) and (not is_number or pc.max(held).as_py() >= 0)
 
-    def rows_of(name: str, known: tuple[str, ...] | None = None) -> tuple[Rows, tuple[str, ...]]:
+    def rows_of(name: str, known: tuple[str, ...]) -> tuple[Rows, tuple[str, ...]]:
         table, train = table_of(name), table_of("train")
         if table.names != train.names:
             raise ValueError(f"{table.files[0][0]} names other classes in {table.label} than {train.files[0][0]}")
@@ -477,7 +454,7 @@ def _open_rows(
         right = (labels >= 0).nonzero().squeeze(1)
         return Rows(table.rows, table.data, table.files, right, labels[right], folders), classes
 
-    train, classes = rows_of("train")
+    train, classes = rows_of("train", ())
     test = _pick_test(splits, is_labelled, notes)
     return train, rows_of(test, classes)[0] if test else None, classes
 
@@ -495,10 +472,10 @@ def _columns(schema: Any, source: Source, where: str) -> tuple[str, str]:
         found = f"the columns {', '.join(data)}" if data else f"none in {', '.join(schema.names)}"
         raise ValueError(f"{where} should have one column of {WORDS[source.kind]} bytes and has {found}")
     numbers, words = of(types.is_integer), of(types.is_string, types.is_large_string)
-    return data[0], pick_column(where, "label", source.label, LABELS, numbers + words, sole=numbers)
+    return data[0], pick_column(where, "label", source.label, numbers + words, sole=numbers)
 
 
-def _numbered(table: _Table, known: tuple[str, ...] | None, fault: Fault) -> tuple[tuple[str, ...], Tensor]:
+def _numbered(table: _Table, known: tuple[str, ...], fault: Fault) -> tuple[tuple[str, ...], Tensor]:
     """Classes and int64 labels of a split, −1 where they are faulty; `known` are the classes of the training split."""
     import pyarrow
     import pyarrow.compute as pc
@@ -507,29 +484,25 @@ def _numbered(table: _Table, known: tuple[str, ...] | None, fault: Fault) -> tup
     faulty: set[int] = set()
 
     def report(wrong: Any, why: str) -> None:
-        for row in pc.indices_nonzero(pc.fill_null(wrong, False)).to_pylist():
-            if row not in faulty:
-                faulty.add(row)
-                fault(f"{_row_name(table.files, row)}: {table.label} {why.format(held[row].as_py())}")
+        for row in sorted({*pc.indices_nonzero(pc.fill_null(wrong, False)).to_pylist()} - faulty):
+            faulty.add(row)
+            fault(f"{_row_name(table.files, row)}: {table.label} {why.format(held[row].as_py())}")
 
     report(pc.is_null(held), "is missing: fill it or take the row out")
-    is_number = pyarrow.types.is_integer(held.type)
     unknown = "a class unknown to the training split: add examples of it there"
-    if is_number:
+    if pyarrow.types.is_integer(held.type):
+        numbers, classes = held, names or known
         report(pc.less(held, 0), "is {}: labels count from 0")
-        named = names or known
-        why = f"beyond the {len(names)} classes that are named" if names else unknown
+        why = f"is {{}}, {f'beyond the {len(names)} classes that are named' if names else unknown}"
         many = f"is {{}} among {len(held)} examples: labels count the classes from 0"
-        report(pc.greater_equal(held, len(named or held)), f"is {{}}, {why}" if named else many)
-        numbers = held
+        report(pc.greater_equal(held, len(classes or held)), why if classes else many)
     else:
-        known = known or tuple(sorted(pc.unique(held.drop_null()).to_pylist()))
-        numbers = pc.index_in(held, value_set=pyarrow.array(known, type=held.type))
+        classes = known or tuple(sorted(pc.unique(held.drop_null()).to_pylist()))
+        numbers = pc.index_in(held, value_set=pyarrow.array(classes, type=held.type))
         report(pc.is_null(numbers), f"is {{!r}}, {unknown}")
     labels = torch.tensor(pc.fill_null(pc.cast(numbers, "int64", safe=False), -1).to_numpy()).long()
     labels[sorted(faulty)] = -1
-    counted = tuple(names or map(str, range(int(labels.max()) + 1))) if is_number else ()
-    return known or counted, labels
+    return classes or tuple(map(str, range(int(labels.max()) + 1))), labels
 
 
 # -- common to all ----------------------------------------------------------------------------------------------------
@@ -547,14 +520,14 @@ def _pick_test(present: Iterable[str], labelled: Callable[[str], bool], notes: l
     return chosen
 
 
-def _inside(path: str, folders: Sequence[str]) -> str:
+def _inside(path: str, folders: Sequence[str], named: str) -> str:
     """Where a path that stands in a table leads: it could name any file of this machine."""
     try:
         place = os.path.realpath(path)
     except (OSError, ValueError) as error:  # ValueError: a null byte
-        raise ValueError(f": {_io.one_line(error)}") from None
+        raise ValueError(f"{named}: {_io.one_line(error)}") from None
     if not any(place.startswith(os.path.join(folder, "")) for folder in folders):
-        raise ValueError(", outside of the data's folder: put the file into it, or its bytes into the row")
+        raise ValueError(f"{named}, outside of the data's folder: put the file into it, or its bytes into the row")
     return place
 
 

@@ -53,8 +53,9 @@ def content_hash(*parts: Path | bytes | str | int) -> str:
     for part in parts:
         one = hashlib.sha256()
         if isinstance(part, Path):
-            for piece in _pieces(part):
-                one.update(piece)
+            with _reading(part), open_file(part) as file:
+                for piece in _all_of(file, CHUNK):
+                    one.update(piece)
         else:
             one.update(part if isinstance(part, bytes) else repr(part).encode())
         whole.update(one.digest())
@@ -155,18 +156,17 @@ def read_chunks(path: Path, size: int = CHUNK) -> Iterator[bytes]:
             return
         held = Expansion(path)
         try:
-            for chunk in _UNPACKED[kind](file, size):
+            for chunk in _unpacked(file, kind, size):
                 held.add(len(chunk))
                 yield chunk
         except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
             if isinstance(error, OSError) and error.errno:
                 raise
-            reason = one_line(error)
-            raise ValueError(f"{path} is damaged or cut short ({kind}: {reason}): fetch it again") from None
+            raise ValueError(f"{path} is damaged or cut short ({kind}: {one_line(error)}): fetch it again") from None
 
 
-def read_utf8(path: Path, found: set[str] | None = None) -> Iterator[bytes]:
-    r"""`read_chunks`, with text in UTF-16 or UTF-32 (which a byte-order mark tells) as UTF-8; `found` gets its name.
+def read_utf8(path: Path, found: dict[Path, str] | None = None) -> Iterator[bytes]:
+    r"""`read_chunks`, with text in UTF-16 or UTF-32 (which a byte-order mark tells) as UTF-8; `found` gets which.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -187,12 +187,10 @@ def read_utf8(path: Path, found: set[str] | None = None) -> Iterator[bytes]:
         yield from chunks
         return
     if found is not None:
-        found.add(encoding)
-    decoder = codecs.getincrementaldecoder(encoding)()
+        found[path] = encoding
     try:
-        for chunk in itertools.chain([first], chunks):
-            yield decoder.decode(chunk).encode()
-        yield decoder.decode(b"", final=True).encode()
+        for text in codecs.iterdecode(itertools.chain([first], chunks), encoding):
+            yield text.encode()
     except UnicodeError as error:
         raise ValueError(f"{path} is damaged or no {encoding} ({one_line(error)}): save it as UTF-8") from None
 
@@ -211,10 +209,8 @@ class Expansion:
         """So many bytes more."""
         self.given += size
         if self.given > self.most:
-            raise ValueError(
-                f"{self.path} expands from {self.size:,} to more than {self.most:,} bytes: if you trust it, "
-                f"set {LIMITS}=10 to allow ten times as much"
-            )
+            remedy = f"if you trust it, set {LIMITS}=10 to allow ten times as much"
+            raise ValueError(f"{self.path} expands from {self.size:,} to more than {self.most:,} bytes: {remedy}")
 
 
 def open_parquet(path: Place) -> Any:
@@ -233,8 +229,7 @@ def open_parquet(path: Place) -> Any:
         about = table.metadata
         sizes = [about.row_group(number).total_byte_size for number in range(about.num_row_groups)]
     except (OSError, pyarrow.ArrowException) as error:
-        reason = one_line(error)
-        raise ValueError(f"{path} is damaged or no parquet file ({reason}): fetch it again") from None
+        raise ValueError(f"{path} is damaged or no parquet file ({one_line(error)}): fetch it again") from None
     Expansion(path).add(max(sum(sizes), 8 * about.num_rows))
     return table
 
@@ -252,13 +247,13 @@ def _all_of(stream: Any, size: int) -> Iterator[bytes]:
         yield chunk
 
 
-def _gz(file: Any, size: int) -> Iterator[bytes]:
-    import gzip
+def _unpacked(file: Any, kind: str, size: int) -> Iterator[bytes]:
+    if kind == "xz":
+        return _xz(file, size)
+    if kind == "gz":
+        import gzip
 
-    return _all_of(gzip.open(file), size)
-
-
-def _zst(file: Any, size: int) -> Iterator[bytes]:
+        return _all_of(gzip.open(file), size)
     import pyarrow
 
     return _all_of(pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd"), size)
@@ -268,27 +263,15 @@ def _xz(file: Any, size: int) -> Iterator[bytes]:
     """`lzma.open` would take any memory that the header asks for, up to 4 GB."""
     import lzma
 
-    decoder, data = lzma.LZMADecompressor(memlimit=allowed(XZ_MEMORY)), b""
-    while True:
-        if decoder.eof:  # another stream may follow, after zeros that fill up
-            data = decoder.unused_data.lstrip(b"\0")
-            while not data and (more := file.read(CHUNK)):
-                data = more.lstrip(b"\0")
-            if not data:
-                return
-            decoder = lzma.LZMADecompressor(memlimit=allowed(XZ_MEMORY))
-        elif decoder.needs_input:
-            data = file.read(CHUNK)
-            if not data:
+    data = file.read(CHUNK)
+    while data:  # one stream after another, with zeros between them that fill up
+        decoder = lzma.LZMADecompressor(memlimit=allowed(XZ_MEMORY))
+        while not decoder.eof:
+            if chunk := decoder.decompress(data, size):
+                yield chunk
+            data = b""
+            if decoder.needs_input and not (data := file.read(CHUNK)):
                 raise EOFError("it ends before its end-of-stream marker")
-        if chunk := decoder.decompress(data, size):
-            yield chunk
-        data = b""
-
-
-_UNPACKED = {"gz": _gz, "xz": _xz, "zst": _zst}
-
-
-def _pieces(path: Path) -> Iterator[bytes]:
-    with _reading(path), open_file(path) as file:
-        yield from _all_of(file, CHUNK)
+        data = decoder.unused_data.lstrip(b"\0")
+        while not data and (more := file.read(CHUNK)):
+            data = more.lstrip(b"\0")

@@ -25,11 +25,11 @@ HUB: dict[str, tuple[str, str | None]] = {
 }
 
 
-def hub(name: str, split: str | None = None) -> Any:
+def hub(name: str) -> Any:
     """A data set of the hub through `datasets`: one of `HUB`, or "hub:owner/name" or "hub:owner/name:configuration".
 
-    Gives a `datasets.Dataset`, or without `split` a `datasets.DatasetDict`. What was fetched before is found without a
-    network; where neither helps, one line says so.
+    Gives a `datasets.DatasetDict`. What was fetched before is found without a network; where neither helps, one line
+    says so.
 
     >>> hub("nothing")
     Traceback (most recent call last):
@@ -40,18 +40,14 @@ def hub(name: str, split: str | None = None) -> Any:
 
     try:
         with _without_waiting():
-            return datasets.load_dataset(repository, configuration, split=split)
+            return datasets.load_dataset(repository, configuration)
     except Exception as error:  # the client's errors have no common base: those of the network are not OSError
-        reason = one_line(error)
+        said = f"cannot load {repository} from the hub: {one_line(error)}"
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
-            raise ValueError(
-                f"cannot store {repository}: {reason}; make room or set HF_HOME to another folder"
-            ) from None
-        if isinstance(error, ConnectionError):
-            raise ValueError(
-                f"cannot reach the hub for {repository}: no network; give a folder of parquet files instead"
-            ) from None
-        raise ValueError(f"cannot load {repository} from the hub: {reason}") from None
+            said = f"cannot store {repository}: {one_line(error)}; make room or set HF_HOME to another folder"
+        elif isinstance(error, ConnectionError):
+            said = f"cannot reach the hub for {repository}: no network; give a folder of parquet files instead"
+        raise ValueError(said) from None
 
 
 def hub_name(name: str) -> tuple[str, str | None]:
@@ -63,8 +59,7 @@ def hub_name(name: str) -> tuple[str, str | None]:
     if name in HUB:
         return HUB[name]
     if not is_hub(name):
-        known = ", ".join(sorted(HUB))
-        raise ValueError(f"{name!r} is no data set's name: use {known} or hub:owner/name")
+        raise ValueError(f"{name!r} is no data set's name: use {', '.join(sorted(HUB))} or hub:owner/name")
     repository, _, configuration = name.removeprefix("hub:").partition(":")
     return repository, configuration or None
 
@@ -108,18 +103,15 @@ def _without_waiting() -> Iterator[None]:
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-    if not _resolves(urlsplit(constants.ENDPOINT).hostname):
+    # Behind a proxy names resolve elsewhere.
+    proxied = any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
+    try:
+        reached = proxied or bool(socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443))
+    except OSError:
+        reached = False
+    if not reached:
         constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
         constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
-
-
-def _resolves(host: str | None) -> bool:
-    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
-        return True  # behind a proxy names resolve elsewhere
-    try:
-        return bool(socket.getaddrinfo(host, 443))
-    except OSError:
-        return False

@@ -141,36 +141,23 @@ def load_images(
             raise ValueError("digits are 8 × 8 with one kind of label: leave out label and size (--label, --size)")
         from joformer.training.data.embedded import digits
 
-        return embedded(source, Made(*digits()))
+        return finished(source, Made(*digits()))
 
     def make(records: Records) -> Made:
         train, test, classes, notes = records
         logger.info(f"decoding {len(train) + len(test):,} images, once")
         converted: Counter[str] = Counter()
         split = [_decoded(part, size, converted) for part in (train, test)]
-        if split[0].shape[2:] != split[1].shape[2:]:
-            raise ValueError(
-                f"{test.name(0)} is {_extent(split[1])}, {train.name(0)} is {_extent(split[0])}: give a size (--size)"
-            )
+        sides = [f"{images.shape[3]} × {images.shape[2]}" for images in split]
+        if sides[0] != sides[1]:
+            raise ValueError(f"{test.name(0)} is {sides[1]}, {train.name(0)} is {sides[0]}: give a size (--size)")
         if split[0].shape[1] != split[1].shape[1]:
             split = [images.expand(-1, 3, -1, -1).contiguous() for images in split]
-        notes += tuple(
-            (logging.INFO, f"{count:,} image{'s' * (count > 1)}: {what}") for what, count in sorted(converted.items())
-        )
+        for what, count in sorted(converted.items()):
+            notes += ((logging.INFO, f"{count:,} image{'s' * (count > 1)}: {what}"),)
         return Made((split[0], train.labels), (split[1], test.labels), classes, notes, ROTATED * (ROTATED in converted))
 
     return kept(source, "image", ("size", size), make, cache=cache)
-
-
-def embedded(source: Source, made: Made) -> Images:
-    """`Images` of what was made without files; the hash is over the tensors themselves.
-
-    >>> split = torch.zeros(1, 1, 2, 2, dtype=torch.uint8), torch.tensor([0])
-    >>> len(embedded(resolve("digits"), Made(split, split, ("a",))).fingerprint)
-    64
-    """
-    parts = [tensor.numpy().tobytes() for split in (made.train, made.test) for tensor in split]
-    return _images(source, made, content_hash(*made.classes, *parts))
 
 
 def kept(
@@ -187,7 +174,7 @@ def kept(
             return make(open_examples(source, Path(rows)))
 
     made = stored(f"{source.kind}-{key}", build, cache=cache)
-    return _images(source, made, content_hash(key, made.mark) if made.mark else key)
+    return finished(source, made, content_hash(key, made.mark) if made.mark else key)
 
 
 def stored(key: str, make: Callable[[Path], Made], *, cache: Place | None) -> Made:
@@ -208,12 +195,19 @@ def stored(key: str, make: Callable[[Path], Made], *, cache: Place | None) -> Ma
         return Made((images, labels), (test_images, test_labels), tuple(classes), notes, mark)
 
 
-def _images(source: Source, made: Made, fingerprint: str) -> Images:
-    """The images, with what was understood of them logged."""
+def finished(source: Source, made: Made, fingerprint: str = "") -> Images:
+    """The images, with what was understood of them logged; by default the hash is over the tensors themselves.
+
+    >>> split = torch.zeros(1, 1, 2, 2, dtype=torch.uint8), torch.tensor([0])
+    >>> len(finished(resolve("digits"), Made(split, split, ("a",))).fingerprint)
+    64
+    """
     shape = " × ".join(map(str, made.train[0].shape[1:]))
-    counts = made.train[1].bincount(minlength=len(made.classes)).tolist()
-    sizes = {"train": len(made.train[1]), "test": len(made.test[1])}
-    log(summary(source.name, f"{source.kind} as {shape} bytes", sizes, "examples", made.classes, counts, made.notes))
+    kind, sizes = f"{source.kind} as {shape} bytes", {"train": len(made.train[1]), "test": len(made.test[1])}
+    log(summary(source.name, kind, sizes, "examples", made.notes, classes=made.classes, labels=made.train[1]))
+    if not fingerprint:
+        tensors = [tensor.numpy().tobytes() for tensor in made.train + made.test]
+        fingerprint = content_hash(*made.classes, *tensors)
     return Images(Labelled(*made.train), Labelled(*made.test), made.classes, fingerprint)
 
 
@@ -231,19 +225,12 @@ def _decoded(records: Split, size: int | None, converted: Counter[str]) -> UInt8
             _require_memory(len(records) * 3 * pixels[0].size)
             images = np.empty((len(records), *pixels.shape), dtype=np.uint8)
         if pixels.shape[1:] != images.shape[2:]:
-            first = f"{images.shape[3]} × {images.shape[2]}"
-            raise ValueError(
-                f"{records.name(row)} is {image.width} × {image.height}, {records.name(0)} is {first}: "
-                "give a size to bring all to one (--size)"
-            )
+            this, first = f"{image.width} × {image.height}", f"{images.shape[3]} × {images.shape[2]}"
+            raise ValueError(f"{records.name(row)} is {this}, {records.name(0)} is {first}: give a size (--size)")
         if len(pixels) > images.shape[1]:  # the first in colour after grey ones
             images = np.repeat(images, 3, axis=1)
         images[row] = pixels
     return torch.from_numpy(images)
-
-
-def _extent(images: Tensor) -> str:
-    return f"{images.shape[3]} × {images.shape[2]}"
 
 
 def _require_memory(size: int) -> None:
@@ -252,5 +239,5 @@ def _require_memory(size: int) -> None:
     except (AttributeError, ValueError, OSError):
         return
     if size > memory:
-        remedy = "give a smaller size (--size), or stream them (--stream)"
-        raise ValueError(f"{size / 1e9:.0f} GB of pixels do not fit into memory: {remedy}")
+        many = f"{size / 1e9:.0f} GB of pixels"
+        raise ValueError(f"{many} do not fit into memory: give a smaller size (--size), or stream them (--stream)")

@@ -25,8 +25,7 @@ from joformer.training.data.hub import hub, is_hub
 from joformer.training.data.tables import is_parquet, is_table, read_rows
 
 Kind = Literal["text", "images", "sounds"]
-Note = tuple[int, str]
-"""What a loader decided on its own: a level of `logging`, and one line."""
+Note = tuple[int, str]  # what a loader decided on its own: a level of `logging`, and one line
 
 NAMES: dict[str, Kind] = {"stdlib": "text", "digits": "images", "tones": "sounds", "words": "sounds"}
 NAMES |= dict.fromkeys(("wikipedia", "openwebtext"), "text")
@@ -38,11 +37,10 @@ SUFFIXES: dict[Kind, tuple[str, ...]] = {
     "images": (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"),
     "sounds": (*WAV, *CODED),
 }
-UNREAD = (".aac", ".aif", ".aiff", ".m4a", ".wma")
-"""Sounds that nothing here can read: they are called that."""
+UNREAD = (".aac", ".aif", ".aiff", ".m4a", ".wma")  # sounds that nothing here can read: they are called that
 HEARD = (*SUFFIXES["sounds"], *UNREAD)
-FILE = ("file", "file_name", "filename", "path")
-"""Names of the column of a table that lists files."""
+SEEN_OR_HEARD = (*SUFFIXES["images"], *HEARD)
+FILE = ("file", "file_name", "filename", "path")  # names of the column of a table that lists files
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ def resolve(
     if isinstance(spec, Source):
         changed = label not in (None, spec.label) or column not in (None, spec.column)
         source = replace(spec, label=label or spec.label, column=column or spec.column) if changed else spec
-    elif isinstance(spec, str) and (spec in NAMES or is_hub(spec)):
+    elif isinstance(spec, str) and is_name(spec):
         source = Source(spec, NAMES.get(spec, kind or "text"), spec.rpartition("/")[2], label=label, column=column)
         if spec not in NAMES and kind is None:
             tables = source.tables
@@ -148,18 +146,21 @@ def summary(
     kind: str,
     splits: dict[str, int],
     unit: str,
-    classes: Sequence[str] = (),
-    counts: Sequence[int] = (),
     notes: Iterable[Note] = (),
+    *,
+    classes: Sequence[str] = (),
+    labels: Any = None,
 ) -> list[Note]:
     """What was understood of the data, as lines to log: kind, classes, splits, and what was decided on the way.
 
-    >>> [line for _, line in summary("pets", "images", {"train": 3, "test": 1}, "images", ["cat", "dog"], [2, 1])]
+    >>> import torch
+    >>> about = {"classes": ["cat", "dog"], "labels": torch.tensor([0, 1, 0])}
+    >>> [line for _, line in summary("pets", "images", {"train": 3, "test": 1}, "images", **about)]
     ['data: pets, images', '  2 classes, from dog (1) to cat (2)', '  train 3, test 1 images']
     """
     lines = [f"data: {name}, {kind}"]
     if classes:
-        ranked = sorted(zip(counts, classes, strict=True))
+        ranked = sorted(zip(labels.bincount(minlength=len(classes)).tolist(), classes, strict=True))
         least, most = (f"{name} ({count:,})" for count, name in (ranked[0], ranked[-1]))
         lines.append(f"  {len(classes):,} classes, from {least} to {most}")
     lines.append("  " + ", ".join(f"{split} {count:,}" for split, count in splits.items()) + f" {unit}")
@@ -201,9 +202,9 @@ def _kind_of_schema(schema: Any) -> Kind:
     from pyarrow import types
 
     kinds = [field.type for field in schema]
-    if any(types.is_binary(kind) or types.is_large_binary(kind) or types.is_struct(kind) for kind in kinds):
-        return "images"
-    return "text" if any(types.is_string(kind) or types.is_large_string(kind) for kind in kinds) else "images"
+    binary = any(types.is_binary(kind) or types.is_large_binary(kind) or types.is_struct(kind) for kind in kinds)
+    words = any(types.is_string(kind) or types.is_large_string(kind) for kind in kinds)
+    return "text" if words and not binary else "images"
 
 
 def _listing(path: Path, files: Sequence[Path]) -> tuple[Path, ...]:
@@ -211,11 +212,8 @@ def _listing(path: Path, files: Sequence[Path]) -> tuple[Path, ...]:
     if path.is_file():
         return (path,) if is_table(path) and _listed(path) else ()
     tables = [file for file in files if is_table(file) and file.parent == path and _listed(file)]
-    below = {
-        file.relative_to(path).parts[:2]
-        for file in files
-        if tables and suffix_of(file) in (*SUFFIXES["images"], *HEARD)
-    }
+    media = [file for file in files if tables and suffix_of(file) in SEEN_OR_HEARD]
+    below = {file.relative_to(path).parts[:2] for file in media}
     is_tree = len({parts[0] for parts in below}) > 1 and all(len(parts) > 1 for parts in below)
     return () if is_tree else tuple(tables)
 
@@ -224,4 +222,4 @@ def _listed(table: Path) -> list[str]:
     """The first image or sound that a table lists, if it lists such files."""
     row = next(read_rows(table), {})
     files = [str(row[name]) for name in FILE if name in row]
-    return [name for name in files[:1] if suffix_of(name) in (*SUFFIXES["images"], *HEARD)]
+    return [name for name in files[:1] if suffix_of(name) in SEEN_OR_HEARD]

@@ -59,9 +59,8 @@ def decode_image(data: bytes, name: str, converted: Counter[str] | None = None) 
         if ROTATED in done:
             image = ImageOps.exif_transpose(image)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ValueError(
-            f"{name} is too large ({one_line(error)}): if you trust it, set {LIMITS}=10 to allow ten times as much"
-        ) from None
+        remedy = f"if you trust it, set {LIMITS}=10 to allow ten times as much"
+        raise ValueError(f"{name} is too large ({one_line(error)}): {remedy}") from None
     except Exception as error:  # decoders raise whatever they like
         reason = "cannot identify it" if isinstance(error, Image.UnidentifiedImageError) else one_line(error)
         raise ValueError(f"{name} cannot be decoded as an image ({reason}): repair it or take it out") from None
@@ -191,8 +190,7 @@ class Streamed:
         for what, count in sorted(converted.items()):
             notes.append((logging.INFO, f"{count:,} of {looked_at:,} images that were looked at: {what}"))
         sizes = {"train": len(self), "test": len(self.test)}
-        counts = self.labels.bincount(minlength=len(self.classes)).tolist()
-        log(summary(source.name, "images", sizes, "images", self.classes, counts, notes))
+        log(summary(source.name, "images", sizes, "images", notes, classes=self.classes, labels=self.labels))
 
     def __len__(self) -> int:
         return len(self.records)
@@ -221,18 +219,12 @@ class Streamed:
         from torch.utils.data import DataLoader
 
         # Its own generator: without one, starting to iterate draws from torch's global random generator.
-        loader: Iterable[Any] = DataLoader(
-            _Decoding(self),  # type: ignore[arg-type]
-            batch_sampler=order,
-            num_workers=self.workers,
-            collate_fn=_as_is,
-            worker_init_fn=_undisturbed,
-            generator=torch.Generator(),
-        )
-        for batch in loader:
+        settings: Any = {"num_workers": self.workers, "worker_init_fn": _undisturbed, "generator": torch.Generator()}
+        decoding: Any = _Decoding(self)
+        for batch in DataLoader(decoding, batch_size=None, sampler=order, **settings):
             if isinstance(batch, str):
                 raise ValueError(batch)
-            yield batch
+            yield tuple(batch)
 
 
 def _look(*splits: Split, most: int = 1000) -> tuple[int, Counter[str]]:
@@ -253,13 +245,7 @@ class _Decoding:
     def __init__(self, streamed: Streamed) -> None:
         self.streamed = streamed
 
-    def __len__(self) -> int:
-        return len(self.streamed)
-
-    def __getitem__(self, index: int) -> Any:
-        raise NotImplementedError("batches only")
-
-    def __getitems__(self, pairs: list[tuple[int, int]]) -> tuple[Tensor, Tensor] | str:
+    def __getitem__(self, pairs: list[tuple[int, int]]) -> tuple[Tensor, Tensor] | str:
         import numpy as np
 
         size = self.streamed.size
@@ -277,7 +263,3 @@ def _undisturbed(worker: int) -> None:
     """Ctrl-C and SIGTERM reach the whole group; the run has yet to save, and ends its workers itself."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-
-
-def _as_is(batch: Any) -> Any:
-    return batch

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import itertools
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -16,23 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from joformer._io import allowed, new_file, one_line
-from joformer.training.data.files import (
-    Expansion,
-    Fault,
-    Place,
-    content_hash,
-    fault,
-    open_parquet,
-    read_utf8,
-    suffix_of,
-)
+from joformer.training.data.files import Expansion, Fault, content_hash, fault, open_parquet, read_utf8, suffix_of
 
 SEPARATORS = {".csv": ",", ".tsv": "\t", ".jsonl": "", ".ndjson": "", ".json": ""}
 LINE = 1 << 26  # bytes of one row of CSV or JSON
 ROWS = 64  # of parquet, copied at a time
 
 
-def is_table(path: Place) -> bool:
+def is_table(path: Path | str) -> bool:
     """Whether the name is that of CSV, TSV or JSON lines, compressed or not.
 
     >>> is_table("train.jsonl.gz"), is_table("notes.txt")
@@ -41,13 +31,13 @@ def is_table(path: Place) -> bool:
     return suffix_of(path) in SEPARATORS
 
 
-def is_parquet(path: Place) -> bool:
+def is_parquet(path: Path | str) -> bool:
     """Whether the name is that of a parquet file.
 
     >>> is_parquet("train-0.parquet")
     True
     """
-    return os.fspath(path).lower().endswith((".parquet", ".pq"))
+    return str(path).lower().endswith((".parquet", ".pq"))
 
 
 def read_rows(path: Path, fault: Fault = fault) -> Iterator[dict[str, Any]]:
@@ -67,9 +57,9 @@ def read_rows(path: Path, fault: Fault = fault) -> Iterator[dict[str, Any]]:
             for row in reader:
                 if None not in row:
                     yield row
-                else:
-                    cells = f"more cells than the header: quote those that hold {separator!r}"
-                    fault(f"{path}, line {reader.line_num}: {cells}")
+                    continue
+                remedy = f"quote those that hold {separator!r}"
+                fault(f"{path}, line {reader.line_num}: more cells than the header: {remedy}")
         except csv.Error as error:
             raise ValueError(f"{path}, line {reader.line_num}: {one_line(error, csv.Error)}") from None
         return
@@ -85,20 +75,16 @@ def read_rows(path: Path, fault: Fault = fault) -> Iterator[dict[str, Any]]:
 
 
 def pick_column(
-    where: object,
-    option: str,
-    given: str | None,
-    usual: Sequence[str],
-    columns: Sequence[str],
-    sole: Sequence[str] | None = None,
+    where: object, option: str, given: str | None, columns: list[str], sole: list[str] | None = None
 ) -> str:
     """The column that was given, else the first usual name, else the only one (of `sole`); or what can be given.
 
-    >>> pick_column("a.csv", "label", None, ("label",), ["file", "kind"])
+    >>> pick_column("a.csv", "label", None, ["file", "kind"])
     Traceback (most recent call last):
     ValueError: a.csv does not tell which column holds the labels: name it (--label), one of file, kind
     """
-    choice, held = ", ".join(columns) or "none", {"label": "labels", "column": "text"}[option]
+    choice = ", ".join(columns) or "none"
+    held, usual = ("labels", ("label", "fine_label")) if option == "label" else ("text", ("text",))
     if given is not None and given not in columns:
         raise ValueError(f"{where} has no {held} in {given!r}: name another column (--{option}), one of {choice}")
     sole = columns if sole is None else sole
@@ -156,15 +142,14 @@ def _write_rows(paths: list[str], schema: Any, place: Path) -> None:
 
 
 def _lines(path: Path) -> Iterator[str]:
-    decoder, held = codecs.getincrementaldecoder("utf-8-sig")(), ""
-    for chunk in itertools.chain(read_utf8(path), [b""]):
-        try:
-            held += decoder.decode(chunk, final=not chunk)
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is not UTF-8 ({one_line(error)}): save it as UTF-8") from None
-        *whole, held = held.split("\n")
-        yield from (f"{line}\n" for line in whole)
-        if len(held) > allowed(LINE):
-            raise ValueError(f"{path} has a row of more than {allowed(LINE):,} characters: part it, or take it out")
+    held, most = "", allowed(LINE)
+    try:
+        for text in codecs.iterdecode(read_utf8(path), "utf-8-sig"):
+            *whole, held = (held + text).split("\n")
+            yield from (f"{line}\n" for line in whole)
+            if len(held) > most:
+                raise ValueError(f"{path} has a row of more than {most:,} characters: part it, or take it out")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({one_line(error)}): save it as UTF-8") from None
     if held:
         yield held

@@ -17,7 +17,7 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from joformer._log import Progress, logger
 from joformer.training.data.cache import cached
-from joformer.training.data.documents import Documents, Part, open_text, stdlib_source
+from joformer.training.data.documents import Document, Documents, open_text, stdlib_source, stream
 from joformer.training.data.files import Place, content_hash
 from joformer.training.data.sources import Source, log, resolve, summary
 from joformer.training.data.tokenizer import Stream, Tokenizer, threads
@@ -153,24 +153,23 @@ def _build(folder: Path, source: str, documents: Documents, wanted: Tokenizer | 
         logger.info(f"training BPE with {vocab:,} tokens on {len(sample):,} bytes")
         tokenizer = Tokenizer.train(_pieces([codecs.utf_8_decode(sample, "strict", False)[0].encode()]), vocab)
     total = sum(reading.size for reading in first.values())
-    sizes = dict.fromkeys(SPLITS, 0)
     with Progress("encoding", total, unit="bytes") as progress:
         for name, splits in cuts.items():
             again = _Reading(parts[name])
             ends = [first[name].size * percent // 100 for percent in splits.values()]
             for place, run in itertools.groupby(_cut(again, ends), key=lambda pair: pair[0]):
-                split = list(splits)[place]
-                sizes[split] = _write(folder / f"{split}.bin", tokenizer, (chunk for _, chunk in run), progress)
+                with (folder / f"{list(splits)[place]}.bin").open("wb") as file:
+                    for tokens, size in _encoded(tokenizer, (chunk for _, chunk in run)):
+                        file.write(tokens)
+                        progress.advance(size)
             if again.digest() != first[name].digest():
                 raise ValueError(f"{source} changed while it was read: start again when it is complete")
-    for split, size in sizes.items():
-        if not size:
+    for split in SPLITS:
+        if not (folder / f"{split}.bin").is_file():
             raise ValueError(f"{source} leaves nothing for {split}: {total} bytes are too few, give more text")
     if decoded := documents.decoded:
-        encodings = " and ".join(sorted(set(decoded.values())))
-        text = (
-            f"{len(decoded):,} file{'s' * (len(decoded) > 1)} in {encodings}, decoded: {Path(next(iter(decoded))).name}"
-        )
+        files, encodings = f"{len(decoded):,} file{'s' * (len(decoded) > 1)}", sorted({*decoded.values()})
+        text = f"{files} in {' and '.join(encodings)}, decoded: {next(iter(decoded)).name}"
         (folder / NOTES).write_text(json.dumps([(logging.INFO, text)]))
     tokenizer.save(folder / "tokenizer.json")
     content = [item for name in cuts for item in (first[name].digest(), repr(cuts[name]))]
@@ -180,12 +179,12 @@ def _build(folder: Path, source: str, documents: Documents, wanted: Tokenizer | 
 class _Reading:
     """A part as it is read: how many bytes, their sha256, and the first `keep` of them."""
 
-    def __init__(self, part: Part, keep: int = 0) -> None:
+    def __init__(self, part: Callable[[], Iterable[Document]], keep: int = 0) -> None:
         self._part, self._keep, self._sum = part, keep, sha256()
         self.size, self.kept = 0, bytearray()
 
     def __iter__(self) -> Iterator[bytes]:
-        for chunk in self._part.stream():
+        for chunk in stream(self._part()):
             self.size += len(chunk)
             self._sum.update(chunk)
             self.kept += chunk[: self._keep - len(self.kept)]
@@ -195,7 +194,7 @@ class _Reading:
         return self._sum.hexdigest()
 
 
-def _cuts(parts: dict[str, Part]) -> dict[str, dict[str, int]]:
+def _cuts(parts: Collection[str]) -> dict[str, dict[str, int]]:
     """For each part the splits it is cut into, each with the per cent of the part's bytes where it ends."""
     missing = [split for split in SPLITS if split not in parts]
     train = {"train": 100 - 5 * len(missing)} | {split: 105 - 5 * (len(missing) - i) for i, split in enumerate(missing)}
@@ -235,27 +234,19 @@ def _pieces(chunks: Iterable[bytes]) -> Iterator[str]:
         yield held.decode()
 
 
-def _write(path: Path, tokenizer: Tokenizer, chunks: Iterable[bytes], progress: Progress) -> int:
-    """Append nothing, leave nothing: the split's tokens in its file, and how many they are."""
+def _encoded(tokenizer: Tokenizer, chunks: Iterable[bytes]) -> Iterator[tuple[bytes, int]]:
+    """The tokens of a text as they are in a file, a little at a time, and how many bytes of text they stand for."""
     import numpy as np
 
-    size, dtype = 0, _dtype(tokenizer)
-    with path.open("wb") as file:
-        if tokenizer.engine is None:
-            for chunk in chunks:
-                size += file.write(chunk)
-                progress.advance(len(chunk))
-            return size
-        pieces = _pieces(chunks)
-        while batch := list(itertools.islice(pieces, BATCH)):
-            with threads():
-                encoded = tokenizer.engine.encode_batch_fast(batch)
-            for piece, encoding in zip(batch, encoded, strict=True):
-                ids = np.array(encoding.ids, dtype)
-                file.write(ids.tobytes())
-                size += len(ids)
-                progress.advance(len(piece.encode()))
-    return size
+    if tokenizer.engine is None:
+        yield from ((chunk, len(chunk)) for chunk in chunks)
+        return
+    pieces = _pieces(chunks)
+    while batch := list(itertools.islice(pieces, BATCH)):
+        with threads():
+            encoded = tokenizer.engine.encode_batch_fast(batch)
+        for piece, encoding in zip(batch, encoded, strict=True):
+            yield np.array(encoding.ids, _dtype(tokenizer)).tobytes(), len(piece.encode())
 
 
 def _dtype(tokenizer: Tokenizer) -> str:

@@ -75,14 +75,9 @@ class Tokenizer:
 
         engine = Engine(models.BPE())
         engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocab,
-            initial_alphabet=list(_BYTE),
-            special_tokens=[],
-            show_progress=False,
-        )
+        settings: dict[str, Any] = {"initial_alphabet": list(_BYTE), "special_tokens": [], "show_progress": False}
         with threads():
-            engine.train_from_iterator(texts, trainer)
+            engine.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=vocab, **settings))
         learned = json.loads(engine.to_str())["model"]
         order = sorted(learned["vocab"], key=lambda spelling: (len(spelling) > 1, learned["vocab"][spelling]))
         tokens = [_unspelled(spelling) for spelling in order]
@@ -138,7 +133,8 @@ class Tokenizer:
         >>> Tokenizer.of_bytes().decode(torch.tensor([116, 111]))
         'to'
         """
-        return b"".join(self._bytes(token) for token in _listed(ids)).decode("utf-8", errors="replace")
+        listed = ids.tolist() if hasattr(ids, "tolist") else ids
+        return b"".join(map(self._bytes, listed)).decode("utf-8", errors="replace")
 
     def stream(self) -> Stream:
         """Text from tokens as they come, never half a character.
@@ -181,10 +177,8 @@ class Tokenizer:
         except OSError as error:
             raise ValueError(f"cannot read {path}: {one_line(error)}") from None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            reason = one_line(error)
-            raise ValueError(
-                f"{path} is damaged or no tokenizer of ours ({reason}): take it from the run again"
-            ) from None
+            reason = f"damaged or no tokenizer of ours ({one_line(error)})"
+            raise ValueError(f"{path} is {reason}: take it from the run again") from None
 
     def __repr__(self) -> str:
         return f"Tokenizer(vocab={self.vocab})"
@@ -247,36 +241,21 @@ def threads() -> Iterator[None]:
         os.environ[name] = "false"
 
 
-def _listed(ids: Any) -> list[int]:
-    return ids.tolist() if hasattr(ids, "tolist") else list(ids)
-
-
 def _spelled(token: bytes) -> str:
     return "".join(_SPELLED[byte] for byte in token)
 
 
 def _definition(tokens: tuple[bytes, ...], merges: tuple[tuple[bytes, bytes], ...]) -> dict[str, Any]:
+    """All of a tokenizer as `tokenizers` writes it: the order of the keys is part of hashes."""
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    without = dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"))
+    never = dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)
+    vocab = {_spelled(token): place for place, token in enumerate(tokens)}
+    joined = [[_spelled(left), _spelled(right)] for left, right in merges]
     return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
-        "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {_spelled(token): place for place, token in enumerate(tokens)},
-            "merges": [[_spelled(left), _spelled(right)] for left, right in merges],
-        },
+        **{"version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None},
+        **{"pre_tokenizer": level, "post_processor": None, "decoder": level | {"add_prefix_space": True}},
+        "model": {"type": "BPE", **without, **never, "vocab": vocab, "merges": joined},
     }
 
 

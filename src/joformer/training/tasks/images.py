@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,7 +61,6 @@ class ImageTask(Task):
             raise ValueError(f"augment has the mean of {len(augment.mean)} channels, the images have {channels}")
         self.images, self.size, self.augment, self.mix = images, batch, augment, mix
         self.draw, self.cells, self.classes = draw, cells, len(images.classes)
-        self._orders: dict[tuple[int, int], Tensor] = {}
         if normalise is None:
             own = images if augment is None and isinstance(images, Images) else plain
             normalise = tuple(own.mean), tuple(own.std)
@@ -93,13 +93,12 @@ class ImageTask(Task):
         """Raises ValueError where the model does not fit the data, or the batch cannot be divided."""
         divides(self.size, parts)
         self.parts = parts
-        ours = not isinstance(config, nn.Module)
-        if ours and getattr(config, "classes", 0) < self.classes:
-            known = getattr(config, "classes", "none")
+        ours, known, reads = not isinstance(config, nn.Module), getattr(config, "classes", 0), len(self.normalise[0])
+        if ours and known < self.classes:
+            known = known or "none"
             raise ValueError(f"the images have {self.classes} classes, the model {known}: say classes={self.classes}")
-        reads = getattr(config, "channels", 1)
-        if ours and reads != len(self.normalise[0]):
-            raise ValueError(f"the images have {len(self.normalise[0])} channels, the model reads {reads}")
+        if ours and getattr(config, "channels", 1) != reads:
+            raise ValueError(f"the images have {reads} channels, the model reads {getattr(config, 'channels', 1)}")
         if self.mix is not None and (self.size // parts) % 2:
             raise ValueError(f"samples are mixed in pairs: a part of {self.size} / {parts} must be even")
         self._mine, self._next = mine, ()
@@ -150,9 +149,7 @@ class ImageTask(Task):
         write_json(folder / "classes.json", {"classes": list(self.images.classes)})
 
     def _plain(self, images: Tensor) -> Tensor:
-        if self.cells:
-            return images[:, 0] / 255
-        return (images / 255 - self._mean) / self._scale
+        return images[:, 0] / 255 if self.cells else (images / 255 - self._mean) / self._scale
 
     def _tests(self, rounds: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         test, device = self.images.test, self._mean.device
@@ -166,8 +163,7 @@ class ImageTask(Task):
         """The part as the workers have it ready; requested out of turn, they start again there."""
         assert isinstance(self.images, Streamed)
         if part not in self._mine:  # this process goes through other parts: that one alone
-            places = _share_of(self.size, part, parts)
-            return next(self.images.batches(iter([self._crops(seed, step, places)])))
+            return next(self.images.batches([self._crops(seed, step, part, parts)]))
         at = self._mine.index(part)
         if self._next != (seed, step, part, parts):
             self._flow = self.images.batches(self._from(seed, step, at, parts))
@@ -175,14 +171,14 @@ class ImageTask(Task):
         self._next = (seed, step + last, self._mine[0 if last else at + 1], parts)
         return next(self._flow)
 
-    def _crops(self, seed: int, step: int, places: range) -> list[tuple[int, int]]:
-        chosen = self._chosen(seed, step)
+    def _crops(self, seed: int, step: int, part: int, parts: int) -> list[tuple[int, int]]:
+        chosen, places = self._chosen(seed, step), range(self.size)[share(self.size, part, parts)]
         return [(int(chosen[place]), seed_of(seed, "crop", step, place)) for place in places]
 
     def _from(self, seed: int, step: int, at: int, parts: int) -> Iterator[list[tuple[int, int]]]:
         while True:
             for part in self._mine[at:]:
-                yield self._crops(seed, step, _share_of(self.size, part, parts))
+                yield self._crops(seed, step, part, parts)
             step, at = step + 1, 0
 
     def _chosen(self, seed: int, step: int) -> Tensor:
@@ -192,16 +188,10 @@ class ImageTask(Task):
             return torch.randint(count, (self.size,), generator=generator(seed, "batch", step))
         places = torch.arange(step * self.size, (step + 1) * self.size)
         epochs = range(int(places[0]) // count, int(places[-1]) // count + 1)
-        known = self._orders
-        # The order of an epoch is drawn once, not at each of its steps.
-        self._orders = {
-            (seed, epoch): torch.randperm(count, generator=generator(seed, "epoch", epoch))
-            if (seed, epoch) not in known
-            else known[seed, epoch]
-            for epoch in epochs
-        }
-        return torch.cat([self._orders[seed, epoch][places[places // count == epoch] % count] for epoch in epochs])
+        return torch.cat([_order(count, seed, epoch)[places[places // count == epoch] % count] for epoch in epochs])
 
 
-def _share_of(size: int, part: int, parts: int) -> range:
-    return range(size)[share(size, part, parts)]
+@lru_cache(maxsize=2)
+def _order(count: int, seed: int, epoch: int) -> Tensor:
+    """The order of an epoch: drawn once, not at each of its steps."""
+    return torch.randperm(count, generator=generator(seed, "epoch", epoch))

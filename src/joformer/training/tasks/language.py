@@ -37,7 +37,7 @@ class LanguageTask(Task):
         if context < 1 or batch < 1 or held_out < 1:
             raise ValueError(f"context, batch and held_out are 1 or more, got {context}, {batch} and {held_out}")
         self.text, self.context, self.size, self.held_out = text, context, batch, held_out
-        self.device, self.parts = torch.device("cpu"), 1
+        self.parts = 1
         for split in ("train", "valid"):
             self.fits(split, context)
 
@@ -45,32 +45,20 @@ class LanguageTask(Task):
         """Raises ValueError if the split has no window of this context."""
         tokens = len(getattr(self.text, split))
         if not 0 < context < tokens:
-            raise ValueError(
-                f"the {split} split has {tokens} tokens: a context is from 1 to {tokens - 1}, got {context}"
-            )
+            allowed = f"a context is from 1 to {tokens - 1}"
+            raise ValueError(f"the {split} split has {tokens} tokens: {allowed}, got {context}")
 
     def describe(self) -> dict[str, Any]:
         """Everything that decides the batches, as JSON."""
-        return {
-            "text": self.text.fingerprint,
-            "context": self.context,
-            "batch": self.size,
-            "held_out": self.held_out,
-        }
-
-    def to(self, device: torch.device) -> None:
-        """Moves what is resident to the device."""
-        self.device = device
+        return {"text": self.text.fingerprint, "context": self.context, "batch": self.size, "held_out": self.held_out}
 
     def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
         """Raises ValueError where the model does not fit the data, or the batch cannot be divided."""
         divides(self.size, parts)
         self.parts = parts
-        vocab = self.text.tokenizer.vocab
-        if not isinstance(config, nn.Module) and getattr(config, "vocab", 0) < vocab:
-            raise ValueError(
-                f"the text has {vocab} tokens, the model {getattr(config, 'vocab', 'none')}: say vocab={vocab}"
-            )
+        vocab, known = self.text.tokenizer.vocab, getattr(config, "vocab", 0)
+        if not isinstance(config, nn.Module) and known < vocab:
+            raise ValueError(f"the text has {vocab} tokens, the model {known or 'none'}: say vocab={vocab}")
 
     def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
         """This part of the step's batch, on the device."""
@@ -104,20 +92,11 @@ class LanguageTask(Task):
         # A batch is as many tokens as in training: a longer context must not need more memory.
         for mine, weight in rounds(starts, max(1, self.size // self.parts * self.context // context), processes):
             inputs, targets = self._windows(tokens, mine, context)
-            mean = model(inputs, targets=targets)
-            n = targets.numel()
-            sums += weight * torch.tensor(
-                [float(mean) * n, n, float(lengths[targets.cpu()].sum())], dtype=torch.float64
-            )
+            nats, n = float(model(inputs, targets=targets)) * targets.numel(), targets.numel()
+            sums += weight * torch.tensor([nats, n, float(lengths[targets.cpu()].sum())], dtype=torch.float64)
         nats, n, size = processes.total(sums.to(self.device)).tolist()
-        return {
-            "loss": nats / n,
-            "perplexity": math.exp(min(nats / n, 700)),
-            "bits_per_byte": nats / math.log(2) / size,
-        }
-
-    def close(self) -> None:
-        """Stops what works ahead."""
+        loss = nats / n
+        return {"loss": loss, "perplexity": math.exp(min(loss, 700)), "bits_per_byte": nats / math.log(2) / size}
 
     def keep(self, folder: Path) -> None:
         """Writes beside the model what is needed to use it."""

@@ -12,9 +12,8 @@ from joformer.training.processes import Processes
 def divides(size: int, parts: int) -> None:
     """Raises ValueError where a batch cannot be divided into so many parts."""
     if size % parts:
-        raise ValueError(
-            f"a batch of {size} does not divide into {parts} parts (processes × accumulate): choose another"
-        )
+        many = f"{parts} parts (processes × accumulate)"
+        raise ValueError(f"a batch of {size} does not divide into {many}: choose another")
 
 
 def share(size: int, part: int, parts: int) -> slice:
