@@ -234,7 +234,7 @@ class JoFormerLM(nn.Module):
         *,
         temperature: int | float = 1.0,
         top_k: int | None = None,
-        top_p: float | None = None,
+        top_p: int | float | None = None,
         generator: torch.Generator | None = None,
     ) -> Int[Tensor, "batch _more"]:
         """The tokens and `count` more, drawn one after the other as by `stream`.
@@ -268,7 +268,7 @@ class JoFormerLM(nn.Module):
         *,
         temperature: int | float = 1.0,
         top_k: int | None = None,
-        top_p: float | None = None,
+        top_p: int | float | None = None,
         generator: torch.Generator | None = None,
     ) -> Iterator[Int[Tensor, "batch 1"]]:
         """`count` more tokens, each as it is drawn from softmax(logits / temperature).

@@ -45,9 +45,9 @@ def load_audio(
     *,
     label: str | None = None,
     rate: int = 8000,
-    seconds: float | None = None,
+    seconds: int | float | None = None,
     bands: int = 64,
-    hop: float | None = None,
+    hop: int | float | None = None,
     frames: int | None = None,
     cache: Place | None = None,
 ) -> Images:
@@ -190,7 +190,9 @@ def resampled(wave: Float[Tensor, " samples"], have: int, want: int) -> Float[Te
     return torch.from_numpy(resample_poly(wave.double().numpy(), want // common, have // common)).float()
 
 
-def decode_sound(data: bytes, name: str, seconds: float | None = None) -> tuple[Float[Tensor, " samples"], int, float]:
+def decode_sound(
+    data: bytes, name: str, seconds: int | float | None = None
+) -> tuple[Float[Tensor, " samples"], int, float]:
     """Samples in [−1, 1], stereo mixed down, their rate, and how many seconds the whole clip lasts.
 
     wav: PCM of 8, 16, 24 and 32 bits and floats. With `seconds`, no more than the first of so many.

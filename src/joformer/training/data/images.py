@@ -192,7 +192,8 @@ def stored(key: str, make: Callable[[Path], Made], *, cache: Place | None) -> Ma
     with safe_open(cached(key, build, cache=cache) / "data.safetensors", "pt") as file:
         images, labels, test_images, test_labels = (file.get_tensor(name) for name in names)
         classes, notes, mark = json.loads(file.metadata()["about"])
-        return Made((images, labels), (test_images, test_labels), tuple(classes), notes, mark)
+        kept = tuple((level, line) for level, line in notes)
+        return Made((images, labels), (test_images, test_labels), tuple(classes), kept, mark)
 
 
 def finished(source: Source, made: Made, fingerprint: str = "") -> Images:

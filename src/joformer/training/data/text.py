@@ -107,7 +107,8 @@ def load_text(
     splits = {split: np.memmap(folder / f"{split}.bin", _dtype(used), "r") for split in SPLITS}
     sizes = {split: len(tokens) for split, tokens in splits.items()}
     unit = "bytes" if used.vocab == 256 else f"tokens of a vocabulary of {used.vocab:,}"
-    notes = documents.notes + (json.loads((folder / NOTES).read_bytes()) if (folder / NOTES).is_file() else [])
+    kept = json.loads((folder / NOTES).read_bytes()) if (folder / NOTES).is_file() else []
+    notes = [*documents.notes, *((level, line) for level, line in kept)]
     if missing := [split for split in SPLITS if split not in documents.parts]:
         notes.append((logging.INFO, f"no {' and no '.join(missing)} split: cut from the end of train, 5 % each"))
     if tokenizer is None and used.vocab < vocab:
