@@ -1,6 +1,6 @@
 """Running cells on a Ray cluster, or on a small one started here; `out` must be a folder that all its machines see.
 
-Ray starts a task again whose worker died; the cell then goes on from its last checkpoint, and one that was finished
+Ray starts a task again whose worker died; the cell then resumes from its last checkpoint, and one that was finished
 is read, not run.
 
 Whoever can connect to a Ray cluster can run code on it. One started here listens on loopback only and, where Ray has
@@ -57,7 +57,7 @@ def run_on_ray(cells: Iterable[Cell], out: Path, *, jobs: int = 1) -> Generator[
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         gpus = 1 if ray.cluster_resources().get("GPU") else 0
         most = max(int(node.get("CPU", 1)) for node in nodes)
-        # One that was asked to stop, as on a machine that is taken away, has saved: it goes on elsewhere.
+        # One that was asked to stop, as on a machine that is taken away, has saved: it resumes elsewhere.
         needs = {"max_retries": TRIES - 1, "retry_exceptions": [Stopped], "num_gpus": gpus}
         for alone in (False, True):
             task = ray.remote(_cell).options(num_cpus=most if alone else 1, **needs)

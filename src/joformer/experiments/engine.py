@@ -2,7 +2,7 @@
 
     for event in run_local(cells, out, jobs=2): …      a `Done` for every cell as it ends, None now and then between
 
-A process that dies takes nothing with it: what it had saved is on disk, and the next one goes on from there. A cell
+A process that dies takes nothing with it: what it had saved is on disk, and the next one resumes there. A cell
 whose process dies three times is given up and named; the others are run all the same.
 """
 

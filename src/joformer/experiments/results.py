@@ -167,7 +167,7 @@ def _total(recipe: dict[str, Any]) -> Any:
 
 
 def _lines(place: Path) -> list[dict[str, Any]]:
-    """The JSON lines of a log; the last one may be half, as its run was killed or goes on."""
+    """The JSON lines of a log; the last one may be half, as its run was killed or is running."""
     try:
         texts = place.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:

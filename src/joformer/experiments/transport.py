@@ -3,7 +3,7 @@
     joformer reproduce transport                              Python's own source, 3 seeds: three minutes
     joformer reproduce transport --data DATA --seeds 5        DATA/enwik8 or DATA/wikitext-2: an hour
 
-Expect: on embedded text hundredths of a bit, mostly undecided with three seeds. Parameters are equal within 0.2 %,
+Expect: on embedded text hundredths of a bit, mostly inconclusive with three seeds. Parameters are equal within 0.2 %,
 steps and data exactly.
 
 Not in the paper, which compares scores with both. `joformer compare` runs the same grid on data of your own.
