@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 
 # Some virtual machines announce AMX but die of an illegal instruction in oneDNN's bfloat16 products that use it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -50,6 +51,21 @@ def _seed():
 def _no_lines_of_progress(monkeypatch):
     """Which only a slow machine would see among those that tests expect."""
     monkeypatch.setattr(_log, "LOGGED", math.inf)
+
+
+@pytest.fixture
+def joformer(monkeypatch, capsys):
+    """The command in this process, as a function of its words: exit code, what it printed, what it logged."""
+
+    def command(*words):
+        from joformer import cli
+
+        monkeypatch.setattr(sys, "argv", ["joformer", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return ended.value.code, *capsys.readouterr()
+
+    return command
 
 
 @pytest.fixture(params=[torch.float32, torch.float64], ids=["fp32", "fp64"])

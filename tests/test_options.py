@@ -1,7 +1,6 @@
 """Options as they are typed, written down, read back and shown."""
 
 import re
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -55,17 +54,6 @@ def test_a_file_of_options_is_what_the_run_was_given(tmp_path):
     assert again[2:] == [word for word in words(changed(GIVEN)) if word not in ("--seeds", "4")]
 
 
-@pytest.fixture
-def joformer(monkeypatch, capsys):
-    def command(*typed):
-        monkeypatch.setattr(sys, "argv", ["joformer", *map(str, typed)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return ended.value.code, *capsys.readouterr()
-
-    return command
-
-
 @pytest.mark.refused
 @pytest.mark.parametrize(
     ("typed", "said"),
@@ -91,7 +79,7 @@ def test_a_mistake_is_one_line_with_what_was_meant(joformer, typed, said):
 def test_help_shows_nothing_of_the_parser(joformer, path):
     code, said, told = joformer(*path, "--help")
     assert (code, told) == (0, "")
-    assert not re.search(r"\{None\}|tyro|dummy|default: \)|default: None|>>>|dice", said), said
+    assert not re.search(r"\{None\}|tyro|dummy|default: \)|default: None|>>>", said), said
     if path != ["train"]:
         assert "--" in said
 

@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 import torch
 from mishaps import AT, LONG, STEPS, attempts, steps_of
 
-from joformer import cli
 from joformer.experiments import TABLES, run
 from joformer.experiments.engine import Done, run_local
 from joformer.experiments.results import gather
@@ -72,8 +70,8 @@ def start():
 
 
 @pytest.fixture
-def joformer(monkeypatch, capsys):
-    """The command in this process; its cells too, one after the other."""
+def joformer(joformer, monkeypatch):
+    """The command with the table of mishaps; its cells in this process too, one after the other."""
 
     def in_turn(cells, out, *, jobs):
         for cell in cells:
@@ -81,15 +79,7 @@ def joformer(monkeypatch, capsys):
 
     monkeypatch.setitem(TABLES, "mishaps", mishaps.tables)
     monkeypatch.setattr("joformer.experiments.engine.run_local", in_turn)
-
-    def command(*words):
-        monkeypatch.setattr(sys, "argv", ["joformer", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said, told = capsys.readouterr()
-        return ended.value.code, said, told
-
-    return command
+    return joformer
 
 
 def until(reached, *given):

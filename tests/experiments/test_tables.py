@@ -6,7 +6,6 @@ import json
 import math
 import re
 import shlex
-import sys
 import wave
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,18 +76,6 @@ def _alone(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("JOFORMER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def joformer(monkeypatch, capsys):
-    def command(*words):
-        monkeypatch.setattr(sys, "argv", ["joformer", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said, told = capsys.readouterr()
-        return ended.value.code, said, told
-
-    return command
 
 
 def planned(name, scale="laptop", data=None, seeds=(0, 1), steps=None):

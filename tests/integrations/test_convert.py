@@ -82,18 +82,6 @@ def annealed(made, tmp_path_factory):
     return place, record, strengths
 
 
-@pytest.fixture
-def joformer(monkeypatch, capsys):
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["joformer", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return ended.value.code, out, err
-
-    return run
-
-
 def logits(model):
     with torch.no_grad():
         return model.eval()(input_ids=torch.arange(40).view(2, 20)).logits

@@ -25,18 +25,6 @@ def _cache(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture
-def joformer(monkeypatch, capsys):
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["joformer", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return ended.value.code, out, err
-
-    return run
-
-
-@pytest.fixture
 def text(tmp_path):
     path = tmp_path / "fox.txt"
     path.write_text(TEXT)

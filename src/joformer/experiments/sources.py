@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,14 +20,14 @@ _text, _images = lru_cache(maxsize=4)(load_text), lru_cache(maxsize=4)(load_labe
 _streamed: Any = lru_cache(maxsize=4)(Streamed)
 
 
-class _Source:
+class _Source(ABC):
     """Data that can tell which it is."""
 
     data: str
 
+    @abstractmethod
     def load(self) -> Any:
         """The data itself, loaded once per process; what was understood is logged."""
-        raise NotImplementedError
 
     def identity(self) -> str:
         """Which data it is, by what it holds and not by where it lies: results are published, folders are not."""

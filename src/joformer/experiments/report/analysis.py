@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from joformer.experiments.names import plain, value_effect
 from joformer.experiments.statistics import (
@@ -22,6 +23,7 @@ from joformer.experiments.statistics import (
     holm,
     interaction,
     multiplier,
+    paired,
     pooled,
 )
 from joformer.experiments.tables import Table
@@ -115,7 +117,7 @@ class Analysis:
                     )
                     found.append((model, other, size, one))
                 elif other is not None and ours.keys() & (theirs := table.values(other, size)).keys():
-                    found.append((model, other, size, self._bounded(self._paired([(ours, theirs)]))))
+                    found.append((model, other, size, self._bounded(paired(ours, theirs, **self._judging))))
         tested = [p for *_, one in found if (p := one.p) is not None]
         same = [p for *_, one in found if (p := one.same) is not None]
         corrected, alike = iter(holm(tested)), iter(holm(same))
@@ -146,7 +148,7 @@ class Analysis:
                 found[size] = [(of, one.difference, one.verdict) for of, one in some]
             pairs = [(table.values(one.model, size), table.values(str(one.other), size)) for _, one in some]
             if len(some) > 1 and set.intersection(*(set(side) for pair in pairs for side in pair)):
-                whole[size] = self._bounded(self._paired(pairs))
+                whole[size] = self._bounded(pooled(pairs, **self._judging))
         p, same = (
             dict(zip(tested, holm(list(tested.values())), strict=True))
             for tested in (
@@ -168,12 +170,7 @@ class Analysis:
             cells = [table.values(str(model), size) for model in four]
             if set.intersection(*map(set, cells)):
                 neither, learned, values, both = cells
-                found.append(
-                    (
-                        size,
-                        interaction(neither, learned, values, both, higher=table.metric.higher, log=table.metric.log),
-                    )
-                )
+                found.append((size, interaction(neither, learned, values, both, **self._judging)))
         return found
 
     def multipliers(self, model: str, size: str) -> list[tuple[int, Difference]]:
@@ -227,9 +224,11 @@ class Analysis:
             )
         return found
 
-    def _paired(self, pairs: Sequence[tuple[dict[int, float], dict[int, float]]]) -> Difference:
+    @property
+    def _judging(self) -> dict[str, Any]:
+        """How differences of this table's metric are judged."""
         metric = self.table.metric
-        return pooled(pairs, higher=metric.higher, log=metric.log, delta=metric.delta, level=self.level)
+        return {"higher": metric.higher, "log": metric.log, "delta": metric.delta, "level": self.level}
 
     def _bounded(self, one: Difference) -> Difference:
         """Between percentages no difference is beyond 100 points."""
