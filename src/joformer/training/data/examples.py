@@ -16,9 +16,8 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,17 +25,23 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from joformer import _io
 from joformer._seeding import generator
-from joformer.training.data.files import ASIDE, Fault, content_hash, fault, open_parquet, suffix_of
+from joformer.training.data.files import ASIDE, Fault, content_hash, fault, read_example, require_inside, suffix_of
 from joformer.training.data.hub import hub_folders, hub_identity
-from joformer.training.data.sources import FILE, SPLITS, SUFFIXES, UNREAD, Note, Source, split_of
-from joformer.training.data.tables import copy_parquet, is_parquet, pick_column, read_rows
-
-TESTS = ("test", "validation", "valid", "val")  # the first of these that has labels is the test split
-EXAMPLE = 1 << 28  # bytes of one encoded image or clip: nobody's are larger
-WORDS = {"images": "image", "sounds": "sound"}
-Parts = tuple[tuple[str, int], ...]  # the files that make up a split: name, rows
+from joformer.training.data.rows import Parts, Rows, open_rows, parquet_splits
+from joformer.training.data.sources import (
+    FILE,
+    SPLITS,
+    SUFFIXES,
+    TESTS,
+    UNREAD,
+    WORDS,
+    Note,
+    Source,
+    pick_test,
+    split_of,
+)
+from joformer.training.data.tables import is_parquet, pick_column, read_rows
 
 
 @dataclass(frozen=True)
@@ -59,52 +64,11 @@ class Files:
 
     def read(self, index: int) -> bytes:
         """The encoded example."""
-        return _read(self.name(index))
+        return read_example(self.name(index))
 
     def take(self, rows: Tensor) -> Files:
         """The examples of these numbers, in this order."""
         return Files(self.paths[rows.numpy()], self.labels[rows])
-
-
-@dataclass(frozen=True)
-class Rows:
-    """One split as rows of a memory-mapped `datasets.Dataset`, which travels to worker processes by its file's name.
-
-    >>> files = (("train-0.parquet", 100), ("train-1.parquet", 100))
-    >>> Rows(None, "image", files, torch.arange(200), torch.zeros(200)).name(150)
-    'train-1.parquet, row 50'
-    """
-
-    table: Any
-    column: str
-    files: Parts  # where the rows came from: name, count
-    rows: Tensor
-    labels: Tensor
-    folders: tuple[str, ...] = ()  # with what is below them, all that rows may name by path; without links
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def name(self, index: int) -> str:
-        """How a person finds the example: file and row."""
-        return _row_name(self.files, int(self.rows[index]))
-
-    def read(self, index: int) -> bytes:
-        """The encoded example."""
-        cell = self.table[int(self.rows[index])].column(self.column)[0].as_py()
-        held = cell if isinstance(cell, dict) else {"bytes": cell}
-        if held["bytes"] is not None:
-            return held["bytes"]
-        path, where = held.get("path"), f"{self.name(index)}: "
-        if not isinstance(path, str) or not path:
-            raise ValueError(f"{where}{self.column} is missing: fill it or take the row out")
-        beside = os.path.dirname(_row_place(self.files, int(self.rows[index]))[0])
-        place = _inside(os.path.join(beside, path), self.folders, f"{where}{self.column} names {path!r}")
-        return _read(place, where)
-
-    def take(self, rows: Tensor) -> Rows:
-        """The examples of these numbers, in this order."""
-        return replace(self, rows=self.rows[rows], labels=self.labels[rows])
 
 
 Split = Files | Rows
@@ -173,10 +137,12 @@ def open_examples(source: Source, folder: Path, fault: Fault = fault) -> Records
         (('no', 'yes'), b'no_1', tensor([0, 1]))
     """
     notes: list[Note] = []
+    train: Files | Rows
+    test: Files | Rows | None
     parquet = [file for file in source.files if is_parquet(file)]
     if source.path is None:
         splits: dict[str, Parts] = {n: ((f"the hub's {n} split", len(t)),) for n, t in source.tables.items()}
-        train, test, classes = _open_rows(source, splits, folder, hub_folders(), notes, fault)
+        train, test, classes = open_rows(source, splits, folder, hub_folders(), notes, fault)
     elif source.listing:
         train, test, classes = _open_listing(source, notes, fault)
     elif parquet:
@@ -185,8 +151,8 @@ def open_examples(source: Source, folder: Path, fault: Fault = fault) -> Records
             both = f"{parquet[0].name} and {media[0]}"
             raise ValueError(f"{source.path} holds both {both}: keep one kind of source in a folder")
         inside = os.path.realpath(source.path if source.path.is_dir() else source.path.parent)
-        splits = _parquet_splits(source.path, parquet)
-        train, test, classes = _open_rows(source, splits, folder, (inside,), notes, fault)
+        splits = parquet_splits(source.path, parquet)
+        train, test, classes = open_rows(source, splits, folder, (inside,), notes, fault)
     elif source.path.is_file():
         remedy = f"give a folder of {source.kind}, parquet, or a table file,label"
         raise ValueError(f"{source.path} is no parquet file or table: {remedy}")
@@ -240,7 +206,7 @@ def _open_tree(source: Source, folder: Path, notes: list[Note], fault: Fault) ->
     splits = _tree_splits(source, folder, fault)
     members = {name: _members(source, place) for name, place in splits.items()}
     flat = {name for name, (_, loose) in members.items() if loose and source.kind == "images"}
-    test = _pick_test(splits, lambda name: name not in flat, notes)
+    test = pick_test(splits, lambda name: name not in flat, notes)
     if test is None and (left := sorted(flat - {"train", "test"})):
         place, loose = splits[left[0]], members[left[0]][1]
         remedy = f"move each into {place.name}/CLASS, or list all of {folder} in a table file,label,split and give that"
@@ -338,7 +304,7 @@ def _open_listing(source: Source, notes: list[Note], fault: Fault) -> Opened:
     splits = _listings(source, fault)
     if "train" not in splits:
         raise ValueError(f"{source.listing[0]} lists no training examples: name the training split train")
-    test = _pick_test(splits, lambda name: True, notes)
+    test = pick_test(splits, lambda name: True, notes)
     return _numbered_files(splits["train"], splits[test] if test else {}, "the training split", fault)
 
 
@@ -346,7 +312,7 @@ def _listings(source: Source, fault: Fault) -> dict[str, Classes]:
     """All files that the tables list, by split."""
     found: dict[str, Classes] = {}
     for table in source.listing:
-        inside, columns = os.path.realpath(table.parent), ("", "")
+        within, columns = os.path.realpath(table.parent), ("", "")
         own = (split_of(table.name) or "train") if len(source.listing) > 1 else "train"
         for number, row in enumerate(read_rows(table, fault), 1):
             if number == 1:
@@ -360,7 +326,7 @@ def _listings(source: Source, fault: Fault) -> dict[str, Classes]:
                     raise ValueError(f"{columns[bool(path)]} is missing: fill it or take the row out")
                 if split not in SPLITS:
                     raise ValueError(f"split is {split!r}: name it one of {', '.join(SPLITS)}")
-                if not _inside(place, (inside,), named).lower().endswith(SUFFIXES[source.kind]):
+                if not require_inside(place, (within,), named).lower().endswith(SUFFIXES[source.kind]):
                     raise ValueError(f"{named}, which is no {WORDS[source.kind]} file: take the row out")
                 if not os.path.isfile(place):
                     raise ValueError(f"{named}, which is not there: correct it, or add the file")
@@ -386,169 +352,6 @@ def _numbered_files(train: Classes, test: Classes, where: object, fault: Fault) 
     for path in [path for path, name in test.items() if name not in numbers]:
         fault(f"{path}: class {test.pop(path)!r} is unknown to {where}: add examples of it there")
     return split(train), split(test) if test else None, tuple(classes)
-
-
-# -- rows -------------------------------------------------------------------------------------------------------------
-
-
-def _parquet_splits(found: Path, files: list[Path]) -> dict[str, Parts]:
-    """The files of each split; a file alone is the training split."""
-    splits: dict[str, Parts] = {}
-    for file in files:
-        split = (split_of(file.relative_to(found)) or "") if found.is_dir() else "train"
-        splits[split] = (*splits.get(split, ()), (str(file), open_parquet(file).metadata.num_rows))
-    if "" in splits and len(splits) > 1:
-        raise ValueError(f"{splits[''][0][0]} belongs to no split: name it train-… or test-…, or move it away")
-    return {split or "train": parts for split, parts in splits.items()}
-
-
-class _Table(NamedTuple):
-    """One split: its rows, the names of the columns of examples and of labels, and the files it is made of."""
-
-    rows: Any
-    data: str
-    label: str
-    files: Parts
-
-    @property
-    def held(self) -> Any:
-        """The labels, as they are in the table."""
-        return self.rows.data.column(self.label)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the classes, where the table has them; a file may hold anything there."""
-        return tuple(map(str, getattr(self.rows.features[self.label], "names", None) or ()))
-
-
-def _open_rows(
-    source: Source, splits: dict[str, Parts], folder: Path, folders: tuple[str, ...], notes: list[Note], fault: Fault
-) -> Opened:
-    """Both splits; rows that name a file instead of holding its bytes may name one below `folders`."""
-    import pyarrow.compute as pc
-
-    if "train" not in splits:
-        raise ValueError(f"there are the splits {', '.join(splits)} but no train split: name the training split train")
-
-    @cache
-    def table_of(name: str) -> _Table:
-        files = tuple((path, rows) for path, rows in splits[name] if rows)
-        if not files:
-            raise ValueError(f"{splits[name][0][0]} holds no rows: the {name} split needs at least one")
-        first, table = files[0][0], None if source.path else source.tables[name]
-        schema = open_parquet(first).schema_arrow if table is None else table.features.arrow_schema
-        columns = _columns(schema, source, first)
-        table = copy_parquet(files, columns, folder / name) if table is None else table
-        return _Table(table.with_format("arrow"), *columns, files)
-
-    def is_labelled(name: str) -> bool:
-        held = table_of(name).held
-        is_number = str(held.type).startswith(("int", "uint"))
-        return held.null_count < len(held) and (not is_number or pc.max(held).as_py() >= 0)
-
-    def rows_of(name: str, known: tuple[str, ...]) -> tuple[Rows, tuple[str, ...]]:
-        table, train = table_of(name), table_of("train")
-        if table.names != train.names:
-            raise ValueError(f"{table.files[0][0]} names other classes in {table.label} than {train.files[0][0]}")
-        classes, labels = _numbered(table, known, fault)
-        right = (labels >= 0).nonzero().squeeze(1)
-        return Rows(table.rows, table.data, table.files, right, labels[right], folders), classes
-
-    train, classes = rows_of("train", ())
-    test = _pick_test(splits, is_labelled, notes)
-    return train, rows_of(test, classes)[0] if test else None, classes
-
-
-def _columns(schema: Any, source: Source, where: str) -> tuple[str, str]:
-    """Which column holds the examples and which the labels, by name and type."""
-    from pyarrow import types
-
-    def of(*tests: Callable[[Any], bool]) -> list[str]:
-        return [field.name for field in schema if any(test(field.type) for test in tests)]
-
-    structs = [n for n in of(types.is_struct) if schema.field(n).type.get_field_index("bytes") >= 0]
-    data = structs or of(types.is_binary, types.is_large_binary)
-    if len(data) != 1:
-        found = f"the columns {', '.join(data)}" if data else f"none in {', '.join(schema.names)}"
-        raise ValueError(f"{where} should have one column of {WORDS[source.kind]} bytes and has {found}")
-    numbers, words = of(types.is_integer), of(types.is_string, types.is_large_string)
-    return data[0], pick_column(where, "label", source.label, numbers + words, sole=numbers)
-
-
-def _numbered(table: _Table, known: tuple[str, ...], fault: Fault) -> tuple[tuple[str, ...], Tensor]:
-    """Classes and int64 labels of a split, −1 where they are faulty; `known` are the classes of the training split."""
-    import pyarrow
-    import pyarrow.compute as pc
-
-    held, names = table.held, table.names
-    faulty: set[int] = set()
-
-    def report(wrong: Any, why: str) -> None:
-        for row in sorted({*pc.indices_nonzero(pc.fill_null(wrong, False)).to_pylist()} - faulty):
-            faulty.add(row)
-            fault(f"{_row_name(table.files, row)}: {table.label} {why.format(held[row].as_py())}")
-
-    report(pc.is_null(held), "is missing: fill it or take the row out")
-    unknown = "a class unknown to the training split: add examples of it there"
-    if pyarrow.types.is_integer(held.type):
-        numbers, classes = held, names or known
-        report(pc.less(held, 0), "is {}: labels count from 0")
-        why = f"is {{}}, {f'beyond the {len(names)} classes that are named' if names else unknown}"
-        many = f"is {{}} among {len(held)} examples: labels count the classes from 0"
-        report(pc.greater_equal(held, len(classes or held)), why if classes else many)
-    else:
-        classes = known or tuple(sorted(pc.unique(held.drop_null()).to_pylist()))
-        numbers = pc.index_in(held, value_set=pyarrow.array(classes, type=held.type))
-        report(pc.is_null(numbers), f"is {{!r}}, {unknown}")
-    labels = torch.tensor(pc.fill_null(pc.cast(numbers, "int64", safe=False), -1).to_numpy()).long()
-    labels[sorted(faulty)] = -1
-    return classes or tuple(map(str, range(int(labels.max()) + 1))), labels
-
-
-# -- common to all ----------------------------------------------------------------------------------------------------
-
-
-def _pick_test(present: Iterable[str], labelled: Callable[[str], bool], notes: list[Note]) -> str | None:
-    """The test split among those present; those passed over are noted."""
-    chosen = None
-    for name in sorted(set(present) - {"train"}, key=lambda name: (*TESTS, name).index(name)):
-        if chosen is None and name in TESTS and labelled(name):
-            chosen = name
-        else:
-            why = "" if chosen else ": it has no labels" * (name in TESTS)
-            notes.append((logging.WARNING, f"the {name} split is left aside{why}"))
-    return chosen
-
-
-def _inside(path: str, folders: Sequence[str], named: str) -> str:
-    """Where a path that stands in a table leads: it could name any file of this machine."""
-    try:
-        place = os.path.realpath(path)
-    except (OSError, ValueError) as error:  # ValueError: a null byte
-        raise ValueError(f"{named}: {_io.one_line(error)}") from None
-    if not any(place.startswith(os.path.join(folder, "")) for folder in folders):
-        raise ValueError(f"{named}, outside of the data's folder: put the file into it, or its bytes into the row")
-    return place
-
-
-def _read(path: str, where: str = "") -> bytes:
-    try:
-        return _io.read_file(path, EXAMPLE)
-    except OSError as error:
-        raise ValueError(f"{where}cannot read {path}: {_io.one_line(error)}") from None
-
-
-def _row_place(files: Parts, row: int) -> tuple[str, int]:
-    """The file in which a row is, and its number there."""
-    for name, count in files:
-        if row < count:
-            return name, row
-        row -= count
-    raise IndexError(row)
-
-
-def _row_name(files: Parts, row: int) -> str:
-    return "{}, row {}".format(*_row_place(files, row))
 
 
 def _few(names: Sequence[str]) -> str:

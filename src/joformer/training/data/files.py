@@ -7,14 +7,15 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from joformer._io import LIMITS, allowed, not_a_file, one_line, open_file
+from joformer._io import LIMITS, allowed, not_a_file, one_line, open_file, read_file
 
 CHUNK = 1 << 20
+EXAMPLE = 1 << 28  # bytes of one encoded image or clip: nobody's are larger
 # What a compressed file may become: this many bytes, and so many times its own. Text is seldom packed to less than a
 # thirtieth, a bomb of zeros to a thousandth (gz) or a millionth.
 FREE, RATIO = 1 << 26, 100
@@ -275,3 +276,22 @@ def _xz(file: Any, size: int) -> Iterator[bytes]:
         data = decoder.unused_data.lstrip(b"\0")
         while not data and (more := file.read(CHUNK)):
             data = more.lstrip(b"\0")
+
+
+def require_inside(path: str, folders: Sequence[str], named: str) -> str:
+    """Where a path that stands in a table leads: it could name any file of this machine."""
+    try:
+        place = os.path.realpath(path)
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        raise ValueError(f"{named}: {one_line(error)}") from None
+    if not any(place.startswith(os.path.join(folder, "")) for folder in folders):
+        raise ValueError(f"{named}, outside of the data's folder: put the file into it, or its bytes into the row")
+    return place
+
+
+def read_example(path: str, where: str = "") -> bytes:
+    """The bytes of one encoded image or clip."""
+    try:
+        return read_file(path, EXAMPLE)
+    except OSError as error:
+        raise ValueError(f"{where}cannot read {path}: {one_line(error)}") from None

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -40,6 +40,8 @@ SUFFIXES: dict[Kind, tuple[str, ...]] = {
 UNREAD = (".aac", ".aif", ".aiff", ".m4a", ".wma")  # sounds that nothing here can read: they are called that
 HEARD = (*SUFFIXES["sounds"], *UNREAD)
 SEEN_OR_HEARD = (*SUFFIXES["images"], *HEARD)
+TESTS = ("test", "validation", "valid", "val")  # the first of these that has labels is the test split
+WORDS = {"images": "image", "sounds": "sound"}
 FILE = ("file", "file_name", "filename", "path")  # names of the column of a table that lists files
 
 
@@ -223,3 +225,15 @@ def _listed(table: Path) -> list[str]:
     row = next(read_rows(table), {})
     files = [str(row[name]) for name in FILE if name in row]
     return [name for name in files[:1] if suffix_of(name) in SEEN_OR_HEARD]
+
+
+def pick_test(present: Iterable[str], labelled: Callable[[str], bool], notes: list[Note]) -> str | None:
+    """The test split among those present; those passed over are noted."""
+    chosen = None
+    for name in sorted(set(present) - {"train"}, key=lambda name: (*TESTS, name).index(name)):
+        if chosen is None and name in TESTS and labelled(name):
+            chosen = name
+        else:
+            why = "" if chosen else ": it has no labels" * (name in TESTS)
+            notes.append((logging.WARNING, f"the {name} split is left aside{why}"))
+    return chosen
