@@ -89,17 +89,17 @@ def test_wrong_rotations_are_caught(wrong):
 
 def flipped_kernels():
     """Every sign of the arithmetic itself, flipped one at a time, forward or backward."""
-    rotate_into, inverse_unit = kernels.rotate_into, kernels.inverse_unit
+    rotate_into, inverse_of = kernels.rotate_into, kernels.inverse_of
     real, gradient = kernels.rotate_real, kernels._angle_gradient
 
-    def other_way(x, unit, layout, out):
-        rotate_into(x, inverse_unit(unit), layout, out)
+    def other_way(x, rotation, out):
+        rotate_into(x, inverse_of(rotation), out)
 
     return {
         "forward": ("rotate_into", other_way),
         "angle gradient": ("_angle_gradient", lambda *a, **k: -gradient(*a, **k)),
-        "inverse": ("inverse_unit", lambda unit: unit),
-        "inverse of cos": ("inverse_unit", lambda unit: -inverse_unit(unit)),
+        "inverse": ("inverse_of", lambda rotation: rotation._replace(inverse=not rotation.inverse)),
+        "inverse of cos": ("inverse_of", lambda rotation: inverse_of(rotation._replace(unit=-rotation.unit))),
         "real": ("rotate_real", lambda x, unit, layout, inverse: real(x, unit, layout, not inverse)),
     }
 

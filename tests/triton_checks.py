@@ -84,7 +84,7 @@ def check_forward(module, some):
         obvious(part, theta, half, inverse) if its else part.double() for part, its in zip(parts, rotated, strict=True)
     ]
     unit = unit_of(theta, half)
-    module.launch(parts, parts, unit, rotated, half, inverse, [], None)
+    module.launch(parts, parts, unit, rotated, half, inverse, [], None, None)
     for part, right in zip(parts, wanted, strict=True):
         torch.testing.assert_close(part.double(), right, rtol=bound(some["dtype"]), atol=bound(some["dtype"]))
 
@@ -104,10 +104,34 @@ def check_backward(module, some):
     angles = torch.full((shape[0], shape[1], *theta.shape[2:]), torch.nan)
     results = [y.detach().float() for y in outputs]
     unit = unit_of(theta.detach(), half)
-    module.launch(grads, cut(packed, heads, dim), unit, rotated, half, not inverse, results, angles)
+    module.launch(grads, cut(packed, heads, dim), unit, rotated, half, not inverse, results, angles, None)
     for mine, right in zip(cut(packed, heads, dim), wanted, strict=False):
         torch.testing.assert_close(mine.double(), right, rtol=4e-6, atol=4e-6)
     torch.testing.assert_close(angles.sum_to_size(theta.shape).double(), wanted[-1], rtol=2e-5, atol=2e-5)
+
+
+def check_home(module, some):
+    """Backward of one rotation that makes its result again: from its input, in the same pass."""
+    _, heads, dim, theta, generator = cases(some, some["seed"])
+    half, inverse = some["half"], some["inverse"]
+    shape = some["batch"], some["tokens"], heads[0], dim
+    o = torch.randn(shape[0], shape[2], shape[1], dim, generator=generator).transpose(1, 2)
+    inner = torch.randn(shape, generator=generator)
+    wide, theta = o.double().requires_grad_(), theta.requires_grad_()
+    result = obvious(wide, theta, half, inverse)
+    to_o, to_theta = torch.autograd.grad(result, (wide, theta), inner.double())
+    home, angles = torch.full(shape, torch.nan), torch.full((*shape[:2], *theta.shape[2:]), torch.nan)
+    unit = unit_of(theta.detach(), half)
+    module.launch([inner], [inner], unit, [True], half, not inverse, [o], angles, home)
+    torch.testing.assert_close(home.double(), result.detach(), rtol=4e-6, atol=4e-6)
+    torch.testing.assert_close(inner.double(), to_o, rtol=4e-6, atol=4e-6)
+    torch.testing.assert_close(angles.sum_to_size(theta.shape).double(), to_theta, rtol=2e-5, atol=2e-5)
+
+
+@settings(max_examples=15, deadline=None)
+@given(shapes)
+def test_backward_that_makes_the_result_again(some):
+    check_home(_triton, some)
 
 
 @settings(max_examples=15, deadline=None)
@@ -148,9 +172,13 @@ MUTATIONS = {
     "a plane": ("mask=ok & (columns < count))", "mask=ok & (columns < count - 1))"),
     "a stride": ("row * y_row + t * y_token", "row * y_row + t * x_token"),
     "the frame of a head": ("frame * unit_head", "0 * unit_head"),
-    "the other entries": ("rest < width", "rest < width - 1"),
+    "the other entries": ("rest < DIM - begin", "rest < DIM - begin - 1"),
     "the angles' sign": ("total if INVERSE else -total", "-total if INVERSE else total"),
     "a term of the angles": ("total += c * b - d * a", "total += c * b"),
+    "the result made again": ("d * cos - c * sin", "d * cos + c * sin"),
+    "its other entries": ("home_at + head * DIM + begin", "home_at + head * DIM"),
+    "its row": ("home += row * tokens", "home += 0 * tokens"),
+    "its angles": ("total += c * rotated_b - d * rotated_a", "total += c * b - d * a"),
     "the last tokens": ("ok = t < tokens", "ok = t < tokens - 1"),
 }
 
@@ -171,7 +199,8 @@ def test_a_damaged_kernel_fails(name, tmp_path, monkeypatch):
         "rotated": (True, True, True), "dtype": torch.float32, "seed": 3,
     }  # fmt: skip
     failed = 0
-    for half, inverse, check in itertools.product((True, False), (True, False), (check_forward, check_backward)):
+    checks = check_forward, check_backward, check_home
+    for half, inverse, check in itertools.product((True, False), (True, False), checks):
         try:
             check(damaged, {**common, "half": half, "inverse": inverse})
         except AssertionError:
@@ -206,24 +235,23 @@ def test_attention_through_the_kernel(frames, transport, monkeypatch):
     mine = attention_with(frames, torch.float32, transport, True, monkeypatch)
     with monkeypatch.context() as patch:
         oracle = attention_with(frames, torch.float64, transport, False, patch)
-    # Forward and backward, one launch each for q, k and v together; where values are transported the output too,
-    # which is rotated once more for the gradient of the projection.
-    packed, output = 2, 3 if transport != "scores" else 0
-    assert len(calls) == packed + output
+    # Forward and backward, one launch each for q, k and v together, and for the output where values are transported.
+    assert len(calls) == (2 if transport == "scores" else 4)
     for ours, theirs in zip(mine, oracle, strict=True):
         torch.testing.assert_close(ours.double(), theirs.double(), rtol=1e-5, atol=1e-5)
 
 
-def test_gradients_of_angles_cancel_over_a_sequence(monkeypatch):
+def test_gradients_of_angles_cancel_in_every_segment(monkeypatch):
     """Gauge: rotating all frames alike changes nothing, so that the gradients of the angles sum to zero."""
     torch.manual_seed(0)
     from joformer import FlatFrames
 
     angles = torch.randn(1, 9, 1, 4, requires_grad=True)
     layer, x = JourneyAttention(32, 4, causal=True), torch.randn(2, 9, 32)
-    layer(x, FlatFrames.of(angles)).square().sum().backward()
-    assert angles.grad.abs().max() > 1e-3
-    assert angles.grad.sum(1).abs().max() < 1e-5 * angles.grad.abs().sum()
+    layer(x, FlatFrames.of(angles), segments=torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 1])).square().sum().backward()
+    for segment in angles.grad.split((4, 5), 1):
+        assert segment.abs().max() > 1e-3
+        assert segment.sum(1).abs().max() < 1e-5 * segment.abs().sum()
 
 
 def test_four_parts_and_none_at_all():
@@ -264,7 +292,7 @@ def test_compiled_it_stays_in_registers(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
-    assert len(rows) == 48
+    assert len(rows) == 72
     for *what, registers, spilled in rows:
         assert int(spilled) == 0, what
         assert 0 < int(registers) <= 96, what

@@ -12,12 +12,13 @@ from triton.compiler import ASTSource
 from joformer.rotation import _triton
 
 
-def resources(target, head_dim, half, angles):
+def resources(target, head_dim, half, angles, home):
     kernel, planes = _triton.rotate_kernel, head_dim // 2
     constants = {
         "INTERLEAVED": not half,
         "INVERSE": angles,
         "ANGLES": angles,
+        "HOME": home,
         "PLANES": planes,
         "PADDED": planes,
         "WIDE": 1,
@@ -26,14 +27,15 @@ def resources(target, head_dim, half, angles):
         "UNIT_SIDE": 4096 * planes if half else 1,
     }
     for at in range(3):
-        constants |= {f"DIM{at}": head_dim, f"ROTATED{at}": True, f"COPIED{at}": False}
+        there = at == 0 or not home
+        constants |= {f"DIM{at}": head_dim * there, f"ROTATED{at}": there, f"COPIED{at}": False}
     types = {
         name: "constexpr"
         if name in constants
         else "*fp32"
         if name in ("unit", "angles")
         else "*bf16"
-        if re.fullmatch(r"(x|y|result)[0-9]", name)
+        if re.fullmatch(r"(x|y|result)[0-9]|home", name)
         else "i32"
         for name in kernel.arg_names
     }
@@ -66,14 +68,10 @@ targets = {
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+kinds = {"plain": (False, False), "angles": (True, False), "output": (True, True)}
 for name, target in targets.items():
     for head_dim in (64, 128, 256):
         for half in (True, False):
-            for angles in (False, True):
-                print(
-                    name,
-                    head_dim,
-                    "half" if half else "interleaved",
-                    "angles" if angles else "plain",
-                    *resources(target, head_dim, half, angles),
-                )
+            for kind, (angles, home) in kinds.items():
+                layout = "half" if half else "interleaved"
+                print(name, head_dim, layout, kind, *resources(target, head_dim, half, angles, home))

@@ -109,9 +109,9 @@ def test_a_rotation_without_its_inverse_turns_rows_red(monkeypatch):
 
 def test_a_sign_flipped_in_the_kernel_turns_rows_red(monkeypatch):
     kernels = sys.modules["joformer.rotation._eager"]
-    rotate_into, inverse_unit = kernels.rotate_into, kernels.inverse_unit
+    rotate_into, inverse_of = kernels.rotate_into, kernels.inverse_of
     for module in ("joformer.rotation._eager", "joformer.rotation._rotate"):
-        flipped = lambda x, unit, layout, out: rotate_into(x, inverse_unit(unit), layout, out)  # noqa: E731
+        flipped = lambda x, rotation, out: rotate_into(x, inverse_of(rotation), out)  # noqa: E731
         monkeypatch.setattr(sys.modules[module], "rotate_into", flipped, raising=False)
     assert red(13, 14) == {13, 14}
 

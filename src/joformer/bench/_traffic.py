@@ -88,9 +88,9 @@ class Counting(TorchDispatchMode):
 
     def _count_kernel(self, parts: Any, out: Any, unit: Any, rotated: Any, *rest: Any) -> None:
         """The loads and stores of our kernel: each entry once, cos and sin once per row of the batch."""
-        results, angles = rest[-2:]
+        results, angles, home = rest[-3:]
         touched = [p for p, o, its in zip(parts, out, rotated, strict=True) if its or p is not o]
-        self.count.bytes += 2 * sum(map(_size, touched)) + sum(map(_size, results)) + _size(angles)
+        self.count.bytes += 2 * sum(map(_size, touched)) + sum(map(_size, results)) + _size(angles) + _size(home)
         self.count.tables += _size(unit) * (1 if unit.shape[0] > 1 else parts[0].shape[0])
         self.count.launches += 1
 

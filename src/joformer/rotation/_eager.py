@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,17 +22,37 @@ from joformer._precision import arithmetic_dtype
 from joformer.frames import Layout
 from joformer.rotation._kernels import has_kernels, rotate_parts
 
-# What rotates a tensor: the unit of the rotation, the unit of its inverse, the plane layout.
-UnitPair = tuple[Tensor, Tensor, Layout]
+
+class Rotation(NamedTuple):
+    """What rotates a tensor of some dtype and heads, in one direction.
+
+    Attributes:
+        unit: (cos θ, ± sin θ) as `for_kernel` gives it. Our kernel changes the sign itself: there it is + always.
+        layout: The plane layout.
+        inverse: Whether the rotation is by −θ.
+    """
+
+    unit: Tensor
+    layout: Layout
+    inverse: bool = False
+
+
+# A rotation and its inverse.
+Pair = tuple[Rotation, Rotation]
 
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
-def inverse_unit(unit: Tensor) -> Tensor:
-    """The unit of the inverse rotation, in the kernel's form as `for_kernel` gives it."""
-    if unit.is_complex():
-        return unit.conj_physical()
-    return unit * torch.tensor([1.0, -1.0], dtype=unit.dtype, device=unit.device)
+def inverse_of(rotation: Rotation) -> Rotation:
+    """The inverse rotation."""
+    unit, layout, inverse = rotation
+    if not has_kernels(unit):
+        unit = (
+            unit.conj_physical()
+            if unit.is_complex()
+            else unit * torch.tensor([1.0, -1.0], dtype=unit.dtype, device=unit.device)
+        )
+    return Rotation(unit, layout, not inverse)
 
 
 def for_kernel(unit: Tensor, layout: Layout, heads: int) -> Tensor:
@@ -81,10 +101,11 @@ def new_like(x: Tensor) -> Tensor:
     return torch.empty_like(x) if dense else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-def rotate_into(x: Tensor, unit: Tensor, layout: Layout, out: Tensor) -> None:
+def rotate_into(x: Tensor, rotation: Rotation, out: Tensor) -> None:
     """Write the rotated x into out, which may be x itself."""
+    unit, layout, _ = rotation
     if has_kernels(x):
-        rotate_parts([x], [out], unit, layout)
+        rotate_parts([x], [out], *rotation)
         return
     if unit.dtype is _COMPLEX.get(x.dtype):
         _, _, heads, planes = unit.shape
@@ -154,51 +175,46 @@ def _grouped(x: Tensor, frames_heads: int) -> Tensor:
     return x.unflatten(2, (frames_heads, -1))
 
 
-def _angle_gradient(grad: Tensor, rotated: Tensor, angles: Tensor, layout: Layout, inverse: bool) -> Tensor:
+def _angle_gradient(grad: Tensor, rotated: Tensor, angles: Tensor, rotation: Rotation) -> Tensor:
     """∂L/∂θ = ± Σ g·J y, summed over whatever shares the angle."""
     heads, planes = angles.shape[2:]
-    (g1, g2), (y1, y2) = (_halves(t, planes, layout) for t in (grad, rotated))
+    (g1, g2), (y1, y2) = (_halves(t, planes, rotation.layout) for t in (grad, rotated))
     each = torch.addcmul(g2.to(angles.dtype) * y1, g1.to(angles.dtype), y2, value=-1)
     total = _grouped(each, heads).sum(3).sum_to_size(angles.shape)
-    return -total if inverse else total
+    return -total if rotation.inverse else total
 
 
-def _as_gradient(total: Tensor | None, angles: Tensor | None, inverse: bool) -> Tensor | None:
+def _summed(total: Tensor | None, angles: Tensor | None) -> Tensor | None:
     """What the kernel summed over heads, also summed over the rows that share the angles."""
-    if total is None or angles is None:
-        return None
-    total = total.sum_to_size(angles.shape).to(angles.dtype)
-    return -total if inverse else total
+    return None if total is None or angles is None else total.sum_to_size(angles.shape).to(angles.dtype)
 
 
 class Rotate(torch.autograd.Function):
     """Eager rotation. Differentiable twice, since its backward is written with itself."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, angles: Tensor | None, units: UnitPair, inverse: bool) -> Tensor:
-        unit, _, layout = units
+    def forward(ctx: Any, x: Tensor, angles: Tensor | None, pair: Pair) -> Tensor:
         out = new_like(x)
-        rotate_into(x, unit, layout, out)
-        ctx.units, ctx.inverse = units, inverse
+        rotate_into(x, pair[0], out)
+        ctx.pair = pair
         ctx.save_for_backward(angles, out if angles is not None and angles.requires_grad else None)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         angles, rotated = ctx.saved_tensors
-        unit, back, layout = ctx.units
+        there, back = ctx.pair
         to_x = to_angles = None
         if has_kernels(grad) and not torch.is_grad_enabled():
             to_x = new_like(grad)
-            total = rotate_parts(
-                [grad], [to_x], unit, layout, results=[] if rotated is None else [rotated], inverse=True
-            )
-            return to_x, _as_gradient(total, angles, ctx.inverse), None, None
+            wanted = rotated is not None
+            total = rotate_parts([grad], [to_x], *back, results=[rotated] * wanted, angles=wanted)
+            return to_x, _summed(total, angles), None
         if ctx.needs_input_grad[0]:
-            to_x = Rotate.apply(grad, angles, (back, unit, layout), not ctx.inverse)
+            to_x = Rotate.apply(grad, angles, (back, there))
         if rotated is not None:
-            to_angles = _angle_gradient(grad, rotated, angles, layout, ctx.inverse)
-        return to_x, to_angles, None, None
+            to_angles = _angle_gradient(grad, rotated, angles, there)
+        return to_x, to_angles, None
 
 
 @dataclass(frozen=True)
@@ -207,15 +223,15 @@ class Plan:
 
     Attributes:
         widths: (heads, head_dim) of each part.
-        runs: Stretches that one call rotates: start, stop, head_dim, unit, layout.
+        runs: Stretches that one call rotates: start, stop, head_dim, by what.
         rotated: Which parts are rotated.
-        units: What rotates each part, where a backward may follow.
+        pairs: What rotates each part and its gradient, where a backward may follow.
     """
 
     widths: tuple[tuple[int, int], ...]
-    runs: tuple[tuple[int, int, int, Tensor, Layout], ...]
+    runs: tuple[tuple[int, int, int, Rotation], ...]
     rotated: tuple[bool, ...]
-    units: tuple[UnitPair | None, ...]
+    pairs: tuple[Pair | None, ...]
 
 
 def rotate_packed_into_parts(packed: Tensor, plan: Plan) -> Sequence[Tensor]:
@@ -223,12 +239,12 @@ def rotate_packed_into_parts(packed: Tensor, plan: Plan) -> Sequence[Tensor]:
     batch, tokens, width = packed.shape
     if has_kernels(packed):
         parts = cut_heads(packed, plan.widths)
-        rotate_parts(parts, parts, *plan.runs[0][3:], rotated=plan.rotated)
+        rotate_parts(parts, parts, *plan.runs[0][3], rotated=plan.rotated)
         return parts
-    for start, stop, dim, unit, layout in plan.runs:
+    for start, stop, dim, rotation in plan.runs:
         stretch = packed if stop - start == width else packed[..., start:stop]
         x = stretch.view(batch, tokens, (stop - start) // dim, dim)
-        rotate_into(x, unit, layout, x)
+        rotate_into(x, rotation, x)
     return cut_heads(packed, plan.widths)
 
 
@@ -250,27 +266,27 @@ class RotatePacked(torch.autograd.Function):
         angles, rotated = saved[:n] or (None,) * len(grads), saved[n:]
         if has_kernels(grads[0]) and not torch.is_grad_enabled():
             packed = grads[0].new_empty(*grads[0].shape[:2], sum(heads * dim for heads, dim in plan.widths))
-            (unit, _, layout), *_ = (units for units in plan.units if units)
+            (unit, layout, _), parts = plan.runs[0][3], cut_heads(packed, plan.widths)
             total = rotate_parts(
-                grads, cut_heads(packed, plan.widths), unit, layout, rotated=plan.rotated, results=rotated, inverse=True
+                grads, parts, unit, layout, True, rotated=plan.rotated, results=rotated, angles=bool(rotated)
             )
-            return packed, None, *([_as_gradient(total, angles[0], False)] + [None] * (n - 1))[:n]
+            return packed, None, *([_summed(total, angles[0])] + [None] * (n - 1))[:n]
         to_angles = [
-            _angle_gradient(g, y, a, units[2], inverse=False) if units and a.requires_grad else None
-            for g, y, a, units in zip(grads, rotated, angles, plan.units, strict=False)
+            _angle_gradient(g, y, a, pair[0]) if pair and a.requires_grad else None
+            for g, y, a, pair in zip(grads, rotated, angles, plan.pairs, strict=False)
         ]
         if torch.is_grad_enabled():  # create_graph: every step must itself be differentiable
             parts = [
-                Rotate.apply(g, a, (units[1], units[0], units[2]), True) if units else g
-                for g, a, units in zip(grads, angles, plan.units, strict=True)
+                Rotate.apply(g, a, (pair[1], pair[0])) if pair else g
+                for g, a, pair in zip(grads, angles, plan.pairs, strict=True)
             ]
             return torch.cat([part.flatten(2) for part in parts], -1), None, *to_angles
         packed = grads[0].new_empty(*grads[0].shape[:2], sum(heads * dim for heads, dim in plan.widths))
-        for out, g, units in zip(cut_heads(packed, plan.widths), grads, plan.units, strict=True):
-            if units is None:
+        for out, g, pair in zip(cut_heads(packed, plan.widths), grads, plan.pairs, strict=True):
+            if pair is None:
                 out.copy_(g)
             else:
-                rotate_into(g, units[1], units[2], out)
+                rotate_into(g, pair[1], out)
         return packed, None, *to_angles
 
 
@@ -282,42 +298,42 @@ class UnrotateLinear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, o: Tensor, angles: Tensor | None, units: UnitPair, weight: Tensor, bias: Tensor | None
-    ) -> Tensor:
-        ctx.units = units
+    def forward(ctx: Any, o: Tensor, angles: Tensor | None, pair: Pair, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.pair = pair
         ctx.save_for_backward(o, angles, weight)
-        return F.linear(_rotated(o, units).flatten(2), weight, bias)
+        return F.linear(_rotated(o, pair[0]).flatten(2), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         o, angles, weight = ctx.saved_tensors
-        unit, back, layout = ctx.units
-        again = torch.is_grad_enabled()  # create_graph: every step must itself be differentiable
-        home = Rotate.apply(o, angles, ctx.units, True) if again else _rotated(o, ctx.units)
+        there, back = ctx.pair
         to_o, to_angles, _, to_weight, to_bias = ctx.needs_input_grad
         results: list[Tensor | None] = [None] * 5
+        again = torch.is_grad_enabled()  # create_graph: every step must itself be differentiable
+        inner = (grad @ weight).view(o.shape) if to_o or to_angles else None
+        if has_kernels(o) and not again and inner is not None:
+            home = torch.empty(o.shape, dtype=o.dtype, device=o.device)
+            total = rotate_parts([inner], [inner], *back, results=[o], angles=to_angles, home=home)
+            results[:2] = inner, _summed(total, angles)
+            inner = None
+        else:
+            home = Rotate.apply(o, angles, ctx.pair) if again else _rotated(o, there)
         if to_weight:
             results[3] = grad.flatten(0, 1).T @ home.flatten(2).flatten(0, 1)
         if to_bias:
             results[4] = grad.sum((0, 1))
-        if to_o or to_angles:
-            inner = (grad @ weight).view(o.shape)
-            if has_kernels(inner) and not again:
-                total = rotate_parts([inner], [inner], unit, layout, results=[home] * to_angles, inverse=True)
-                results[:2] = inner, _as_gradient(total, angles, True)
-                return tuple(results)
+        if inner is not None:
             if to_angles:
-                results[1] = _angle_gradient(inner, home, angles, layout, inverse=True)
+                results[1] = _angle_gradient(inner, home, angles, there)
             if again:
-                results[0] = Rotate.apply(inner, angles, (back, unit, layout), False)
+                results[0] = Rotate.apply(inner, angles, (back, there))
             else:
-                rotate_into(inner, back, layout, inner)
+                rotate_into(inner, back, inner)
                 results[0] = inner
         return tuple(results)
 
 
-def _rotated(x: Tensor, units: UnitPair) -> Tensor:
+def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    rotate_into(x, units[0], units[2], out)
+    rotate_into(x, rotation, out)
     return out

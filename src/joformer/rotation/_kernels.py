@@ -37,10 +37,12 @@ def rotate_parts(
     out: Sequence[Tensor],
     unit: Tensor,
     layout: Layout,
+    inverse: bool = False,
     *,
     rotated: Sequence[bool] = (True,),
     results: Sequence[Tensor] = (),
-    inverse: bool = False,
+    angles: bool = False,
+    home: Tensor | None = None,
 ) -> Tensor | None:
     """Rotates parts into `out`, up to three per launch.
 
@@ -49,30 +51,34 @@ def rotate_parts(
         out: Where they go; a part may be its own `out`.
         unit: ``(cos θ, sin θ)``, ``(batch or 1, tokens, frame heads, planes, 2)``, float32.
         layout: The plane layout.
-        rotated: Which parts are rotated; the others are copied.
-        results: What the forward rotation wrote, where `parts` are its gradients and that of the angles is wanted.
         inverse: Rotate by −θ.
+        rotated: Which parts are rotated; the others are copied.
+        results: What the forward rotation wrote, where `parts` are its gradients; with `home` what it read.
+        angles: Whether the gradient of the angles is wanted.
+        home: Where the one result is written, rotated the other way, contiguous: what the forward rotation wrote is
+            made again in the same pass as its backward.
 
     Returns:
-        The gradient of the angles per row of the batch, ``(batch, tokens, frame heads, planes)``, if there are results.
+        The gradient of the angles per row of the batch, ``(batch, tokens, frame heads, planes)``, if wanted.
     """
     from joformer.rotation import _ops
 
-    total = unit.new_zeros(*parts[0].shape[:2], *unit.shape[2:4]) if results else None
+    shape = *parts[0].shape[:2], *unit.shape[2:4]
     if not parts[0].numel():
-        return total
+        return unit.new_zeros(shape) if angles else None
     # The kernel reads along a head; tensors that are strided there go through a copy.
-    read = [part if part.stride(-1) == 1 else part.contiguous() for part in parts]
+    read, results = ([one if one.stride(-1) == 1 else one.contiguous() for one in some] for some in (parts, results))
     written = [
         one if one.stride(-1) == 1 else torch.empty(one.shape, dtype=one.dtype, device=one.device) for one in out
     ]
+    total = None
     for start in range(0, len(parts), PARTS):
         some = slice(start, start + PARTS)
-        angles = None if total is None else torch.empty_like(total)
+        each = unit.new_empty(shape) if angles else None
         _ops.rotate_parts(
-            read[some], written[some], unit, list(rotated[some]), layout == "half", inverse, list(results[some]), angles
+            read[some], written[some], unit, list(rotated[some]), layout == "half", inverse, results[some], each, home
         )
-        total = angles if not start or total is None or angles is None else total + angles
+        total = each if total is None or each is None else total + each
     for one, its in zip(out, written, strict=True):
         if one is not its:
             one.copy_(its)

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 
-@torch.library.custom_op("joformer::rotate_parts", mutates_args=("out", "angles"))
+@torch.library.custom_op("joformer::rotate_parts", mutates_args=("out", "angles", "home"))
 def rotate_parts(
     parts: Sequence[Tensor], out: Sequence[Tensor], unit: Tensor, rotated: Sequence[bool], half: bool,
-    inverse: bool, results: Sequence[Tensor], angles: Tensor | None,
+    inverse: bool, results: Sequence[Tensor], angles: Tensor | None, home: Tensor | None,
 ) -> None:  # fmt: skip
     """Writes ``R(±θ) part`` for up to three parts, in one launch.
 
@@ -28,12 +28,14 @@ def rotate_parts(
         rotated: Which parts are rotated; the others are copied, or left where they are their own `out`.
         half: The plane layout.
         inverse: Rotate by −θ.
-        results: What the forward rotation wrote for each part, where `parts` are its gradients; else empty.
+        results: What the forward rotation wrote for each part, where `parts` are its gradients, or with `home` what
+            it read; else empty.
         angles: Where the gradient of θ is written, ``(batch, tokens, frame heads, planes)``, float32; else None.
+        home: Where ``R(∓θ) results[0]`` is written, contiguous, beside the one part; else None.
     """
     from joformer.rotation import _triton
 
-    _triton.launch(parts, out, unit, rotated, half, inverse, results, angles)
+    _triton.launch(parts, out, unit, rotated, half, inverse, results, angles, home)
 
 
 @rotate_parts.register_fake

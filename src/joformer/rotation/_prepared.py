@@ -1,7 +1,7 @@
 """What rotating needs of a frames value, prepared once and shared by q, k, v, o and all layers that use the value.
 
-    unit    (cos θ, ± sin θ) in the dtype, memory order and number of heads that a kernel reads
-    plan    which stretches of a packed projection are rotated by which unit
+    rotation    (cos θ, ± sin θ) in the dtype, memory order and number of heads that the arithmetic reads
+    plan        which stretches of a packed projection are rotated by which rotation
 
 It lives on the frames value and dies with it: there is no cache keyed on a length.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from joformer._precision import arithmetic_dtype
 from joformer.frames import FlatFrames
 from joformer.frames._types import check_fits, check_shapes, cos_sin
-from joformer.rotation._eager import Plan, UnitPair, for_kernel, inverse_unit
+from joformer.rotation._eager import Pair, Plan, Rotation, for_kernel, inverse_of
 
 # (heads, head_dim) of each part of a packed projection.
 Widths = tuple[tuple[int, int], ...]
@@ -26,16 +26,16 @@ Widths = tuple[tuple[int, int], ...]
 
 @dataclass
 class Prepared:
-    """Units and plans made so far, each under what decides it.
+    """Rotations and plans made so far, each under what decides it.
 
     Attributes:
-        units: By (dtype of the arithmetic, heads, inverse).
-        fitting: Units by the tensor that was checked to fit: decoding needs the same one layer after layer.
+        rotations: By (dtype of the arithmetic, heads, inverse).
+        fitting: Rotations by the tensor that was checked to fit: decoding needs the same one layer after layer.
         plans: By the packed tensor, its parts, which of them are rotated, and whether a backward may follow.
     """
 
-    units: dict[tuple[torch.dtype, int, bool], Tensor] = field(default_factory=dict)
-    fitting: dict[tuple[torch.Size, torch.dtype, torch.device, bool], Tensor] = field(default_factory=dict)
+    rotations: dict[tuple[torch.dtype, int, bool], Rotation] = field(default_factory=dict)
+    fitting: dict[tuple[torch.Size, torch.dtype, torch.device, bool], Rotation] = field(default_factory=dict)
     plans: dict[tuple[Any, ...], Plan] = field(default_factory=dict)
 
 
@@ -45,35 +45,35 @@ def _prepared(frames: FlatFrames) -> Prepared:
     return frames._prepared
 
 
-def unit(frames: FlatFrames, dtype: torch.dtype, heads: int, inverse: bool) -> Tensor:
-    """(cos, ± sin) as the kernel takes it for a tensor of `dtype` and `heads`."""
-    units, key = _prepared(frames).units, (arithmetic_dtype(dtype), heads, inverse)
-    made = units.get(key)
+def rotation_of(frames: FlatFrames, dtype: torch.dtype, heads: int, inverse: bool) -> Rotation:
+    """What rotates a tensor of `dtype` and `heads`."""
+    rotations, key = _prepared(frames).rotations, (arithmetic_dtype(dtype), heads, inverse)
+    made = rotations.get(key)
     if made is None:
         with torch.no_grad():
             if inverse:
-                made = inverse_unit(unit(frames, dtype, heads, inverse=False))
+                made = inverse_of(rotation_of(frames, dtype, heads, inverse=False))
             else:
                 wide = key[0]
-                made = frames.cos_sin if wide == torch.float32 else cos_sin(frames.angles, wide, frames.layout)
-                made = for_kernel(made.detach(), frames.layout, heads)
-        units[key] = made
+                unit = frames.cos_sin if wide == torch.float32 else cos_sin(frames.angles, wide, frames.layout)
+                made = Rotation(for_kernel(unit.detach(), frames.layout, heads), frames.layout)
+        rotations[key] = made
     return made
 
 
-def unit_for(frames: FlatFrames, x: Tensor, inverse: bool) -> Tensor:
-    """The unit that rotates x, which is checked to fit."""
+def rotation_for(frames: FlatFrames, x: Tensor, inverse: bool) -> Rotation:
+    """What rotates x, which is checked to fit."""
     fitting, key = _prepared(frames).fitting, (x.shape, x.dtype, x.device, inverse)
     made = fitting.get(key)
     if made is None:
         check_fits(x, frames)
-        made = fitting[key] = unit(frames, x.dtype, x.shape[2], inverse)
+        made = fitting[key] = rotation_of(frames, x.dtype, x.shape[2], inverse)
     return made
 
 
-def unit_pair(frames: FlatFrames, dtype: torch.dtype, heads: int, inverse: bool) -> UnitPair:
+def pair_of(frames: FlatFrames, dtype: torch.dtype, heads: int, inverse: bool) -> Pair:
     """What rotates a tensor of `dtype` and `heads`, and what rotates its gradient."""
-    return unit(frames, dtype, heads, inverse), unit(frames, dtype, heads, not inverse), frames.layout
+    return rotation_of(frames, dtype, heads, inverse), rotation_of(frames, dtype, heads, not inverse)
 
 
 def packed_plan(frames: FlatFrames, packed: Tensor, widths: Widths, rotated: tuple[bool, ...]) -> Plan:
@@ -84,15 +84,15 @@ def packed_plan(frames: FlatFrames, packed: Tensor, widths: Widths, rotated: tup
     plan = plans.get(key)
     if plan is None:
         stretches = _stretches(frames, shape, device, widths, rotated)
-        units = [
-            None if forward_only or not its else unit_pair(frames, dtype, heads, inverse=False)
+        pairs = [
+            None if forward_only or not its else pair_of(frames, dtype, heads, inverse=False)
             for (heads, _), its in zip(widths, rotated, strict=True)
         ]
         runs = [
-            (start, stop, dim, unit(frames, dtype, (stop - start) // dim, inverse=False), frames.layout)
+            (start, stop, dim, rotation_of(frames, dtype, (stop - start) // dim, inverse=False))
             for start, stop, dim in stretches
         ]
-        plan = plans[key] = Plan(widths, tuple(runs), rotated, tuple(units))
+        plan = plans[key] = Plan(widths, tuple(runs), rotated, tuple(pairs))
     return plan
 
 

@@ -37,7 +37,7 @@ from joformer.rotation._eager import (
     rotate_packed_into_parts,
     rotate_real,
 )
-from joformer.rotation._prepared import packed_plan, unit_for, unit_pair
+from joformer.rotation._prepared import packed_plan, pair_of, rotation_for
 
 _FORWARD, _PLAIN = nn.Linear.forward, (nn.Parameter, Tensor)
 
@@ -81,12 +81,12 @@ def rotate(
             return x
         unit = frames.cos_sin if x.dtype != torch.float64 else cos_sin(frames.angles, x.dtype, frames.layout)
         return rotate_real(x, unit, frames.layout, inverse)
-    unit = unit_for(frames, x, inverse)
+    rotation = rotation_for(frames, x, inverse)
     if not torch.is_grad_enabled() or not (x.requires_grad or frames.angles.requires_grad):
         out = new_like(x)
-        rotate_into(x, unit, frames.layout, out)
+        rotate_into(x, rotation, out)
         return out
-    return Rotate.apply(x, frames.angles, unit_pair(frames, x.dtype, x.shape[2], inverse), inverse)
+    return Rotate.apply(x, frames.angles, pair_of(frames, x.dtype, x.shape[2], inverse))
 
 
 def check_format(format: str) -> bool:
@@ -168,15 +168,15 @@ def unrotate_linear(
     """
     if is_traced() or not is_flat(frames) or frames.is_identity or frames.at == "end":
         return linear(rotate(o, frames, inverse=True).flatten(2))
-    unit = unit_for(frames, o, inverse=True)
+    rotation = rotation_for(frames, o, inverse=True)
     if not torch.is_grad_enabled():
-        rotate_into(o, unit, frames.layout, o)
+        rotate_into(o, rotation, o)
         return linear(o.flatten(2))
-    units = unit_pair(frames, o.dtype, o.shape[2], inverse=True)
+    pair = pair_of(frames, o.dtype, o.shape[2], inverse=True)
     cast = not o.is_meta and torch.is_autocast_enabled(o.device.type)
     if is_plain(linear) and not cast and o.dtype == linear.weight.dtype:
-        return UnrotateLinear.apply(o, frames.angles, units, linear.weight, linear.bias)
-    return linear(Rotate.apply(o, frames.angles, units, True).flatten(2))
+        return UnrotateLinear.apply(o, frames.angles, pair, linear.weight, linear.bias)
+    return linear(Rotate.apply(o, frames.angles, pair).flatten(2))
 
 
 def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:
