@@ -8,7 +8,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from joformer import CurvedFrames, FixedFrames, FlatFrames, convert_layout, positions, rotate
 from joformer.frames._types import cos_sin
-from joformer.rotation import rotate_packed_
+from joformer.rotation import _eager, rotate_packed_
 from joformer.rotation._eager import cut_heads, rotate_real
 from joformer.testing import (
     assert_close,
@@ -196,6 +196,22 @@ def test_low_precision_is_within_rounding_of_fp32_even_far_out(where, low):
     # One rounding of the result: half a unit in the last place, relative to the pair that was mixed.
     exact = rotate(lowered.double(), frames)
     assert_close(got, exact, tolerance=torch.finfo(low).eps / 2 * 1.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("block", [1, 40, 100, 500])
+def test_large_tensors_are_rotated_block_by_block_to_the_same_bits(block, rows, layout, dtype, monkeypatch):
+    """Blocks of several rows, of one row, of some tokens, of one token."""
+    frames = FlatFrames.of(torch.rand(rows, 5, 2, 3) * 9, layout=layout)
+    x = torch.randn(3, 5, 4, 7).to(dtype)
+    whole, again = rotate(x, frames), rotate(x, frames, inverse=True)
+    monkeypatch.setattr(_eager, "BLOCK", block)
+    assert torch.equal(rotate(x, frames), whole)
+    assert torch.equal(rotate(x, frames, inverse=True), again)
+    (packed,) = rotate_packed_(x.flatten(2).clone(), [(4, 7)], [frames])
+    assert torch.equal(packed, whole)
 
 
 def test_autocast_does_not_touch_it():

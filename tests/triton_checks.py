@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joformer import FixedFrames, JourneyAttention, LearnedFrames, ProjectedFrames, positions, rotate
-from joformer.rotation import _eager, _triton
+from joformer.rotation import _eager, _ops, _triton
 
 
 def obvious(x, theta, half, inverse):
@@ -270,6 +270,24 @@ def test_four_parts_and_none_at_all():
         torch.testing.assert_close(ours.double(), other, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=1e-5)
     assert rotate(torch.randn(0, 5, 1, 4), frames).shape == (0, 5, 1, 4)
+
+
+def test_the_operator_is_what_its_schema_says():
+    """Schema, aliases, fake implementation and dispatch, as compilers and serving engines rely on them."""
+    unit = unit_of(torch.rand(1, 5, 1, 2), half=True)
+    q, k = torch.randn(2, 5, 4, 6), torch.randn(2, 5, 2, 6)
+    torch.library.opcheck(_ops.rotate_parts, ([q, k], [q, k], unit, [True, False], True, False, [], None, None))
+    home, angles = torch.empty(2, 5, 4, 6), torch.empty(2, 5, 1, 2)
+    torch.library.opcheck(_ops.rotate_parts, ([q], [q], unit, [True], True, True, [q.clone()], angles, home))
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def compiled(x):
+        y = torch.empty_like(x)
+        torch.ops.joformer.rotate_parts([x], [y], unit, [True], True, False, [], None, None)
+        return y + 1
+
+    right = obvious(q, torch.atan2(unit[..., 1], unit[..., 0]), True, False) + 1
+    torch.testing.assert_close(compiled(q).double(), right, rtol=1e-5, atol=1e-5)
 
 
 def test_no_layout_in_memory_is_too_odd():

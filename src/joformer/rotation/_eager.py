@@ -10,7 +10,7 @@ pairs are neighbours; x is (batch, tokens, heads, head_dim).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -40,6 +40,8 @@ class Rotation(NamedTuple):
 # A rotation and its inverse.
 Pair = tuple[Rotation, Rotation]
 
+BLOCK = 1 << 20
+"""Entries per thread that the CPU rotates at a time where one operation is not enough."""
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
@@ -121,7 +123,8 @@ def rotate_into(x: Tensor, rotation: Rotation, out: Tensor) -> None:
         if 2 * planes < x.shape[3]:
             out[..., 2 * planes :] = x[..., 2 * planes :]
             x, out = x[..., : 2 * planes], out[..., : 2 * planes]
-        _rotate_halves(x, unit, out)
+        for block in _blocks(x, unit, out):
+            _rotate_halves(*block)
         return
     _rotate_any(x, unit, layout, out)
 
@@ -132,13 +135,16 @@ def _rotate_any(x: Tensor, unit: Tensor, layout: Layout, out: Tensor) -> None:
     if out is not x and 2 * planes < x.shape[3]:
         out[..., 2 * planes :] = x[..., 2 * planes :]
     x, out = _grouped(x[..., : 2 * planes], heads), _grouped(out[..., : 2 * planes], heads)
-    unit = unit.unsqueeze(3)
-    wide = torch.empty(x.shape, dtype=arithmetic_dtype(unit.dtype.to_real()), device=x.device).copy_(x)
-    if layout == "interleaved":
-        torch.view_as_complex(wide.unflatten(-1, (-1, 2))).mul_(unit)
-        out.copy_(wide)
-    else:
-        _rotate_halves(wide, unit, out)
+    dtype, wide = arithmetic_dtype(unit.dtype.to_real()), None
+    for some, its, to in _blocks(x, unit.unsqueeze(3), out):
+        if wide is None or wide.shape != some.shape:  # one for all blocks, but the last ones
+            wide = torch.empty(some.shape, dtype=dtype, device=x.device)
+        wide.copy_(some)
+        if layout == "interleaved":
+            torch.view_as_complex(wide.unflatten(-1, (-1, 2))).mul_(its)
+            to.copy_(wide)
+        else:
+            _rotate_halves(wide, its, to)
 
 
 def _rotate_halves(x: Tensor, unit: Tensor, out: Tensor) -> None:
@@ -151,6 +157,23 @@ def _rotate_halves(x: Tensor, unit: Tensor, out: Tensor) -> None:
     else:
         out_a.copy_((a * cos).addcmul_(b, sin, value=-1))
         out_b.copy_(b.mul(cos).addcmul_(a, sin))
+
+
+def _blocks(x: Tensor, unit: Tensor, out: Tensor) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
+    """Rows, then tokens, few enough that what one operation writes is in the cache when the next reads it."""
+    if x.numel() <= BLOCK or x.device.type != "cpu":
+        return ((x, unit, out),)
+    return _cut(x, unit, out, BLOCK * torch.get_num_threads())
+
+
+def _cut(x: Tensor, unit: Tensor, out: Tensor, most: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    batch, tokens = x.shape[:2]
+    rows = max(1, most * batch // x.numel())
+    step = max(1, min(tokens, most * batch * tokens // x.numel()))
+    for row in range(0, batch, rows):
+        its = unit if unit.shape[0] == 1 else unit[row : row + rows]
+        for t in range(0, tokens, step):
+            yield x[row : row + rows, t : t + step], its[:, t : t + step], out[row : row + rows, t : t + step]
 
 
 def _pairs(x: Tensor) -> Tensor | None:
