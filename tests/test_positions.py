@@ -155,12 +155,13 @@ def test_mrope_counts_as_qwen_does():
     model = theirs.Qwen2VLModel.__new__(theirs.Qwen2VLModel)
     torch.nn.Module.__init__(model)
     model.config = theirs.Qwen2VLConfig(vision_config={"spatial_merge_size": 2})
-    image, video = (1, 3, 4), (2, 2, 3)
+    image, video = (1, 4, 3), (2, 2, 3)
     kinds = [0] * 5 + [1] * math.prod(image) + [0] * 2 + [2] * math.prod(video) + [0] * 3
     patches = [torch.tensor([[t, 2 * h, 2 * w]]) for t, h, w in (image, video)]
     tokens = torch.ones(1, len(kinds), dtype=torch.long)
     expected, _ = model.get_rope_index(tokens, torch.tensor([kinds]), *patches)
     assert torch.equal(positions.mrope(5, image, 2, video, 3), expected[:, 0].T.double())
+    assert positions.mrope((3, 1, 2), 1)[-1].tolist() == [3.0, 3.0, 3.0]  # after the largest, as the paper says
 
 
 @given(st.integers(1, 6), st.integers(0, 4), st.booleans())

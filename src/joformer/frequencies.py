@@ -146,7 +146,7 @@ def mrope(
         base: Of the spectrum.
         interleaved: Whether the axes alternate; the first must then have as many planes as any other.
         scaling: One of this module's, or any object with their `apply`.
-        device: Of the result.
+        device: Of the result, by default the CPU.
 
     Returns:
         Radians per step, float64; 0 where an axis does not rotate a plane.
@@ -163,13 +163,12 @@ def mrope(
     axes, planes = len(sections), sum(sections)
     if not planes or min(sections) < 0:
         raise ValueError(f"sections must be the number of planes of each axis, e.g. (16, 24, 24), got {sections}")
+    owner = [axis for axis, count in enumerate(sections) for _ in range(count)]
     if interleaved:
-        owner = torch.zeros(planes, dtype=torch.int64)
-        for axis in range(1, axes):
-            owner[axis : axes * sections[axis] : axes] = axis
-        if owner.bincount(minlength=axes).tolist() != list(sections):
+        owner = [b % axes if b < axes * sections[b % axes] else 0 for b in range(planes)]
+        if [owner.count(axis) for axis in range(axes)] != list(sections):
             raise ValueError(f"sections {tuple(sections)} cannot alternate: the first axis must have the most planes")
-    else:
-        owner = torch.repeat_interleave(torch.arange(axes), torch.tensor(sections))
-    belongs = owner.to(device) == torch.arange(axes, device=device).unsqueeze(-1)
+    # A table, unlike a spectrum, is data: on the CPU also where a model is built on the meta device.
+    device = torch.device("cpu") if device is None else device
+    belongs = torch.tensor(owner, device=device) == torch.arange(axes, device=device).unsqueeze(-1)
     return spectrum(planes, base, scaling, device=device) * belongs

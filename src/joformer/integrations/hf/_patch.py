@@ -82,9 +82,8 @@ class Embedding(Part):
             return super().forward(*args, **kwargs)
         where = kwargs.get("position_ids", args[1] if len(args) > 1 else None)
         kind = kwargs.get("layer_type", args[2] if len(args) > 2 else None)
-        name, dims = spec.frequencies.get(kind), 2 if spec.selection is None else 3
-        one = where is not None and where.dim() == dims and where.shape[-1] == 1
-        if name and one and args and _allows_step(args[0]):
+        name, dim = spec.frequencies.get(kind), 2 if spec.selection is None else 3
+        if name and args and where is not None and (where.dim(), where.shape[-1]) == (dim, 1) and _allows_step(args[0]):
             cos, sin = super().forward(*args, **kwargs)
             ready = spec.plain and spec.strength.full and cos.dtype == torch.float32
             if ready and all(getattr(self, scale) == 1 for scale in spec.scales):
