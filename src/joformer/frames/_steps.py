@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from joformer._precision import without_autocast
-from joformer.frequencies import geometric
 
 RANK = 16  # of W₂ W₁, the authors' default
 
@@ -37,7 +36,7 @@ class SelectiveSteps(nn.Module):
         super().__init__()
         if dim % heads:
             raise ValueError(f"selective steps need a dim that divides into heads, got dim={dim} and heads={heads}")
-        self.heads, self.planes, self.base = heads, planes, base
+        self.dim, self.heads, self.planes, self.base = dim, heads, planes, base
         self.w1 = nn.Linear(dim, RANK, bias=False, dtype=torch.float32)
         self.w2 = nn.Linear(RANK, heads * planes, bias=False, dtype=torch.float32)
         self.gate = nn.Linear(dim, heads, dtype=torch.float32)
@@ -49,11 +48,11 @@ class SelectiveSteps(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens out"]:
         """The step of each token."""
-        _require_width(x, self.w1.in_features)
+        _require_width(x, self.dim)
         with without_autocast(x.device):
             parts = x.to(self.w1.weight.dtype).unflatten(-1, (self.heads, -1))
             x = (parts * torch.rsqrt(parts.square().sum(-1, keepdim=True) + 1e-6)).flatten(-2)
-            frequencies = geometric(self.planes, self.base, device=x.device).to(x.dtype)
+            frequencies = self.base ** (-torch.arange(self.planes, dtype=x.dtype, device=x.device) / self.planes)
             steps = self.w2(self.w1(x)).unflatten(-1, (self.heads, self.planes)) * frequencies
             return (steps * self.gate(x).sigmoid().unsqueeze(-1)).flatten(-2)
 
@@ -64,6 +63,7 @@ class BoundedSteps(nn.Module):
     The paper has no c. It is here so that f starts at base^(−1 / planes) with w = 0: RoPE, as the paper wants it.
 
     Example:
+        >>> from joformer.frequencies import geometric
         >>> steps = BoundedSteps(8, heads=1, planes=4, base=16.0)(torch.rand(1, 1, 8))
         >>> torch.allclose(steps, geometric(4, 16.0).float())
         True
@@ -73,7 +73,7 @@ class BoundedSteps(nn.Module):
         super().__init__()
         if base <= 1:
             raise ValueError(f"bounded steps need a base above 1, got {base}")
-        self.planes = planes
+        self.dim, self.planes = dim, planes
         self.above = base ** (1 / planes) - 1  # softplus(c) at the start
         self.w2 = nn.Linear(dim, heads, dtype=torch.float32)
         self.reset_parameters()
@@ -85,7 +85,7 @@ class BoundedSteps(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens out"]:
         """The step of each token."""
-        _require_width(x, self.w2.in_features)
+        _require_width(x, self.dim)
         with without_autocast(x.device):
             slower = F.softplus(self.w2(x.to(self.w2.weight.dtype))).log1p().unsqueeze(-1)
             return torch.exp(-slower * torch.arange(self.planes, dtype=slower.dtype, device=x.device)).flatten(-2)
