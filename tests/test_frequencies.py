@@ -101,6 +101,8 @@ def test_mrope_is_that_of_qwen(version, sections, base):
     where = positions.mrope(5, (1, 3, 4), 3, (2, 2, 2), 2)
     rotary = qwen(version, sections, 2 * planes, base)
     cos, sin = rotary(torch.zeros(1, 1, 1), where.T[:, None].long())
+    if cos.dim() > 3:
+        pytest.skip("this transformers composes the tables in attention")
     table = mrope(sections, base, interleaved=version == 3)
     angles = FixedFrames(2 * planes, axes=3, layout="half", frequencies=table)(where).angles[:, :, 0]
     for ours, theirs in ((angles.cos(), cos), (angles.sin(), sin)):
