@@ -1,23 +1,38 @@
-"""Spectra: the angle ω_b by which each plane is rotated per step, and their scalings for longer contexts.
+"""Spectra: the angle ω_b by which each plane is rotated per step, how axes share them, and their scalings.
 
-    geometric   ω_b = base^(−b / planes),  b = 0 … planes − 1      (RoPE)
-    linear      ω_b / factor                                       (position interpolation)
-    NTK         base · factor^(planes / (planes − 1))              (the lowest frequency is divided by factor)
-    YaRN        ω_b kept, interpolated or blended, by the revolutions of plane b within the original length
+    geometric   ω_b = base^(−b / planes),  b = 0 … planes − 1                            (RoPE)
+    per_axis    planes of its own for each axis, or every axis on every plane
+    mrope       one spectrum whose planes are divided among the axes in sections          (Qwen2-VL and later)
+    scalings    `Linear`, `NTK`, `DynamicNTK`, `YaRN`, `Llama3`, `LongRoPE` for longer contexts
 
-All are float64 tensors (planes,). A scaling is a small frozen object; tables of your own go to
-`FixedFrames`. "JoFormer-fixed" in the paper.
+All are float64 tensors. A scaling is a small frozen object; tables of your own go to `FixedFrames`. "JoFormer-fixed" in
+the paper.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from joformer._scalings import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Scaling, YaRN
+
+__all__ = [
+    "NTK",
+    "DynamicNTK",
+    "Linear",
+    "Llama3",
+    "LongRoPE",
+    "Scaling",
+    "YaRN",
+    "geometric",
+    "mrope",
+    "per_axis",
+    "spectrum",
+]
 
 
 def geometric(planes: int, base: float = 10000.0, *, device: torch.device | None = None) -> Float[Tensor, "planes"]:
@@ -45,119 +60,6 @@ def geometric(planes: int, base: float = 10000.0, *, device: torch.device | None
     return base ** (-torch.arange(planes, dtype=torch.float64, device=device) / max(planes, 1))
 
 
-@runtime_checkable
-class Scaling(Protocol):
-    """What `scaling=` takes: it maps a spectrum made with `base` to the one to use."""
-
-    def apply(self, frequencies: Float[Tensor, "planes"], base: float) -> Float[Tensor, "planes"]:
-        """The scaled spectrum, of the same shape."""
-        ...
-
-
-@dataclass(frozen=True)
-class _ByFactor:
-    factor: float
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.factor < math.inf:
-            raise ValueError(f"factor must be how many times longer the context gets, 1 or more, got {self.factor}")
-
-
-class Linear(_ByFactor):
-    """Position interpolation: ``ω_b / factor``.
-
-    Args:
-        factor: How many times longer the context gets, 1 or more.
-
-    Example:
-        >>> Linear(2.0).apply(geometric(2, 100.0), 100.0).tolist()
-        [0.5, 0.05]
-    """
-
-    def apply(self, frequencies: Float[Tensor, "planes"], base: float) -> Float[Tensor, "planes"]:
-        """The scaled spectrum, of the same shape."""
-        return frequencies / self.factor
-
-
-class NTK(_ByFactor):
-    """A larger base, ``base · factor^(planes / (planes − 1))``: the lowest frequency is divided by `factor`.
-
-    The highest frequency stays.
-
-    Args:
-        factor: How many times longer the context gets, 1 or more.
-
-    Example:
-        >>> NTK(2.0).apply(geometric(2, 100.0), 100.0).tolist()
-        [1.0, 0.05]
-    """
-
-    def apply(self, frequencies: Float[Tensor, "planes"], base: float) -> Float[Tensor, "planes"]:
-        """The scaled spectrum, of the same shape."""
-        planes = frequencies.shape[-1]
-        if planes < 2:
-            return frequencies / self.factor
-        step = torch.arange(planes, dtype=frequencies.dtype, device=frequencies.device) / (planes - 1)
-        return frequencies * self.factor**-step
-
-
-@dataclass(frozen=True)
-class YaRN(_ByFactor):
-    """Fast planes keep ``ω_b``, slow ones get ``ω_b / factor``, those between are blended by their index.
-
-    YaRN also sharpens the scores by a temperature; it belongs on the score scale, not in the frames, which must stay
-    orthogonal for the values: pass ``scale=YaRN(...).score_scale(head_dim)`` to attention.
-
-    Args:
-        factor: How many times longer the context gets, 1 or more.
-        original_length: How many tokens the model was trained with.
-        fast: Planes with more revolutions than this within `original_length` are fast.
-        slow: Planes with fewer are slow.
-
-    Raises:
-        ValueError: If these are not positive, or `fast` is not above `slow`.
-
-    Example:
-        >>> yarn = YaRN(factor=4.0, original_length=2048)
-        >>> scaled = yarn.apply(geometric(32), 10000.0)
-        >>> (scaled[0] / geometric(32)[0]).item(), (scaled[-1] / geometric(32)[-1]).item()
-        (1.0, 0.25)
-    """
-
-    original_length: int
-    fast: float = 32.0
-    slow: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.original_length < 1 or not self.fast > self.slow > 0:
-            raise ValueError(f"YaRN needs original_length ≥ 1 and fast > slow > 0 revolutions, got {self}")
-
-    def apply(self, frequencies: Float[Tensor, "planes"], base: float) -> Float[Tensor, "planes"]:
-        """The scaled spectrum, of the same shape."""
-        planes = frequencies.shape[-1]
-
-        def plane_with(revolutions: float) -> float:
-            return planes * math.log(self.original_length / (revolutions * 2 * math.pi)) / math.log(base)
-
-        low = max(math.floor(plane_with(self.fast)), 0)
-        high = min(math.ceil(plane_with(self.slow)), 2 * planes - 1)
-        index = torch.arange(planes, dtype=frequencies.dtype, device=frequencies.device)
-        interpolated = ((index - low) / max(high - low, 1e-3)).clamp(0, 1)
-        return frequencies * (1 - interpolated + interpolated / self.factor)
-
-    def score_scale(self, head_dim: int) -> float:
-        """``(0.1 ln factor + 1)² / √head_dim``: the scale of the scores under this scaling.
-
-        Args:
-            head_dim: Width of a head.
-
-        Returns:
-            What attention takes as `scale`.
-        """
-        return (0.1 * math.log(self.factor) + 1.0) ** 2 / math.sqrt(head_dim)
-
-
 def spectrum(
     planes: int, base: float = 10000.0, scaling: Scaling | None = None, *, device: torch.device | None = None
 ) -> Float[Tensor, "planes"]:
@@ -166,7 +68,7 @@ def spectrum(
     Args:
         planes: How many planes there are.
         base: Of the geometric spectrum.
-        scaling: One of `Linear`, `NTK`, `YaRN`, or any object with their `apply`.
+        scaling: One of this module's, or any object with their `apply`.
         device: Of the result.
 
     Returns:
@@ -201,7 +103,7 @@ def per_axis(
         axes: How many coordinates a token has.
         split: "axial", "combined" or "diagonal".
         base: Of the geometric spectrum.
-        scaling: One of `Linear`, `NTK`, `YaRN`, or any object with their `apply`.
+        scaling: One of this module's, or any object with their `apply`.
         device: Of the result.
 
     Returns:
@@ -221,3 +123,52 @@ def per_axis(
     slower = float(base) ** (-axis.to(torch.float64) / (axes * max(planes, 1)))
     bit = torch.bitwise_and(torch.bitwise_right_shift(plane, (axis - 1).clamp(min=0)), 1) * (axis > 0)
     return whole * slower * (1 - 2 * bit)
+
+
+def mrope(
+    sections: Sequence[int] = (16, 24, 24),
+    base: float = 1_000_000.0,
+    *,
+    interleaved: bool = False,
+    scaling: Scaling | None = None,
+    device: torch.device | None = None,
+) -> Float[Tensor, "axes planes"]:
+    """One spectrum ``ω_b`` whose planes belong to one axis each (M-RoPE): a table for `FixedFrames(frequencies=)`.
+
+        chunked       the first planes to time, the next to the height, the last to the width    (Qwen2-VL, Qwen2.5-VL)
+        interleaved   time, height, width, time, height, width, … and the rest to time           (Qwen3-VL)
+
+    Tokens with the same coordinate on all axes, as text has, are rotated as by RoPE: see `joformer.positions.mrope`.
+    In those models planes are in the layout "half".
+
+    Args:
+        sections: How many planes each axis has; the default is that of Qwen2-VL for heads of 128 entries.
+        base: Of the spectrum.
+        interleaved: Whether the axes alternate; the first must then have as many planes as any other.
+        scaling: One of this module's, or any object with their `apply`.
+        device: Of the result, by default the CPU.
+
+    Returns:
+        Radians per step, float64; 0 where an axis does not rotate a plane.
+
+    Raises:
+        ValueError: If sections are negative or empty, or cannot alternate.
+
+    Example:
+        >>> mrope((1, 1, 1), base=8.0).tolist()
+        [[1.0, 0.0, 0.0], [0.0, 0.5, 0.0], [0.0, 0.0, 0.25]]
+        >>> (mrope((24, 20, 20), 5_000_000.0, interleaved=True) > 0)[:, :4].int().tolist()
+        [[1, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 0]]
+    """
+    axes, planes = len(sections), sum(sections)
+    if not planes or min(sections) < 0:
+        raise ValueError(f"sections must be the number of planes of each axis, e.g. (16, 24, 24), got {sections}")
+    owner = [axis for axis, count in enumerate(sections) for _ in range(count)]
+    if interleaved:
+        owner = [b % axes if b < axes * sections[b % axes] else 0 for b in range(planes)]
+        if [owner.count(axis) for axis in range(axes)] != list(sections):
+            raise ValueError(f"sections {tuple(sections)} cannot alternate: the first axis must have the most planes")
+    # A table, unlike a spectrum, is data: on the CPU also where a model is built on the meta device.
+    device = torch.device("cpu") if device is None else device
+    belongs = torch.tensor(owner, device=device) == torch.arange(axes, device=device).unsqueeze(-1)
+    return spectrum(planes, base, scaling, device=device) * belongs

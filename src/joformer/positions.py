@@ -1,6 +1,7 @@
 """Where tokens are: coordinates (tokens, axes) or (batch, tokens, axes) in float64.
 
     sequence   t            grid   (row, column, …)        joint   (modality, axes of each modality …)
+    packed     several of these in one row                 mrope   (time, height, width) of text and images
     a token without coordinates is NaN on every axis and sits at the identity: A = I, angle 0
 
 Positions are plain tensors: slice, concatenate and shift them as you like, or make your own; integers and real
@@ -12,15 +13,34 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from math import prod
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 from torch.nn import functional as F
 
+from joformer._augmentation import augment
 from joformer._precision import exact_device
 
+__all__ = [
+    "augment",
+    "check_precision",
+    "grid",
+    "joint",
+    "located",
+    "mrope",
+    "packed",
+    "padded",
+    "segments",
+    "sequence",
+    "tree",
+    "with_prefix",
+]
+
 Device = torch.device | str | None
+Normalise = Literal["separate", "max", "min"]
 NOWHERE = float("nan")
 WHOLE = (int, torch.SymInt)
 
@@ -54,12 +74,19 @@ def sequence(n: int, offset: int | float | Tensor = 0, *, device: Device = None)
     return (steps.to(offset.device) + offset.to(torch.float64).unsqueeze(-1)).unsqueeze(-1)
 
 
-def grid(*shape: int, prefix: int = 0, device: Device = None) -> Float[Tensor, "tokens axes"]:
+def grid(
+    *shape: int, prefix: int = 0, normalise: Normalise | None = None, device: Device = None
+) -> Float[Tensor, "tokens axes"]:
     """``(row, column, …)`` of every cell of an array in row-major order, axes in array order.
+
+    Normalised they are the centres of the cells, ``2 (i + ½) / side − 1``, from −1 to 1 whatever the resolution: the
+    coordinates of DINOv3, whose angles are 2π times these by ``base=100``.
 
     Args:
         shape: How many cells there are along each axis.
         prefix: How many tokens at the identity come first: a class token and registers are such tokens.
+        normalise: Divide by the axis' own number of cells ("separate"), or by the largest ("max") or smallest ("min")
+            of all, which keeps cells square.
         device: Of the result.
 
     Returns:
@@ -71,12 +98,19 @@ def grid(*shape: int, prefix: int = 0, device: Device = None) -> Float[Tensor, "
     Example:
         >>> grid(2, 2, prefix=1).tolist()
         [[nan, nan], [0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]
+        >>> grid(1, 2, normalise="separate").tolist(), grid(1, 2, normalise="max").tolist()
+        ([[0.0, -0.5], [0.0, 0.5]], [[-0.5, -0.5], [-0.5, 0.5]])
     """
     if not shape or not all(isinstance(n, WHOLE) and n >= 1 for n in shape):
         raise ValueError(
             f"a grid needs at least one axis and at least one cell on each, e.g. grid(14, 14), got {shape}"
         )
     axes = [torch.arange(n, dtype=torch.float64, device=exact_device(device)) for n in shape]
+    if normalise is not None:
+        if normalise not in get_args(Normalise):
+            raise ValueError(f"normalise must be 'separate', 'max' or 'min', got {normalise!r}")
+        sides = shape if normalise == "separate" else [(max if normalise == "max" else min)(shape)] * len(shape)
+        axes = [2 * (axis + 0.5) / side - 1 for axis, side in zip(axes, sides, strict=True)]
     cells = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
     return with_prefix(cells, prefix)
 
@@ -107,45 +141,92 @@ def with_prefix(positions: Num[Tensor, "*batch tokens axes"], prefix: int) -> Fl
     return torch.cat((nowhere, positions), -2)
 
 
-def packed(lengths: Sequence[int], *, device: Device = None) -> Float[Tensor, "tokens 1"]:
-    """Several sequences laid end to end, each starting again at 0. Pair it with `segments(lengths)`.
+def packed(
+    lengths: Sequence[int] | Sequence[Sequence[int]], *, prefix: int = 0, device: Device = None
+) -> Float[Tensor, "tokens axes"]:
+    """Several sequences, or grids of any shapes, laid end to end, each starting again at 0 (for images, NaViT).
+
+    Pair it with `segments` of the same arguments.
 
     Args:
-        lengths: How many tokens each sequence has, 1 or more.
+        lengths: How many tokens each sequence has, or the shape of each grid, all of as many axes.
+        prefix: How many tokens at the identity come first in each: class tokens, registers.
         device: Of the result.
 
     Returns:
-        ``(tokens, 1)``.
+        ``(tokens, axes)``; one axis for sequences.
 
     Raises:
-        ValueError: If there is no sequence, or an empty one.
+        ValueError: If there is no sequence or grid, an empty one, or their axes differ in number.
 
     Example:
         >>> packed([2, 3]).flatten().tolist()
         [0.0, 1.0, 0.0, 1.0, 2.0]
+        >>> packed([(1, 2), (2, 1)]).tolist()
+        [[0.0, 0.0], [0.0, 1.0], [0.0, 0.0], [1.0, 0.0]]
     """
-    return torch.cat([sequence(n, device=device) for n in _checked_lengths(lengths)])
+    return torch.cat([grid(*shape, prefix=prefix, device=device) for shape in _checked_shapes(lengths)])
 
 
-def segments(lengths: Sequence[int], *, device: Device = None) -> Int[Tensor, "tokens"]:
-    """Which of the packed sequences each token belongs to: what attention needs to keep them apart.
+def segments(
+    lengths: Sequence[int] | Sequence[Sequence[int]], *, prefix: int = 0, device: Device = None
+) -> Int[Tensor, "tokens"]:
+    """Which of the packed sequences or grids each token belongs to: what attention needs to keep them apart.
 
     Args:
-        lengths: How many tokens each sequence has, 1 or more.
+        lengths: How many tokens each sequence has, or the shape of each grid.
+        prefix: How many tokens at the identity come first in each.
         device: Of the result.
 
     Returns:
         ``(tokens,)``, integers.
 
     Raises:
-        ValueError: If there is no sequence, or an empty one.
+        ValueError: If there is no sequence or grid, an empty one, or their axes differ in number.
 
     Example:
-        >>> segments([2, 3]).tolist()
-        [0, 0, 1, 1, 1]
+        >>> segments([2, 3]).tolist(), segments([(1, 2), (2, 2)]).tolist()
+        ([0, 0, 1, 1, 1], [0, 0, 1, 1, 1, 1])
     """
-    counts = torch.tensor(_checked_lengths(lengths), device=device)
+    counts = torch.tensor([prefix + prod(shape) for shape in _checked_shapes(lengths)], device=device)
     return torch.repeat_interleave(torch.arange(len(lengths), device=device), counts)
+
+
+def mrope(*parts: int | Sequence[int], device: Device = None) -> Float[Tensor, "tokens 3"]:
+    """``(time, height, width)`` of text and images in one sequence, as Qwen2-VL counts: for `frequencies.mrope`.
+
+    A token of text has the same number on all three axes. An image or a video has its own three, from the next number
+    on, and what follows begins one after the largest of them. (transformers takes the largest of height and width
+    alone, which differs for videos longer than they are wide.)
+
+    Args:
+        parts: How many tokens of text, or the shape (time, height, width) of an image or video, in tokens.
+        device: Of the result.
+
+    Returns:
+        ``(tokens, 3)``.
+
+    Raises:
+        ValueError: If there is no part, or one that is neither.
+
+    Example:
+        >>> mrope(2, (1, 1, 2), 1).tolist()
+        [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [2.0, 2.0, 2.0], [2.0, 2.0, 3.0], [4.0, 4.0, 4.0]]
+    """
+    rows: list[Tensor] = []
+    start = 0
+    for part in parts:
+        if isinstance(part, Sequence) and len(part) != 3:
+            raise ValueError(f"a part is a number of tokens of text or a shape (time, height, width), got {part}")
+        if isinstance(part, Sequence):
+            rows.append(grid(*part, device=device) + start)
+            start += max(part)
+        else:
+            rows.append(sequence(part, start, device=device).expand(-1, 3))
+            start += part
+    if not rows:
+        raise ValueError("mrope needs at least one part, e.g. mrope(5, (1, 16, 24), 7)")
+    return torch.cat(rows)
 
 
 def padded(mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens 1"]:
@@ -298,7 +379,13 @@ def _whole(numbers: Sequence[int] | Tensor, name: str) -> list[int]:
     return [int(n) for n in listed]
 
 
-def _checked_lengths(lengths: Sequence[int]) -> list[int]:
-    if not len(lengths) or min(lengths) < 1:
-        raise ValueError(f"lengths must be the number of tokens of each sequence, 1 or more, got {list(lengths)}")
-    return list(lengths)
+def _checked_shapes(lengths: Sequence[int] | Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """Each entry as the shape of a grid: a sequence is one of one axis."""
+    shapes = [tuple(n) if isinstance(n, Sequence) else (n,) for n in lengths]
+    if not shapes or any(not shape or min(shape) < 1 for shape in shapes):
+        raise ValueError(
+            f"lengths must be the tokens of each sequence or the sides of each grid, 1 or more, got {list(lengths)}"
+        )
+    if len({len(shape) for shape in shapes}) > 1:
+        raise ValueError(f"packed grids must have as many axes as each other, got {list(lengths)}")
+    return shapes

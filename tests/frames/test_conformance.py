@@ -24,6 +24,7 @@ from joformer import (
     rotate,
 )
 from joformer.frames import FramesModule
+from joformer.frequencies import DynamicNTK, Llama3, LongRoPE, mrope
 from joformer.testing import (
     assert_close,
     assert_inverse,
@@ -38,6 +39,8 @@ HEAD, DIM, HEADS = 8, 12, 2
 SEQUENCE = positions.sequence(6)
 GRID = positions.grid(2, 3, prefix=1)
 TREE = positions.tree([-1, 0, 0, 1, 1, 2])
+MULTIMODAL = positions.mrope(2, (1, 2, 2), 1)
+PACKED = positions.packed([(1, 2), (2, 2)], prefix=1)
 
 
 class CumulativeOnGrid(CumulativeFrames):
@@ -54,6 +57,15 @@ CASES = {
     "fixed partial": (lambda: FixedFrames(HEAD, planes=2), SEQUENCE),
     "fixed end": (lambda: FixedFrames(HEAD, planes=2, at="end"), SEQUENCE),
     "fixed diagonal": (lambda: FixedFrames(HEAD, axes=2, split="diagonal"), GRID),
+    "fixed scaled": (lambda: FixedFrames(HEAD, scaling=Llama3(8.0, 512)), SEQUENCE),
+    "fixed long": (lambda: FixedFrames(HEAD, scaling=LongRoPE(4.0, 512, (1.0,) * 4, (1.0, 2.0, 3.0, 4.0))), SEQUENCE),
+    "fixed dynamic": (lambda: FixedFrames(HEAD, scaling=DynamicNTK(2.0, 4, 6)), SEQUENCE),
+    "fixed sections": (lambda: FixedFrames(HEAD, axes=3, frequencies=mrope((2, 1, 1), 100.0)), MULTIMODAL),
+    "fixed alternating": (
+        lambda: FixedFrames(HEAD, axes=3, layout="half", frequencies=mrope((2, 1, 1), 100.0, interleaved=True)),
+        MULTIMODAL,
+    ),
+    "fixed packed": (lambda: FixedFrames(HEAD, axes=2, base=100.0), PACKED),
     "learned": (lambda: LearnedFrames(HEAD, heads=HEADS), SEQUENCE),
     "learned grid": (lambda: LearnedFrames(HEAD, axes=2, heads=HEADS), GRID),
     "learned combined": (lambda: LearnedFrames(HEAD, axes=2, split="combined"), GRID),
@@ -67,6 +79,8 @@ CASES = {
     "cumulative none": (lambda: CumulativeFrames(DIM, HEAD, heads=HEADS, on="none"), SEQUENCE),
     "cumulative grid": (lambda: CumulativeOnGrid(DIM, HEAD, heads=HEADS, axes=2), GRID),
     "cumulative end": (lambda: CumulativeFrames(DIM, HEAD, heads=HEADS, planes=2, at="end"), SEQUENCE),
+    "cumulative selective": (lambda: CumulativeFrames(DIM, HEAD, heads=HEADS, steps="selective"), SEQUENCE),
+    "cumulative carope": (lambda: CumulativeFrames(DIM, HEAD, heads=HEADS, steps="carope"), SEQUENCE),
     "tree": (lambda: TreeFrames(HEAD, branches=2, heads=HEADS), TREE),
     "tree by depth": (lambda: TreeFrames(HEAD, branches=2, depth=3), TREE),
     "tree end": (lambda: TreeFrames(HEAD, branches=2, depth=3, planes=3, at="end"), TREE),

@@ -169,6 +169,85 @@ def test_cumulative_goes_on_from_its_state(first, rest):
     assert Torus(4).distance(tail.end, whole.end).max() < 1e-12
 
 
+def moved(module):
+    """With weights that are not at their start."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, dtype=parameter.dtype))
+    return module
+
+
+def test_selective_steps_are_selective_rope(dtype):
+    """θ_t = ω Σ_{s≤t} gate · W₂ W₁ x̂, written out token by token, head by head, as the authors' module computes it."""
+    torch.manual_seed(0)
+    module = moved(CumulativeFrames(12, 8, heads=3, steps="selective", base=500000.0)).double().to(dtype)
+    x, part = torch.randn(2, 5, 12, dtype=dtype), module.projector
+    frames = module(positions.sequence(5), x)
+    for row in range(2):
+        total = torch.zeros(3, 4, dtype=torch.float64)
+        for t in range(5):
+            heads = x[row, t].double().view(3, 4)
+            unit = torch.cat([head / (head.square().sum() + 1e-6).sqrt() for head in heads])
+            turned = (part.w2.weight.double() @ part.w1.weight.double() @ unit).view(3, 4)
+            gate = 1 / (1 + torch.exp(-(part.gate.weight.double() @ unit + part.gate.bias.double())))
+            for b in range(4):
+                total[:, b] += 500000.0 ** (-b / 4) * gate * turned[:, b]
+            distance = Torus(4).distance(frames.angles[row, t].double(), total).max()
+            assert distance < (2e-6 if dtype.itemsize == 4 else 1e-12)
+
+
+def test_carope_steps_are_carope(dtype):
+    """φ_i(m) = Σ_{t≤m} f(x_t)^i with f = 1 / (softplus(x W) + 1), written out; i counts from 0."""
+    torch.manual_seed(0)
+    module = moved(CumulativeFrames(12, 8, heads=3, steps="carope")).double().to(dtype)
+    x, part = torch.randn(2, 5, 12, dtype=dtype), module.projector
+    frames = module(positions.sequence(5), x)
+    for row in range(2):
+        total = torch.zeros(3, 4, dtype=torch.float64)
+        for t in range(5):
+            z = part.w2.weight.double() @ x[row, t].double() + part.w2.bias.double()
+            f = 1 / (torch.log(1 + torch.exp(z)) + 1)
+            assert ((f > 0) & (f < 1)).all()
+            total += torch.stack([f**i for i in range(4)], -1)
+            distance = Torus(4).distance(frames.angles[row, t].double(), total).max()
+            assert distance < (2e-6 if dtype.itemsize == 4 else 1e-12)
+
+
+@pytest.mark.parametrize("base", [100.0, 10000.0])
+def test_carope_starts_as_rope(base):
+    """One step ahead of it, which is gauge."""
+    module, x = CumulativeFrames(12, 16, heads=2, steps="carope", base=base).double(), torch.randn(1, 9, 12)
+    q, k, v = torch.randn(3, 1, 9, 2, 16, dtype=torch.float64).unbind()
+    where = positions.sequence(9)
+    ours, rope = (journey_attention(q, k, v, m(where, x.double())) for m in (module, FixedFrames(16, base=base)))
+    assert_close(ours, rope, tolerance=1e-6)
+
+
+@pytest.mark.parametrize("steps", ["selective", "carope"])
+def test_named_steps_continue_from_their_state(steps):
+    torch.manual_seed(0)
+    module, x = moved(CumulativeFrames(12, 8, heads=2, steps=steps)).double(), torch.randn(2, 7, 12).double()
+    where = positions.sequence(7)
+    where[2] = torch.nan  # adds nothing
+    whole, first = module(where, x), module(where[:4], x[:, :4])
+    rest = module(where[4:], x[:, 4:], state=first.end)
+    assert_close(torch.cat((first.cos_sin, rest.cos_sin), 1), whole.cos_sin, tolerance=1e-6)
+    every = module(where, x, every=True).end
+    assert_close(every[:, 3:4], first.end)
+    without = torch.cat((x[:, :2], x[:, 3:]), 1)
+    assert_close(module(where[[0, 1, 3, 4, 5, 6]], without).cos_sin, whole.cos_sin[:, [0, 1, 3, 4, 5, 6]])
+
+
+def test_defaults_of_content_frames_keep_their_weights_and_names():
+    """The named steps are chosen; without them nothing is drawn or named anew."""
+    for cls in (CumulativeFrames, ProjectedFrames):
+        assert list(cls(12, 8, heads=2).state_dict()) == [
+            "projector.norm.weight", "projector.norm.bias", "projector.w1.weight", "projector.w1.bias",
+            "projector.w2.weight",
+        ]  # fmt: skip
+        assert cls(12, 8, heads=2).on == "fixed"
+
+
 def test_cumulative_on_a_grid_walks_the_canonical_path():
     """θ_(i,j) accumulates φ₁ down the first column, then φ₂ along the row; against an explicit walk."""
     module = awake(CumulativeFrames(12, 8, heads=2, axes=2, on="none")).double()
@@ -287,6 +366,20 @@ def test_softplus_is_refused_with_content_and_allowed_without():
             ),
             "state must be",
         ),
+        (lambda: CumulativeFrames(12, 8, heads=2, steps="mamba"), "'projected', 'selective' or 'carope'"),
+        (lambda: CumulativeFrames(12, 8, heads=2, steps="carope", on="fixed"), "on='none'"),
+        (lambda: CumulativeFrames(12, 8, heads=2, steps="selective", axes=2), "one axis"),
+        (lambda: ProjectedFrames(12, 8, heads=2, steps="carope"), "use them in CumulativeFrames"),
+        (lambda: CumulativeFrames(12, 8, heads=5, steps="selective"), "divides into heads"),
+        (
+            lambda: CumulativeFrames(12, 8, heads=2, steps="selective")(positions.sequence(2), torch.zeros(1, 2, 10)),
+            "dim=12",
+        ),
+        (
+            lambda: CumulativeFrames(12, 8, heads=2, steps="carope")(positions.sequence(2), torch.zeros(1, 2, 10)),
+            "dim=12",
+        ),
+        (lambda: CumulativeFrames(12, 8, heads=2, steps="carope", base=1.0), "base above 1"),
         (lambda: FixedFrames(8, scaling="ntk"), "joformer.frequencies"),
         (lambda: FixedFrames(8, base="10000"), "base is a number"),
         (lambda: FixedFrames(8)(torch.zeros(3, 5, 1), torch.zeros(2, 5, 4)), "one row per position"),

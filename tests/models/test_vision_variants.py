@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+from joformer import positions
 from joformer.models import (
     VARIANTS,
     ClassifierConfig,
@@ -126,11 +127,52 @@ def test_without_positions_patches_are_a_bag(x):
     assert (made(model="rope2d", pool="mean")(moved) - made(model="rope2d", pool="mean")(x)).abs().max() > 1e-4
 
 
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+@pytest.mark.parametrize("model", ["rope2d", "joformer_axial", "liere64_v", "projected", "none"])
+def test_packed_images_are_what_they_are_alone(model, pool):
+    """NaViT: images of three shapes in one row, each with its own class token."""
+    vit, draw = made(model=model, pool=pool, registers=1).double(), torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in vit.parameters():  # frames by content are not at zero
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=draw, dtype=torch.float64))
+        images = [torch.rand(1, *s, generator=draw, dtype=torch.float64) for s in ((8, 12), (4, 4), (12, 8))]
+        together = vit(images)
+        alone = torch.cat([vit(image[None]) for image in images])
+    assert together.shape == (3, 5)
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-12)
+
+
+def test_positions_of_ones_own_take_the_place_of_the_grid(x):
+    """A stretch of all coordinates is seen; a shift only by the class token."""
+    grid = positions.grid(2, 3, prefix=1)
+    moved = positions.augment(grid, shift=3.0, generator=torch.Generator().manual_seed(0))
+    model = made(model="joformer_axial")
+    assert torch.equal(model(x, where=grid), model(x))
+    assert not torch.allclose(model(x, where=2 * grid), model(x), atol=1e-4)
+    assert not torch.allclose(model(x, where=moved), model(x), atol=1e-4)
+    mean = made(model="joformer_axial", pool="mean")
+    torch.testing.assert_close(mean(x, where=moved[1:]), mean(x), rtol=0, atol=1e-5)
+
+
 def test_pixels_are_the_paper_s_baseline():
     model = MonoidalClassifier(ClassifierConfig(dim=784, frequencies="pixels"))
     x = torch.rand(2, 28, 28)
     assert sum(p.numel() for p in model.parameters()) == 784 * 128 + 128 + 128 * 10 + 10
     assert torch.equal(model(x), model.mlp(x.flatten(1)))
+
+
+@pytest.mark.refused
+def test_what_cannot_be_packed_is_one_line():
+    small = torch.rand(1, 4, 4)
+    for model, images, says in (
+        ("rope2d", [], "1 or more"),
+        ("rope2d", [torch.rand(1, 4, 5)], "a multiple of 4"),
+        ("cumulative", [small, small], "need the shape of the grid"),
+        ("learned", [small], "bound to its grid"),
+    ):
+        with pytest.raises(ValueError, match=says) as caught:
+            made(model=model)(images)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.refused

@@ -14,11 +14,12 @@ from __future__ import annotations
 from math import prod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from joformer._precision import widest
 from joformer.frames._base import Inputs, wrap
 from joformer.frames._projected import ContentFrames, Projector
+from joformer.frames._steps import BoundedSteps, SelectiveSteps
 from joformer.frames._types import FlatFrames
 from joformer.positions import grid as make_grid
 from joformer.positions import located
@@ -32,15 +33,23 @@ class CumulativeFrames(ContentFrames):
     the `grid` that the last tokens form, e.g. ``grid=(14, 14)``. With ``every=True`` the `end` is the state after each
     token, (batch, tokens, heads, planes), for a caller that may have to go back.
 
+    With ``steps="selective"`` or ``"carope"`` they are the angles of Selective RoPE (Movahedi et al. 2025) and CARoPE
+    (Veisi et al. 2025), ``θ_t = Σ_{s≤t} φ(x_s)``: another φ, which counts the token itself too (s ≤ t, not s < t), and
+    no ω·t beside the sum. The papers rotate queries and keys; here values travel by the same frames.
+
+        selective   φ_b = ω_b σ(w·x̂ + c) (W₂ W₁ x̂)_b           of rank 16, a gate per head; x̂ has length 1 in each head
+        carope      φ_b = f^b, f = 1 / (1 + softplus(w·x + c))    bounded, one f per head; starts as RoPE
+
     Args:
         dim: Width of the tokens x.
         head_dim: Width of a head, even.
         heads: How many heads have angles of their own; with grouped queries the number of key/value heads.
         axes: How many coordinates a token has.
-        on: Which angles ω·t the content is added to: "fixed", "learned" or "none". With "none" the frames know content
-            but no order: use a causal mask then.
+        on: Which angles ω·t the content is added to: "fixed" (the default), "learned" or "none", which is all that
+            selective and carope take. With "none" the frames know content but no order: use a causal mask then.
+        steps: φ: "projected" (ours), "selective" or "carope", along one axis.
         split: How several axes share the planes, see `joformer.frequencies.per_axis`.
-        base: Of the spectrum ω.
+        base: Of the spectrum ω; selective RoPE's authors use 500000.
         planes: Fewer than head_dim / 2 rotate only 2·planes entries of each head.
         at: Which entries these are: the first ("front") or the last ("end").
         layout: Which entries of a head form a plane, see `joformer.rotation`.
@@ -61,8 +70,11 @@ class CumulativeFrames(ContentFrames):
 
     stateful = True
 
-    def make_projector(self) -> Projector:
-        """Content to one step per axis, zero at the start."""
+    def make_projector(self, base: float) -> nn.Module:
+        """Content to one step per axis; ours zero at the start."""
+        if self.steps != "projected":
+            kind = SelectiveSteps if self.steps == "selective" else BoundedSteps
+            return kind(self.dim, self.heads, self.planes, base)
         return Projector(self.dim, self.axes * self.heads * self.planes, zero=True)
 
     def make(self, given: Inputs) -> FlatFrames:
@@ -73,14 +85,15 @@ class CumulativeFrames(ContentFrames):
             raise ValueError(f"state must be the `end` of earlier frames, {shape}, got {tuple(given.state.shape)}")
         steps = self.projector(x).unflatten(-1, (self.axes, self.heads, self.planes))
         # Sums of thousands of angles lose float32 digits; devices without float64 keep what they have.
-        wide = widest(x.device, steps.dtype)
+        own, wide = steps.dtype, widest(x.device, steps.dtype)
         steps = steps.to(wide) * known[..., None, None, None]
         if self.axes == 1:
             steps = steps.squeeze(2)
             after = steps.cumsum(1)
             if given.state is not None:
                 after = after + given.state.to(wide)
-            angles, end = after - steps, wrap(after if given.every else after[:, -1:])
+            angles = after - steps if self.steps == "projected" else after
+            end = wrap(after if given.every else after[:, -1:])
         else:
             if given.state is not None:
                 raise ValueError("state continues a sequence: frames on several axes see their whole grid at once")
@@ -88,7 +101,7 @@ class CumulativeFrames(ContentFrames):
         if self.base is not None:
             angles = angles + self.base.angles(given.positions, x).to(wide)
         # A token at the identity stays there whatever came before it.
-        angles = wrap(angles * known[..., None, None]).to(self.projector.w1.weight.dtype)
+        angles = wrap(angles * known[..., None, None]).to(own)
         return self.flat(angles, content=True, end=end)
 
 

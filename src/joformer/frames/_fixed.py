@@ -11,10 +11,10 @@ from torch import Tensor
 
 from joformer.frames._base import FlatModule, FramesModule, Inputs, Split, coordinates, linear_angles
 from joformer.frames._types import At, FlatFrames, Layout
-from joformer.frequencies import NTK, Linear, Scaling, YaRN, per_axis
+from joformer.frequencies import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Scaling, YaRN, per_axis
 
 # Scalings that give the same frequencies at every call.
-_UNCHANGING = (Linear, NTK, YaRN, type(None))
+_UNCHANGING = (Linear, NTK, DynamicNTK, YaRN, Llama3, LongRoPE, type(None))
 
 
 class FixedFrames(FlatModule):
@@ -27,13 +27,13 @@ class FixedFrames(FlatModule):
         axes: How many coordinates a token has.
         base: Of the geometric spectrum: 10000 for text, 100 for axial vision.
         split: How several axes share the planes, see `joformer.frequencies.per_axis`.
-        scaling: One of `joformer.frequencies.Linear`, `NTK`, `YaRN`.
+        scaling: One of `joformer.frequencies.Linear`, `NTK`, `DynamicNTK`, `YaRN`, `Llama3`, `LongRoPE`.
         planes: Fewer than head_dim / 2 rotate only 2·planes entries of each head (partial rotation).
         at: Which entries these are: the first ("front") or the last ("end", as in DeepSeek's keys).
         layout: Which entries of a head form a plane, see `joformer.rotation`.
         frequencies: A table of your own in place of `base`, `split` and `planes`: ``(axes, planes)``, or ``(heads,
             axes, planes)`` where heads differ. A zero says that an axis does not rotate a plane, so that sections
-            (M-RoPE), uneven splits and axes per head are all tables.
+            (M-RoPE, `joformer.frequencies.mrope`), uneven splits and axes per head are all tables.
 
     Raises:
         ValueError: If widths, axes, planes or the table do not fit each other.
@@ -66,8 +66,8 @@ class FixedFrames(FlatModule):
     ) -> None:
         if not isinstance(base, (int, float)) or (scaling is not None and not hasattr(scaling, "apply")):
             raise ValueError(
-                "base is a number, scaling one of joformer.frequencies.Linear, NTK, YaRN; a table of frequencies "
-                f"goes to frequencies=; got base={base!r}, scaling={scaling!r}"
+                "base is a number, scaling one of those in joformer.frequencies; a table of frequencies goes to "
+                f"frequencies=; got base={base!r}, scaling={scaling!r}"
             )
         heads, table = 1, None
         if frequencies is not None:
@@ -131,7 +131,7 @@ def _checked_table(
     if not table.isfinite().all():
         raise ValueError("frequencies must be finite: 0 says that an axis does not rotate a plane")
     if scaling is not None and not isinstance(scaling, Linear):
-        raise ValueError("NTK and YaRN need a base: give base=10000.0, or scale the table of frequencies yourself")
+        raise ValueError("scalings other than Linear need a base: give base=10000.0, or scale the table yourself")
     return table
 
 

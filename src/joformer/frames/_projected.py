@@ -7,7 +7,7 @@ only where there is ω·t to start from (docs/claims.md rows 23 and 24). W₂ ha
 from __future__ import annotations
 
 import warnings
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float
@@ -22,6 +22,7 @@ from joformer.frames._types import At, FlatFrames, Layout
 from joformer.positions import located
 
 On = Literal["none", "fixed", "learned"]
+Steps = Literal["projected", "selective", "carope"]
 
 
 class Projector(nn.Module):
@@ -75,7 +76,8 @@ class ContentFrames(FlatModule):
         *,
         heads: int,
         axes: int = 1,
-        on: On = "fixed",
+        on: On | None = None,
+        steps: Steps = "projected",
         split: Split = "axial",
         base: float = 10000.0,
         planes: int | None = None,
@@ -89,8 +91,17 @@ class ContentFrames(FlatModule):
         if frequency_base is not None:
             warnings.warn(f"frequency_base is now base={frequency_base}", DeprecationWarning, stacklevel=2)
             base = frequency_base
+        if steps not in get_args(Steps):
+            raise ValueError(f"steps must be 'projected', 'selective' or 'carope', got {steps!r}")
+        if on is None:
+            on = "fixed" if steps == "projected" else "none"
+        if steps != "projected" and (on != "none" or axes > 1 or not self.stateful):
+            raise ValueError(
+                f"steps={steps!r} are summed along a sequence and have frequencies of their own: use them in "
+                f"CumulativeFrames with one axis and on='none'"
+            )
         super().__init__(head_dim, axes=axes, heads=heads, split=split, planes=planes, at=at, layout=layout)
-        self.dim, self.on, planes = dim, on, self.planes
+        self.dim, self.on, self.steps, planes = dim, on, steps, self.planes
         # Named as in saved files, whose keys are base.frequencies.
         self.base: FixedFrames | LearnedFrames | None = None
         if on == "fixed":
@@ -99,9 +110,9 @@ class ContentFrames(FlatModule):
             self.base = LearnedFrames(head_dim, axes=axes, heads=heads, split=split, base=base, planes=planes)
         elif on != "none":
             raise ValueError(f"on must be 'none', 'fixed' or 'learned', got {on!r}")
-        self.projector = self.make_projector()
+        self.projector: Any = self.make_projector(base)
 
-    def make_projector(self) -> Projector:
+    def make_projector(self, base: float) -> nn.Module:
         """Content to angles; zero at the start where there are others to start from."""
         return Projector(self.dim, self.heads * self.planes, zero=self.base is not None)
 
@@ -125,13 +136,16 @@ class ProjectedFrames(ContentFrames):
 
     About 1.5·dim² parameters.
 
+    Selective RoPE and CARoPE sum their angles up: see `CumulativeFrames`.
+
     Args:
         dim: Width of the tokens x.
         head_dim: Width of a head, even.
         heads: How many heads have angles of their own; with grouped queries the number of key/value heads.
         axes: How many coordinates a token has.
-        on: Which angles ω·t the content is added to: "fixed", "learned" or "none". With "none" the frames know content
-            but no order: use a causal mask then.
+        on: Which angles ω·t the content is added to: "fixed" (the default), "learned" or "none". With "none" the frames
+            know content but no order: use a causal mask then.
+        steps: "projected"; the others are for `CumulativeFrames`.
         split: How several axes share the planes, see `joformer.frequencies.per_axis`.
         base: Of the spectrum ω.
         planes: Fewer than head_dim / 2 rotate only 2·planes entries of each head.

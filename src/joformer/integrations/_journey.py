@@ -62,6 +62,28 @@ def planes_of(angles: Tensor, repeat: Repeat) -> Tensor:
     return angles[..., ::2] if repeat == "interleaved" else angles
 
 
+@dataclass(frozen=True)
+class Selection:
+    """Which angle each entry of a table is of, where several kinds of positions share a head (M-RoPE).
+
+    Attributes:
+        rows: The kind of positions of each entry: time, height, width.
+        columns: Its place among the angles of that kind.
+    """
+
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+
+    def of(self, angles: Tensor) -> Tensor:
+        """The table (batch, tokens, width) of angles (kinds, batch, tokens, planes).
+
+        >>> Selection((0, 1), (0, 1)).of(torch.tensor([[1.0, 2.0], [3.0, 4.0]]).view(2, 1, 1, 2))
+        tensor([[[1., 4.]]])
+        """
+        rows, columns = (torch.tensor(each, device=angles.device) for each in (self.rows, self.columns))
+        return angles[rows, :, :, columns].movedim(0, -1)
+
+
 def frames_of(angles: Tensor, repeat: Repeat, layout: Layout, strength: Tensor | float = 1.0) -> FlatFrames:
     """Frames from a model's table of angles, (tokens, width) or (batch or 1, tokens, width)."""
     angles = planes_of(angles, repeat)

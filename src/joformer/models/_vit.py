@@ -20,7 +20,7 @@ docs/conventions.md, "Readings". Paper: "CIFAR-100 V Rotation and Scaling", "Ima
 """
 
 # No `from __future__ import annotations`: typing.get_type_hints of Python 3.10 cannot evaluate an InitVar in a string.
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import InitVar, asdict, dataclass, fields, replace
 from math import prod
 from typing import Any, Literal, get_args
@@ -279,28 +279,54 @@ class JoFormerViT(nn.Module):
             if own is not None:
                 nn.init.normal_(own, std=0.02)
 
-    def forward(self, x: Float[Tensor, "batch channels ..."]) -> Float[Tensor, "batch classes"]:
+    def forward(
+        self,
+        x: Float[Tensor, "batch channels ..."] | Sequence[Float[Tensor, "channels ..."]],
+        *,
+        where: Float[Tensor, "*batch tokens axes"] | None = None,
+    ) -> Float[Tensor, "batch classes"]:
         """Logits of the classes.
 
         Args:
-            x: Arrays, ``(batch, channels, *shape)``; every axis a multiple of the patch's.
+            x: Arrays, ``(batch, channels, *shape)``; every axis a multiple of the patch's. Or a list of arrays
+                ``(channels, *shape)`` of different shapes, which are packed into one row (NaViT) and each give what
+                they give alone; `drop_path` then skips all of them or none.
+            where: Positions of the tokens, prefix included, instead of those of the grid: `positions.augment` in
+                training, for example.
 
         Returns:
             Logits ``(batch, classes)``.
 
         Raises:
-            ValueError: If `x` does not divide into patches.
+            ValueError: If `x` does not divide into patches, or cumulative frames do not get the grid they sum along.
         """
-        tokens, frames = self.start(x)
-        tokens = last(run_blocks(self.blocks, frames, tokens))
-        # The norm comes before the mean: every patch counts alike.
-        return self.head(self.pooled(self.norm(tokens)))
+        if isinstance(x, Tensor):
+            tokens, frames = self.start(x, where)
+            tokens = last(run_blocks(self.blocks, frames, tokens))
+            # The norm comes before the mean: every patch counts alike.
+            return self.head(self.pooled(self.norm(tokens)))
+        each = [self._tokens(image.unsqueeze(0)) for image in x]
+        grids, prefix, device = [grid for _, grid in each], self.config.prefix, self.embed.weight.device
+        who = positions.segments(grids, prefix=prefix, device=device)
+        if where is None:
+            where = positions.packed(grids, prefix=prefix, device=device)
+        tokens = torch.cat([one for one, _ in each], 1)
+        frames = LayerFrames(self._per_layer(), where, tokens)
 
-    def start(self, x: Float[Tensor, "batch channels ..."]) -> tuple[Float[Tensor, "batch tokens dim"], LayerFrames]:
+        def packed(layer: int, block: nn.Module, x: Tensor) -> Tensor:
+            return block(x, frames(layer, x), segments=who)
+
+        rows = self.norm(last(run_blocks(self.blocks, frames, tokens, call=packed)))
+        return self.head(torch.cat([self.pooled(row) for row in rows.split([one.shape[1] for one, _ in each], 1)]))
+
+    def start(
+        self, x: Float[Tensor, "batch channels ..."], where: Float[Tensor, "*batch tokens axes"] | None = None
+    ) -> tuple[Float[Tensor, "batch tokens dim"], LayerFrames]:
         """What the first block reads, and the frames of each layer.
 
         Args:
             x: Arrays, ``(batch, channels, *shape)``.
+            where: Positions of the tokens instead of those of the grid.
 
         Returns:
             The tokens, prefix first, ``(batch, tokens, dim)``, and the frames for `run_blocks`.
@@ -311,6 +337,13 @@ class JoFormerViT(nn.Module):
             >>> tokens.shape, frames(0, tokens).tokens
             (torch.Size([3, 5, 32]), 5)
         """
+        tokens, grid = self._tokens(x)
+        if where is None:
+            where = positions.grid(*grid, prefix=self.config.prefix, device=x.device)
+        return tokens, LayerFrames(self._per_layer(), where, tokens, grid=grid)
+
+    def _tokens(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """The prefix and the embedded patches, and the shape of their grid."""
         config, tokens = self.config, self.embed(self._patches(x))
         grid = tuple(n // p for n, p in zip(x.shape[2:], config.patch, strict=True))
         if self.prefix is not None:
@@ -319,9 +352,10 @@ class JoFormerViT(nn.Module):
             if grid != config.grid:
                 raise ValueError(f"an additive position embedding is bound to its grid {config.grid}, got {grid}")
             tokens = tokens + self.places
-        where = positions.grid(*grid, prefix=config.prefix, device=x.device)
-        per_layer = self.frames if isinstance(self.frames, nn.ModuleList) else [self.frames] * config.layers
-        return tokens, LayerFrames(per_layer, where, tokens, grid=grid)
+        return tokens, grid
+
+    def _per_layer(self) -> Iterable[nn.Module]:
+        return self.frames if isinstance(self.frames, nn.ModuleList) else [self.frames] * self.config.layers
 
     def pooled(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch dim"]:
         """What the head reads: the class token, or the mean of all patches.

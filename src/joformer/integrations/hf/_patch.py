@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from joformer._precision import is_traced
 from joformer.frames import Layout
-from joformer.integrations._journey import Heads, Journey, Repeat, Step, Strength, frames_of
+from joformer.integrations._journey import Heads, Journey, Repeat, Selection, Step, Strength, frames_of, planes_of
 from joformer.integrations._parts import AttentionPart, Part, argument, join, replace_argument
 
 KEYWORD = "position_embeddings"
@@ -57,6 +57,7 @@ class EmbeddingSpec:
         scales: Its attributes that scale the tables.
         dim: Of a head.
         frequencies: The buffer whose product with the positions gives the angles, by type of layer; empty if unknown.
+        selection: Which angles the tables are of, where it has several kinds of positions.
     """
 
     strength: Strength
@@ -66,6 +67,7 @@ class EmbeddingSpec:
     scales: tuple[str, ...] = ()
     dim: int = 0
     frequencies: dict[str | None, str] = field(default_factory=dict)
+    selection: Selection | None = None
 
 
 class Embedding(Part):
@@ -80,14 +82,16 @@ class Embedding(Part):
             return super().forward(*args, **kwargs)
         where = kwargs.get("position_ids", args[1] if len(args) > 1 else None)
         kind = kwargs.get("layer_type", args[2] if len(args) > 2 else None)
-        name = spec.frequencies.get(kind)
-        if name and where is not None and where.dim() == 2 and where.shape[1] == 1 and args and _allows_step(args[0]):
+        name, dim = spec.frequencies.get(kind), 2 if spec.selection is None else 3
+        if name and args and where is not None and (where.dim(), where.shape[-1]) == (dim, 1) and _allows_step(args[0]):
             cos, sin = super().forward(*args, **kwargs)
             ready = spec.plain and spec.strength.full and cos.dtype == torch.float32
             if ready and all(getattr(self, scale) == 1 for scale in spec.scales):
                 return cos, sin, Step(cos, sin, spec.dim // 2, spec.layout)
             frequencies: Any = self._buffers[name]  # may be of lower precision, but angles never are
-            angles = where.unsqueeze(2) * frequencies.float()
+            angles = where.unsqueeze(-1) * frequencies.float()
+            if spec.selection is not None:
+                angles = planes_of(spec.selection.of(angles), spec.repeat)
             if not spec.strength.full:
                 angles = angles * spec.strength.value
             return cos, sin, Step.of(angles, spec.layout, spec.dim)
@@ -96,7 +100,8 @@ class Embedding(Part):
             cos, sin = super().forward(*args, **kwargs)
         if recorded.angles is None:
             raise RuntimeError(f"{type(self).__name__} took no cosine of angles: its values cannot be transported")
-        return cos, sin, Journey(frames_of(recorded.angles, spec.repeat, spec.layout, spec.strength.tensor))
+        angles = recorded.angles if spec.selection is None else spec.selection.of(recorded.angles)
+        return cos, sin, Journey(frames_of(angles, spec.repeat, spec.layout, spec.strength.tensor))
 
 
 def _allows_step(x: Tensor) -> bool:

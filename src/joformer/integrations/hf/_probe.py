@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from joformer.frames import FlatFrames, Layout
-from joformer.integrations._journey import Heads, Journey, Strength, frames_of, planes_of, repeat_of
+from joformer.integrations._journey import Heads, Journey, Selection, Strength, frames_of, planes_of, repeat_of
 from joformer.integrations._probing import methods_of, restored, signature_of, source_of, unsupported
 from joformer.integrations.hf._patch import KEYWORD, Angles, AttentionSpec, EmbeddingSpec
 from joformer.integrations.hf._trial import BETWEEN, LARGE, Pair, Tables, Trial, UnsupportedError, width_of
@@ -146,7 +146,9 @@ def probe(model: nn.Module, strength: Strength) -> tuple[dict[str, EmbeddingSpec
         scales = tuple(key for key in vars(module) if key.endswith("attention_scaling"))
         known = len(dims) == 1 and all(each.frequencies for each in own)
         frequencies = {each.kind: each.frequencies for each in own} if known else {}
-        embeddings[name] = EmbeddingSpec(strength, own[0].repeat, layout, plain, scales, max(dims), frequencies)
+        embeddings[name] = EmbeddingSpec(
+            strength, own[0].repeat, layout, plain, scales, max(dims), frequencies, own[0].selection
+        )
     return embeddings, specs
 
 
@@ -173,15 +175,41 @@ def _tables(model: nn.Module, name: str, module: nn.Module) -> list[Tables]:
             if not (isinstance(pair, tuple) and len(pair) == 2 and angles is not None):
                 raise unsupported(model, f"its {kind} does not give the cosine and sine of its angles")
             cos, sin = pair
+            chosen = None
+            if positions is not None and angles.dim() == 4:
+                chosen = _selection(module, first[0], len(angles))
+                angles = angles if chosen is None else chosen.of(angles)
             if not (isinstance(cos, Tensor) and cos.shape == sin.shape == angles.shape and cos.dim() in (2, 3)):
                 raise unsupported(model, f"the tables of its {kind} are not (batch, tokens, width)")
             repeat, buffers = repeat_of(angles), {} if positions is None else module._buffers
             planes = planes_of(angles, repeat)
             frequencies = next((key for key, b in buffers.items() if _gives(positions, b, planes)), "")
-            found.append(Tables(name, cos, sin, angles, repeat, positions, layer_type, frequencies))
+            found.append(Tables(name, cos, sin, angles, repeat, positions, layer_type, frequencies, chosen))
     except (TypeError, RuntimeError, IndexError, KeyError) as error:
         raise unsupported(model, f"its {kind} does not take plain positions ({error})") from error
     return found
+
+
+def _selection(module: nn.Module, x: Tensor, kinds: int) -> Selection | None:
+    """Which angle each entry of the tables is of, detected with other positions for each kind; None if it is of none.
+
+    Positions are large, so that slow planes are told apart too.
+    """
+    positions = torch.randint(2**18, (kinds, 1, x.shape[1]), generator=torch.Generator().manual_seed(0))
+    with restored(module), Angles() as recorded:
+        cos, sin = (t.double() for t in module(x, positions.to(x.device)))
+    if recorded.angles is None or recorded.angles.shape[:3] != positions.shape:
+        return None
+    angles, length = recorded.angles.double(), torch.hypot(cos, sin)  # longer than 1 where the tables are scaled
+    apart = sum(
+        (table / length).unsqueeze(-1).sub(own.permute(1, 2, 0, 3).flatten(2).unsqueeze(2)).abs().amax((0, 1))
+        for table, own in ((cos, angles.cos()), (sin, angles.sin()))
+    )
+    least, which = apart.min(-1)  # over the angles of all kinds, for each entry
+    if least.max() > 1e-4:
+        return None
+    planes = angles.shape[-1]
+    return Selection(tuple((which // planes).tolist()), tuple((which % planes).tolist()))
 
 
 def _gives(positions: Any, frequencies: Tensor | None, angles: Tensor) -> bool:

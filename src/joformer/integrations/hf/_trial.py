@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from joformer.integrations._journey import Heads, Journey, Repeat
+from joformer.integrations._journey import Heads, Journey, Repeat, Selection
 from joformer.integrations._probing import restored
 from joformer.integrations.hf._patch import KEYWORD
 
@@ -39,6 +39,7 @@ class Tables:
         positions: ``(1, tokens)``; None for places in an image.
         kind: The type of layer they are for, where the embedding knows several.
         frequencies: The embedding's buffer whose product with the positions gives the angles; may be empty.
+        selection: Which of the embedding's angles these are, where it has several kinds of positions.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Tables:
     positions: Tensor | None
     kind: str | None = None
     frequencies: str = ""
+    selection: Selection | None = None
 
 
 class Pair(tuple[Tensor, Tensor]):
