@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from joformer import bench, cli
+from joformer.bench._counts import Count, Counting
 from joformer.bench._measure import Effort, Ratio, Row, fastest, geometric_mean, peak_bytes, ratio, take_turns, timed
 from joformer.bench._models import SHAPES, Shape, Transformer, peers, training_step
 from joformer.bench._running import looping
+from joformer.bench._traffic import traffic
 from joformer.bench._training import CONFIG, generating, llama, llama_of, starting, transporting, update
 from joformer.models import JoFormerLM, LMConfig
 
@@ -319,6 +321,58 @@ def test_rows_beside_llama_measure_whole_steps_and_whole_texts(monkeypatch, capl
     theirs = llama_of(tiny, 85).eval()
     more = theirs.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=9, do_sample=False)
     assert more.shape == model.generate(tokens, 9, temperature=0).shape == (2, 17)
+
+
+# -- traffic -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.compiled
+def test_traffic_counts_ours_generated_kernels_and_peers():
+    found = {row.name: row for row in traffic(ONCE)}
+
+    def counted(name, what="q, k, v and o"):
+        names = [(f"bytes per element of {what} in bf16, {name}, {way}", way) for way in ("forward", "backward")]
+        return [(found[bytes].value, found[f"launches per layer, {name}, {way}"].value) for bytes, way in names]
+
+    assert all(row.ok for row in found.values() if row.bar is not None)
+    assert sum(row.bar is not None for row in found.values()) == 4  # our kernel, forward
+    forward, backward = counted("kernel, fixed angles")
+    assert forward == (4.0, 2)
+    assert 4.0 <= backward[0] <= 5.0
+    assert 2 <= backward[1] <= 3
+    assert counted("kernel, learned angles")[1][0] <= 7.75
+    # Each entry is read once and written once by a generated kernel; o cannot be fused with q, k and v, which come
+    # before attention. Of the backward, gradients are packed without positions too.
+    assert counted("compiled, fixed angles") == [(4.0, 2), (4.0, 2)]
+    forward, backward = counted("compiled, learned angles")
+    assert forward == (4.0, 2)
+    assert 6.0 <= backward[0] <= 8.0  # results are read beside the gradients
+    assert counted("compiled, no positions") == [(0.0, 0), (3.0, 1)]
+    assert [ours > 8 * 4.0 for ours, _ in counted("eager, fixed angles")] == [True, True]
+    assert counted("Hugging Face", "q and k")[0] == (20.5, 10)
+    assert counted("Liger 0.8.5 (read)", "q and k") == [(4.0, 1)] * 2
+    assert counted("Liger 0.8.5 of one projection (read)", "q and k") == [(8.0, 3), (4.0, 1)]  # copied first
+    assert counted("flash-attention 2.8, in place (read)", "q and k") == [(4.0, 1)] * 2
+
+
+def test_a_torch_that_plans_its_kernels_otherwise_leaves_rows_out(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "joformer.bench._generated", None)
+    caplog.set_level("INFO", "joformer")
+    names = [row.name for row in traffic(ONCE)]
+    assert not any("compiled" in name for name in names)
+    assert sum("flash-attention" in name for name in names) == 4  # the others are there
+    (line,) = caplog.messages
+    assert line.startswith(f"compiled rows are left out: torch {torch.__version__}")
+
+
+def test_operations_are_counted_by_what_they_read_and_write():
+    x = torch.zeros(16, device="meta", dtype=torch.bfloat16)
+    with Counting() as counted:
+        y = x.view(4, 4).t() + x[:4].expand(4, 4)  # what is expanded is read once
+        y.mul_(2)
+        y.copy_(x.view(4, 4))
+        torch.cat([x, x])
+    assert counted.count == Count(bytes=2 * ((16 + 4 + 16) + (16 + 16) + (16 + 16) + (32 + 32)), launches=4)
 
 
 def test_the_command_starts_within_its_bar():
