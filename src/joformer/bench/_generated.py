@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.device_interface import CudaInterface
 from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._inductor import compile_fx, config, graph, scheduler
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_map
@@ -75,8 +76,8 @@ def generated(transport: Transport, learned: bool) -> tuple[Count, Count]:
                     node.update_kwarg("device", GPU)
             super().__init__(module, example_inputs=[*map(_moved, example_inputs)], **options)
 
-        def run(self, *args: Any) -> Any:
-            return super().run(*map(_moved, args))
+        def run(self, *args: Any, **options: Any) -> Any:
+            return super().run(*map(_moved, args), **options)
 
         def compile_to_module(self) -> Any:
             self._update_scheduler()
@@ -86,7 +87,7 @@ def generated(transport: Transport, learned: bool) -> tuple[Count, Count]:
             raise _Planned
 
     def count(module: Any, inputs: Sequence[Any], **options: Any) -> Any:
-        runs = compile_fx.make_boxed_func(copy.deepcopy(module).forward)
+        runs = make_boxed_func(copy.deepcopy(module).forward)
         with patch.object(compile_fx, "GraphLowering", Plan), _described_gpu(), suppress(_Planned):
             compile_fx.compile_fx_inner(module, inputs, **options)
         return runs

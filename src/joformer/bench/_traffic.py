@@ -103,18 +103,19 @@ def peers() -> Iterator[tuple[str, Count, Count]]:
         with Counting() as backward:
             torch.autograd.grad(rotated, apart, [torch.zeros_like(part) for part in rotated])
         yield "Hugging Face", forward.count, backward.count
-    read: tuple[tuple[str, Formulation, list[Tensor]], ...] = (
-        ("Liger 0.8.5 (read)", _liger, apart),
-        ("Liger 0.8.5 of one projection (read)", _liger, one),
-        ("flash-attention 2.8, in place (read)", _flash, one),
+    # Each with its q and k, then the gradients that attention returns: contiguous, or for flash-attention, which
+    # attends to the packed tensor, in one.
+    read: tuple[tuple[str, Formulation, list[Tensor], list[Tensor]], ...] = (
+        ("Liger 0.8.5 (read)", _liger, apart, apart),
+        ("Liger 0.8.5 of one projection (read)", _liger, one, apart),
+        ("flash-attention 2.8, in place (read)", _flash, one, one),
     )
-    for name, formulation, given in read:
-        with torch.no_grad(), Counting() as forward:
-            formulation(forward, *given, table)
-        # Gradients come from attention as q and k went in: contiguous, apart from each other or, for
-        # flash-attention's packed attention, in one tensor.
-        with torch.no_grad(), Counting() as backward:
-            formulation(backward, *(given if formulation is _flash else apart), table)
+    for name, formulation, (q, k), (dq, dk) in read:
+        with torch.no_grad():
+            with Counting() as forward:
+                formulation(forward, q, k, table)
+            with Counting() as backward:
+                formulation(backward, dq, dk, table)
         yield name, forward.count, backward.count
 
 
