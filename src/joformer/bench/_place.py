@@ -93,7 +93,11 @@ class Place:
         found |= {"precision": str(self.dtype).removeprefix("torch."), "torch": torch.__version__}
         platforms = {"CUDA": "cuda", "ROCm": "hip", "XPU": "xpu"}
         found |= {name: its for name, key in platforms.items() if (its := getattr(torch.version, key, None))}
-        for package in ("triton", "joformer", "transformers", "liger-kernel", "flash-attn"):
+        with suppress(ImportError):
+            import triton  # by its module: each platform's package has another name
+
+            found["triton"] = triton.__version__
+        for package in ("joformer", "transformers", "liger-kernel", "flash-attn"):
             with suppress(PackageNotFoundError):
                 found[package] = version(package)
         return found

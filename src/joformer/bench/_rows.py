@@ -145,7 +145,6 @@ def window(effort: Effort, at: Place = CPU) -> Iterator[Row]:
     yield compare("window 32: step at 8,192 tokens / at 1,024", step(8192), step(1024), effort, 9.0)
 
 
-@torch.no_grad()
 def decoding(effort: Effort, at: Place = CPU) -> Iterator[Row]:
     """One decoded token after those cached, both against none, four layers; frames are made ahead for all positions.
 
@@ -169,6 +168,7 @@ def decoding(effort: Effort, at: Place = CPU) -> Iterator[Row]:
         yield compare(name, variants["both"], variants["none"], effort, bar)
 
 
+@torch.no_grad()
 def _token(x: Tensor, frames: FlatFrames, blocks: list[Block], caches: list[JourneyCache], filled: Tensor) -> Tensor:
     if caches[0].tokens in (0, caches[0].length):  # full: from the start again, an outlier now and then
         for cache in caches:
