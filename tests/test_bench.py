@@ -441,7 +441,7 @@ def test_the_list_of_options_is_guarded():
 
 # -- on a GPU ----------------------------------------------------------------------------------------------------------
 
-ELSEWHERE = Place(torch.device("meta"), torch.bfloat16, (Shape("image", 1, 5, 16, 2, axes=2),), cached=8)
+ELSEWHERE = Place(torch.device("meta"), torch.bfloat16, (Shape("image", 1, 5, 16, 2, axes=2),), ((16, 2),), cached=8)
 """A device that is not the CPU and always there: a tensor that is left on the CPU raises."""
 
 
@@ -458,7 +458,7 @@ def test_figures_leave_nothing_on_the_cpu(monkeypatch):
     figures = (partial(training, compiled=False), rotation, decoding, window)
     rows = [row for figure in figures for row in figure(ONCE, ELSEWHERE)]
     assert "step eager: Hugging Face on q and k / none, geometric mean" in {row.name for row in rows}
-    assert "one decoded token at 8 cached, 768 wide: both / none" in {row.name for row in rows}
+    assert "one decoded token at 8 cached, 16 wide: both / none" in {row.name for row in rows}
     assert all(row.rounds == 1 for row in rows)
 
 
@@ -513,7 +513,7 @@ import sys
 from joformer import bench, cli
 
 shapes = (bench.Shape("tiny", batch=1, tokens=5, dim=16, heads=2, axes=1),)
-bench.gpu = lambda: bench.Place(shapes=shapes, cached=8)
+bench.gpu = lambda: bench.Place(shapes=shapes, decoded=((16, 2),), cached=8)
 sys.argv = "joformer bench --gpu --json --repeats 1 --seconds 0 --only memory eager rotation decoding".split()
 cli.main()
 """
@@ -533,6 +533,6 @@ def test_the_command_for_gpus_with_our_kernel_interpreted():
     assert found["triton"]
     rows = {row["name"]: row["value"] for row in found["rows"]}
     assert rows["step eager, tiny: both / none"] > 2  # interpreted it is slow, so that it was our kernel
-    assert rows["one decoded token at 8 cached, 768 wide: both / none"] > 2
+    assert rows["one decoded token at 8 cached, 16 wide: both / none"] > 2
     assert rows["rotation of q, k, v, o / Hugging Face's of q, k, geometric mean"] > 2
     assert 1 <= rows["peak memory of a training step: both / none, worst shape"] < 1.5

@@ -60,15 +60,24 @@ LARGER = (
 
 @dataclass(frozen=True)
 class Place:
-    """A device, the precision of weights and activations there, the shapes measured, and how many tokens are cached.
+    """A device, the precision of weights and activations there, and what is measured.
 
-    >>> Place().device.type
-    'cpu'
+    Attributes:
+        device: The CPU, or what torch calls an accelerator.
+        dtype: Of weights and activations.
+        shapes: Of training steps and rotations.
+        decoded: Width and heads of the layers that decode a token.
+        cached: How many tokens are before it.
+
+    Example:
+        >>> Place().device.type
+        'cpu'
     """
 
     device: torch.device = HOST
     dtype: torch.dtype = torch.float32
     shapes: tuple[Shape, ...] = SHAPES
+    decoded: tuple[tuple[int, int], ...] = ((768, 8), (256, 4))
     cached: int = 4096
 
     def clock(self) -> float:

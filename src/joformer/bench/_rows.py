@@ -27,6 +27,7 @@ from joformer.rotation import rotate, rotate_packed_
 
 STEP_BARS: dict[Pair, float | None] = {("both", "none"): 1.03, ("both", "scores"): 1.02}
 ROTATION_BARS = {"Hugging Face": 0.85}
+DECODING_BARS = {768: 1.05}
 
 
 def training(effort: Effort, at: Place = CPU, *, compiled: bool) -> Iterator[Row]:
@@ -152,7 +153,7 @@ def decoding(effort: Effort, at: Place = CPU) -> Iterator[Row]:
     interpreter's share in rotating one token shows.
     """
     layers = 4
-    for dim, heads, bar in ((768, 8, 1.05), (256, 4, None)):
+    for dim, heads in at.decoded:
         logger.info(f"decoding, {dim} wide")
         room = at.cached + 256
         filled = torch.randn(1, at.cached, heads, dim // heads, dtype=at.dtype, device=at.device)
@@ -165,7 +166,7 @@ def decoding(effort: Effort, at: Place = CPU) -> Iterator[Row]:
             caches = [JourneyCache(length=room) for _ in range(layers)]
             variants[transport] = partial(_token, filled.new_ones(1, 1, dim), frames, blocks, caches, filled)
         name = f"one decoded token at {at.cached:,} cached, {dim} wide: both / none"
-        yield compare(name, variants["both"], variants["none"], effort, bar)
+        yield compare(name, variants["both"], variants["none"], effort, DECODING_BARS.get(dim))
 
 
 @torch.no_grad()
