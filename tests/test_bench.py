@@ -4,17 +4,36 @@ import gc
 import itertools
 import json
 import math
+import os
 import random
+import subprocess
 import sys
 import time
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
 from joformer import bench, cli
-from joformer.bench._measure import Effort, Ratio, Row, fastest, geometric_mean, peak_bytes, ratio, take_turns, timed
-from joformer.bench._models import SHAPES, Shape, Transformer, peers, training_step
+from joformer.bench._counts import Count, Counting
+from joformer.bench._measure import (
+    Effort,
+    Ratio,
+    Row,
+    compare,
+    fastest,
+    geometric_mean,
+    peak_bytes,
+    ratio,
+    take_turns,
+    timed,
+)
+from joformer.bench._models import Transformer, peers, training_step
+from joformer.bench._place import SHAPES, Place, Shape
+from joformer.bench._rows import decoding, rotation, training, window
 from joformer.bench._running import looping
+from joformer.bench._traffic import traffic
 from joformer.bench._training import CONFIG, generating, llama, llama_of, starting, transporting, update
 from joformer.models import JoFormerLM, LMConfig
 
@@ -321,6 +340,59 @@ def test_rows_beside_llama_measure_whole_steps_and_whole_texts(monkeypatch, capl
     assert more.shape == model.generate(tokens, 9, temperature=0).shape == (2, 17)
 
 
+# -- traffic -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.compiled
+def test_traffic_counts_ours_generated_kernels_and_peers():
+    found = {row.name: row for row in traffic(ONCE)}
+
+    def counted(name, what="q, k, v and o"):
+        names = [(f"bytes per element of {what} in bf16, {name}, {way}", way) for way in ("forward", "backward")]
+        return [(found[bytes].value, found[f"launches per layer, {name}, {way}"].value) for bytes, way in names]
+
+    assert all(row.ok for row in found.values() if row.bar is not None)
+    assert sum(row.bar is not None for row in found.values()) == 4  # our kernel, forward
+    forward, backward = counted("kernel, fixed angles")
+    assert forward == (4.0, 2)
+    assert 4.0 <= backward[0] <= 5.0
+    assert 2 <= backward[1] <= 3
+    assert counted("kernel, learned angles")[1][0] <= 7.75
+    # Each entry is read once and written once by a generated kernel; o cannot be fused with q, k and v, which come
+    # before attention. Of the backward, gradients are packed without positions too.
+    assert counted("compiled, fixed angles") == [(4.0, 2), (4.0, 2)]
+    forward, backward = counted("compiled, learned angles")
+    assert forward == (4.0, 2)
+    assert 6.0 <= backward[0] <= 8.0  # results are read beside the gradients
+    assert counted("compiled, no positions") == [(0.0, 0), (3.0, 1)]
+    assert [ours > 8 * 4.0 for ours, _ in counted("eager, fixed angles")] == [True, True]
+    assert counted("Hugging Face", "q and k")[0] == (20.5, 10)
+    assert counted("Liger 0.8.5 (read)", "q and k") == [(4.0, 1)] * 2
+    assert counted("Liger 0.8.5 of one projection (read)", "q and k") == [(8.0, 3), (4.0, 1)]  # copied first
+    assert counted("flash-attention 2.8, in place (read)", "q and k") == [(4.0, 1)] * 2
+
+
+@pytest.mark.compiled  # our operator is not registered under the shape checks
+def test_a_torch_that_plans_its_kernels_otherwise_leaves_rows_out(monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "joformer.bench._generated", None)
+    caplog.set_level("INFO", "joformer")
+    names = [row.name for row in traffic(ONCE)]
+    assert not any("compiled" in name for name in names)
+    assert sum("flash-attention" in name for name in names) == 4  # the others are there
+    (line,) = caplog.messages
+    assert line.startswith(f"compiled rows are left out: torch {torch.__version__}")
+
+
+def test_operations_are_counted_by_what_they_read_and_write():
+    x = torch.zeros(16, device="meta", dtype=torch.bfloat16)
+    with Counting() as counted:
+        y = x.view(4, 4).t() + x[:4].expand(4, 4)  # what is expanded is read once
+        y.mul_(2)
+        y.copy_(x.view(4, 4))
+        torch.cat([x, x])
+    assert counted.count == Count(bytes=2 * ((16 + 4 + 16) + (16 + 16) + (16 + 16) + (32 + 32)), launches=4)
+
+
 def test_the_command_starts_within_its_bar():
     (row,) = starting(ONCE)
     assert (row.bar, row.higher) == (1.0, False)
@@ -364,4 +436,103 @@ def test_the_list_of_options_is_guarded():
 
     from joformer.cli import Bench
 
-    assert [f.name for f in dataclasses.fields(Bench)] == ["only", "repeats", "seconds", "threads", "json"]
+    assert [f.name for f in dataclasses.fields(Bench)] == ["only", "repeats", "seconds", "threads", "gpu", "json"]
+
+
+# -- on a GPU ----------------------------------------------------------------------------------------------------------
+
+ELSEWHERE = Place(torch.device("meta"), torch.bfloat16, (Shape("image", 1, 5, 16, 2, axes=2),), ((16, 2),), cached=8)
+"""A device that is not the CPU and always there: a tensor that is left on the CPU raises."""
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so_in_one_line(joformer):
+    found = joformer("bench", "--gpu", code=2)
+    assert (found.out, found.err.count("\n")) == ("", 1)
+    assert found.err.startswith("joformer: torch finds no GPU here")
+
+
+def test_figures_leave_nothing_on_the_cpu(monkeypatch):
+    # It asks for autocast, which this device lacks.
+    monkeypatch.setitem(sys.modules, "x_transformers.x_transformers", None)
+    figures = (partial(training, compiled=False), rotation, decoding, window)
+    rows = [row for figure in figures for row in figure(ONCE, ELSEWHERE)]
+    assert "step eager: Hugging Face on q and k / none, geometric mean" in {row.name for row in rows}
+    assert "one decoded token at 8 cached, 16 wide: both / none" in {row.name for row in rows}
+    assert all(row.rounds == 1 for row in rows)
+
+
+def test_a_figure_that_fails_on_a_card_is_left_out(monkeypatch, caplog):
+    def failing(effort, at):
+        yield Row("before", 1.0)
+        raise torch.OutOfMemoryError(f"no room on {at.device}\nmore")
+
+    monkeypatch.setitem(bench.FIGURES, "memory", failing)
+    monkeypatch.setitem(bench.FIGURES, "window", lambda effort, at: iter([Row("after", 2.0)]))
+    assert [row.name for row in bench.run(["memory", "window"], place=ELSEWHERE)] == ["before", "after"]
+    assert caplog.messages == ["memory is left out: no room on meta"]
+    with pytest.raises(torch.OutOfMemoryError):
+        bench.run(["memory"])
+    with pytest.raises(ValueError, match="1 or more"):
+        bench.run(["window"], repeats=0, place=ELSEWHERE)
+
+
+def test_the_card_and_a_table_to_paste(joformer, monkeypatch):
+    monkeypatch.setattr(bench, "gpu", lambda: Place(shapes=(TINY,)))
+    monkeypatch.setitem(bench.FIGURES, "memory", lambda effort, at: iter([Row(at.shapes[0].name, 1.25, 1.5)]))
+    monkeypatch.setitem(bench.FIGURES, "window", lambda effort, at: iter([Row.of("w", Ratio(1.2, 1.1, 1.3, 9), 1.0)]))
+    words = ("bench", "--gpu", "--only", "window", "memory")
+    lines = joformer(*words).out.splitlines()
+    assert lines[0].startswith("card cpu, precision float32, torch ")
+    assert lines[1:] == [
+        "",
+        "| figure | value [95 %] | verdict |",
+        "|---|---|---|",
+        "| tiny | 1.25 |  |",
+        "| w | 1.2 [1.1, 1.3] | slower |",
+    ]
+    found = json.loads(joformer(*words, "--json").out)
+    assert found["torch"] == torch.__version__
+    assert [(row["name"], row["value"]) for row in found["rows"]] == [("tiny", 1.25), ("w", 1.2)]
+    assert "choose from memory, eager" in joformer("bench", "--gpu", "--only", "drift", code=2).err
+
+
+def test_a_clock_waits_for_the_device(monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    compare("a / b", lambda: None, lambda: None, Effort(1, 0, ELSEWHERE.clock))
+    assert set(waited) == {ELSEWHERE.device}
+    before = len(waited)
+    Place().clock()
+    assert len(waited) == before
+
+
+TRITON = Path(os.environ.get("JOFORMER_TRITON", Path(sys.prefix) / "triton"))
+INTERPRETED = """
+import sys
+from joformer import bench, cli
+
+shapes = (bench.Shape("tiny", batch=1, tokens=5, dim=16, heads=2, axes=1),)
+bench.gpu = lambda: bench.Place(shapes=shapes, decoded=((16, 2),), cached=8)
+sys.argv = "joformer bench --gpu --json --repeats 1 --seconds 0 --only memory eager rotation decoding".split()
+cli.main()
+"""
+
+
+@pytest.mark.skipif(not (TRITON / "triton").is_dir(), reason="no Triton here: pip install --target .venv/triton triton")
+@pytest.mark.compiled
+def test_the_command_for_gpus_with_our_kernel_interpreted():
+    """All of it but the card: the kernel runs in Triton's interpreter, in a process of its own (see test_triton.py)."""
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(TRITON))))
+    environment = {**os.environ, "PYTHONPATH": path, "TRITON_INTERPRET": "1", "JOFORMER_KERNELS": "triton"}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert found["triton"]
+    rows = {row["name"]: row["value"] for row in found["rows"]}
+    assert rows["step eager, tiny: both / none"] > 2  # interpreted it is slow, so that it was our kernel
+    assert rows["one decoded token at 8 cached, 16 wide: both / none"] > 2
+    assert rows["rotation of q, k, v, o / Hugging Face's of q, k, geometric mean"] > 2
+    assert 1 <= rows["peak memory of a training step: both / none, worst shape"] < 1.5

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
+from joformer._io import one_line
+from joformer._log import logger
 from joformer.bench._measure import Effort, Row, keep_freed_memory
-from joformer.bench._rows import FIGURES
+from joformer.bench._place import CPU, Place, Shape, gpu
+from joformer.bench._rows import ANYWHERE, FIGURES
 
-__all__ = ["FIGURES", "Effort", "Row", "chosen", "run"]
+__all__ = ["ANYWHERE", "CPU", "FIGURES", "Effort", "Place", "Row", "Shape", "chosen", "gpu", "run"]
 
 
-def chosen(only: Sequence[str]) -> list[str]:
-    """The figures named in `only`, in the order of `FIGURES`, or all; raises ValueError on an unknown name.
+def chosen(only: Sequence[str], among: Collection[str] = FIGURES) -> list[str]:
+    """The figures named in `only`, in the order of `among`, or all; raises ValueError on an unknown name.
 
     >>> chosen(["window", "drift"])
     ['drift', 'window']
     """
-    unknown = [name for name in only if name not in FIGURES]
+    unknown = [name for name in only if name not in among]
     if unknown:
-        raise ValueError(f"unknown figure {unknown[0]!r}: choose from {', '.join(FIGURES)}")
-    return [name for name in FIGURES if not only or name in only]
+        raise ValueError(f"unknown figure {unknown[0]!r}: choose from {', '.join(among)}")
+    return [name for name in among if not only or name in only]
 
 
 def run(
@@ -30,6 +33,7 @@ def run(
     repeats: int = 30,
     seconds: int | float = 60.0,
     threads: int | None = None,
+    place: Place = CPU,
 ) -> list[Row]:
     """Measures the figures named in `only`, each a set of ratios with intervals.
 
@@ -38,9 +42,10 @@ def run(
         repeats: Rounds of each comparison, at least.
         seconds: Of each comparison, at most, once it has rounds enough for an interval; a round is never cut.
         threads: Threads torch may use; all by default.
+        place: Where the figures in `ANYWHERE` are measured; others always on the CPU.
 
     Returns:
-        The rows of all figures.
+        The rows of all figures. On a GPU a figure that fails is logged and left out.
 
     Example:
         >>> [row.ok for row in run(["drift"])][0]
@@ -51,11 +56,21 @@ def run(
         raise ValueError(f"repeats must be 1 or more, got {repeats}")
     if not seconds >= 0:
         raise ValueError(f"seconds must be 0 or more, got {seconds}")
+    effort = Effort(repeats, seconds, place.clock)
+    rows: list[Row] = []
     keep_freed_memory()
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
     try:
-        return [row for name in names for row in FIGURES[name](Effort(repeats, seconds))]
+        for name in names:
+            try:
+                rows += FIGURES[name](effort, *[place] * (name in ANYWHERE))
+            except Exception as error:
+                if place.device.type == "cpu":
+                    raise
+                # Cards differ: one that has too little memory or lacks an operator still measures the rest.
+                logger.warning(f"{name} is left out: {one_line(error, first=True)}")
     finally:
         torch.set_num_threads(before)
+    return rows

@@ -26,6 +26,8 @@ from typing import Literal
 
 import torch
 
+from joformer.bench._place import HOST
+
 geometric_mean = statistics.geometric_mean
 
 LEAST = 8
@@ -190,7 +192,8 @@ def compare(name: str, over: Run, under: Run, effort: Effort, bar: float | None 
     >>> compare("a / b", lambda: None, lambda: None, Effort(rounds=1, seconds=0), 2.0).bar
     2.0
     """
-    found = take_turns({"over": timed(over), "under": timed(under)}, {("over", "under"): bar}, effort)
+    runs = {"over": timed(over, effort.clock), "under": timed(under, effort.clock)}
+    found = take_turns(runs, {("over", "under"): bar}, effort)
     return Row.of(name, ratio(found["over", "under"]), bar, higher=higher)
 
 
@@ -311,12 +314,18 @@ def keep_freed_memory() -> None:
     mallopt(trim_threshold, most)
 
 
-def peak_bytes(step: Run) -> int:
+def peak_bytes(step: Run, device: torch.device = HOST) -> int:
     """The most tensor memory that `step` holds at once beyond what was there before it, by the allocator's own count.
 
     >>> peak_bytes(lambda: torch.zeros(1000))
     4000
     """
+    if device.type != "cpu":
+        allocator = torch.get_device_module(device)
+        allocator.reset_peak_memory_stats()
+        before = allocator.memory_allocated()
+        step()
+        return int(allocator.max_memory_allocated() - before)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it logs its start and stop
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as trace:
         step()

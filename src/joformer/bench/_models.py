@@ -4,58 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from joformer import positions
 from joformer.attention import JourneyAttention
 from joformer.attention._options import Transport
+from joformer.bench._place import CPU, Place, Shape
 from joformer.frames import FixedFrames, FramesModule, NoFrames
 from joformer.models._blocks import Block
 
 Peer = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Another library's rotation of q and k, each (batch, heads, tokens, head_dim)."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A training shape of the paper's models; `depth` blocks share one frames value, as in a real model."""
-
-    name: str
-    batch: int
-    tokens: int
-    dim: int
-    heads: int
-    axes: int
-    depth: int = 2
-
-    @property
-    def head_dim(self) -> int:
-        """The dimension of one head."""
-        return self.dim // self.heads
-
-    @property
-    def causal(self) -> bool:
-        """Whether tokens attend to the past alone: on sequences."""
-        return self.axes == 1
-
-    def positions(self) -> Tensor:
-        """Positions of the tokens, (tokens, axes): a sequence, or a square grid after one class token."""
-        if self.axes == 1:
-            return positions.sequence(self.tokens)
-        side = int((self.tokens - 1) ** 0.5)
-        return positions.grid(side, side, prefix=1)
-
-
-SHAPES = (
-    Shape("ViT-S", batch=8, tokens=197, dim=384, heads=6, axes=2),
-    Shape("small ViT", batch=128, tokens=65, dim=128, heads=4, axes=2),
-    Shape("LM", batch=8, tokens=512, dim=256, heads=4, axes=1),
-)
 
 
 def block_of(attention: JourneyAttention) -> Block:
@@ -107,11 +69,12 @@ def _attention(shape: Shape, transport: Transport, peer: Peer | None) -> Journey
     return JourneyAttention(shape.dim, shape.heads, transport=transport, causal=shape.causal)
 
 
-def training_step(model: nn.Module, shape: Shape, compiled: bool = False) -> Callable[[], None]:
+def training_step(model: nn.Module, shape: Shape, compiled: bool = False, at: Place = CPU) -> Callable[[], None]:
     """Forward and backward, gradients dropped first; no optimiser, which would only dilute the difference."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(shape.batch, shape.tokens, shape.dim, generator=generator)
-    where = shape.positions()
+    x = torch.randn(shape.batch, shape.tokens, shape.dim, generator=generator).to(at.device, at.dtype)
+    where = shape.positions().to(at.device)
+    model.to(at.device, at.dtype)
     run = torch.compile(model) if compiled else model
 
     def step() -> None:
@@ -121,26 +84,48 @@ def training_step(model: nn.Module, shape: Shape, compiled: bool = False) -> Cal
     return step
 
 
-def peers(shape: Shape, offset: int = 0) -> dict[str, Peer]:
+def peers(shape: Shape, offset: int = 0, at: Place = CPU) -> dict[str, Peer]:
     """The rotary embeddings installed here, ready to rotate q and k of this shape at positions from `offset` on."""
     found: dict[str, Peer] = {}
-    where = torch.arange(shape.tokens) + offset
+    where = torch.arange(shape.tokens, device=at.device) + offset
     with suppress(ImportError):
         from transformers import LlamaConfig
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
         config = LlamaConfig(hidden_size=shape.dim, num_attention_heads=shape.heads)
-        cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), where[None])
+        like = torch.zeros(1, dtype=at.dtype, device=at.device)
+        cos, sin = LlamaRotaryEmbedding(config).to(at.device)(like, where[None])
         found["Hugging Face"] = lambda q, k: apply_rotary_pos_emb(q, k, cos, sin)
     with suppress(ImportError):
         from rotary_embedding_torch import RotaryEmbedding
 
-        apply = partial(RotaryEmbedding(dim=shape.head_dim).rotate_queries_or_keys, offset=offset)
+        apply = partial(RotaryEmbedding(dim=shape.head_dim).to(at.device).rotate_queries_or_keys, offset=offset)
         found["rotary-embedding-torch"] = lambda q, k: (apply(q), apply(k))
     with suppress(ImportError):
         from x_transformers.x_transformers import RotaryEmbedding as XRotary
         from x_transformers.x_transformers import apply_rotary_pos_emb as x_apply
 
-        freqs, scale = XRotary(shape.head_dim)(where)
+        freqs, scale = XRotary(shape.head_dim).to(at.device)(where)
         found["x-transformers"] = lambda q, k: (x_apply(q, freqs, scale), x_apply(k, freqs, scale))
+    return found | (_triton_peers(shape, where, at) if at.device.type != "cpu" else {})
+
+
+def _triton_peers(shape: Shape, where: Tensor, at: Place) -> dict[str, Peer]:
+    """Peers that are Triton kernels: Liger's rotates q and k in place, flash-attention's one tensor after the other."""
+    found: dict[str, Peer] = {}
+    planes = torch.arange(0, shape.head_dim, 2, device=at.device)
+    angles = where[:, None] * 10000.0 ** (-planes / shape.head_dim)
+    cos, sin = (half.to(at.dtype) for half in (angles.cos(), angles.sin()))
+    with suppress(ImportError):
+        from liger_kernel.transformers.rope import liger_rotary_pos_emb
+
+        wide = [torch.cat((half, half), -1)[None] for half in (cos, sin)]
+        found["Liger"] = lambda q, k: liger_rotary_pos_emb(q, k, *wide)
+    with suppress(ImportError):
+        from flash_attn.layers.rotary import apply_rotary_emb
+
+        def apply(x: Tensor) -> Tensor:
+            return apply_rotary_emb(x.transpose(1, 2), cos, sin).transpose(1, 2)
+
+        found["flash-attention"] = lambda q, k: (apply(q), apply(k))
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import torch
@@ -15,8 +15,9 @@ from joformer._log import logger
 from joformer.algebra import Torus, scan
 from joformer.attention import JourneyAttention, JourneyCache, journey_attention
 from joformer.bench import _transforms as transforms
-from joformer.bench._measure import Effort, Pair, Row, Sampler, compare, peak_bytes, ratio, take_turns, timed
-from joformer.bench._models import SHAPES, Peer, Shape, Transformer, block_of, peers, training_step
+from joformer.bench._measure import Effort, Pair, Row, Run, compare, peak_bytes, ratio, take_turns, timed
+from joformer.bench._models import Peer, Transformer, block_of, peers, training_step
+from joformer.bench._place import CPU, Place, Shape
 from joformer.bench._running import augmenting, looping
 from joformer.bench._traffic import traffic
 from joformer.bench._training import generating, llama, starting, transporting
@@ -26,19 +27,20 @@ from joformer.rotation import rotate, rotate_packed_
 
 STEP_BARS: dict[Pair, float | None] = {("both", "none"): 1.03, ("both", "scores"): 1.02}
 ROTATION_BARS = {"Hugging Face": 0.85}
+DECODING_BARS = {768: 1.05}
 
 
-def training(effort: Effort, *, compiled: bool) -> Iterator[Row]:
+def training(effort: Effort, at: Place = CPU, *, compiled: bool) -> Iterator[Row]:
     """A training step with both sides transported, against none and against scores alone."""
     how = "compiled" if compiled else "eager"
     logs: dict[Pair, list[list[float]]] = {}
-    for shape in SHAPES:
+    for shape in at.shapes:
         logger.info(f"training step, {how}, {shape.name}")
-        others = {} if compiled else peers(shape)
+        others = {} if compiled else peers(shape, at=at)
         models = {t: Transformer(shape, t) for t in ("none", "scores", "both")}
         models |= {name: Transformer(shape, "none", peer) for name, peer in others.items()}
         torch._dynamo.reset()
-        steps = {name: timed(training_step(model, shape, compiled)) for name, model in models.items()}
+        steps = {name: timed(training_step(model, shape, compiled, at), effort.clock) for name, model in models.items()}
         bars: dict[Pair, float | None] = STEP_BARS | {(peer, "none"): None for peer in sorted(others)}
         found = take_turns(steps, bars, effort)
         for pair in found:
@@ -51,12 +53,12 @@ def training(effort: Effort, *, compiled: bool) -> Iterator[Row]:
         yield Row.of(f"step {how}: {named} / {under}, geometric mean", ratio(*groups), bar)
 
 
-def rotation(effort: Effort) -> Iterator[Row]:
+def rotation(effort: Effort, at: Place = CPU) -> Iterator[Row]:
     """q, k, v rotated and o rotated back, forward and backward, against each peer's rotation of q and k alone."""
     logs: dict[Pair, list[list[float]]] = {}
-    for shape in SHAPES:
+    for shape in at.shapes:
         logger.info(f"rotation alone, {shape.name}")
-        runs = _rotations(shape)
+        runs = {name: timed(run, effort.clock) for name, run in _rotations(shape, at).items()}
         bars = {("ours", peer): ROTATION_BARS.get(peer) for peer in sorted(runs) if peer != "ours"}
         for pair, found in take_turns(runs, bars, effort).items():
             logs.setdefault(pair, []).append(found)
@@ -65,13 +67,14 @@ def rotation(effort: Effort) -> Iterator[Row]:
         yield Row.of(name, ratio(*groups), ROTATION_BARS.get(peer))
 
 
-def _rotations(shape: Shape) -> dict[str, Sampler]:
-    frames = FixedFrames(shape.head_dim, axes=shape.axes)(shape.positions())
+def _rotations(shape: Shape, at: Place) -> Mapping[str, Run]:
+    frames = FixedFrames(shape.head_dim, axes=shape.axes)(shape.positions()).to(at.device)
     heads, widths = (shape.batch, shape.tokens, shape.heads, shape.head_dim), [(shape.heads, shape.head_dim)] * 3
-    qkv = torch.randn(shape.batch, shape.tokens, 3 * shape.dim, requires_grad=True)
-    o = torch.randn(heads, requires_grad=True)
-    q, k = (torch.randn(heads).transpose(1, 2).requires_grad_() for _ in range(2))
-    gradient = torch.randn(heads)
+    random = partial(torch.randn, dtype=at.dtype, device=at.device)
+    qkv = random(shape.batch, shape.tokens, 3 * shape.dim, requires_grad=True)
+    o = random(heads, requires_grad=True)
+    q, k = (random(heads).transpose(1, 2).requires_grad_() for _ in range(2))
+    gradient = random(heads)
 
     def ours() -> None:
         # A copy stands for the projection's fresh output, which the module rotates in place.
@@ -82,21 +85,21 @@ def _rotations(shape: Shape) -> dict[str, Sampler]:
     def theirs(peer: Peer) -> None:
         torch.autograd.grad(peer(q, k), (q, k), (gradient.transpose(1, 2),) * 2)
 
-    return {"ours": timed(ours)} | {name: timed(partial(theirs, peer)) for name, peer in peers(shape).items()}
+    return {"ours": ours} | {name: partial(theirs, peer) for name, peer in peers(shape, at=at).items()}
 
 
-def memory(effort: Effort) -> Iterator[Row]:
+def memory(effort: Effort, at: Place = CPU) -> Iterator[Row]:
     """Peak memory of a training step, both against none."""
     ratios = []
-    for shape in SHAPES:
+    for shape in at.shapes:
         logger.info(f"memory, {shape.name}")
         peaks = {}
         for transport in ("none", "both"):
             model = Transformer(shape, transport)
-            step = training_step(model, shape)
+            step = training_step(model, shape, at=at)
             step()
             model.zero_grad(set_to_none=True)  # memory from before the count must not be freed in it
-            peaks[transport] = peak_bytes(step)
+            peaks[transport] = peak_bytes(step, at.device)
         ratios.append(peaks["both"] / peaks["none"])
         yield Row(f"peak memory, {shape.name}: both / none", ratios[-1])
     yield Row("peak memory of a training step: both / none, worst shape", max(ratios), 1.05)
@@ -125,13 +128,14 @@ def drift(effort: Effort) -> Iterator[Row]:
         yield Row("score drift of Hugging Face", worst(theirs))
 
 
-def window(effort: Effort) -> Iterator[Row]:
+def window(effort: Effort, at: Place = CPU) -> Iterator[Row]:
     """Window 32: a training step at 8,192 tokens against one at 1,024."""
     logger.info("window")
 
     def step(tokens: int) -> Callable[[], None]:
-        q, k, v = (torch.randn(1, tokens, 4, 64, requires_grad=True) for _ in range(3))
-        frames, gradient = FixedFrames(64)(positions.sequence(tokens)), torch.randn(1, tokens, 4, 64)
+        random = partial(torch.randn, 1, tokens, 4, 64, dtype=at.dtype, device=at.device)
+        q, k, v = (random(requires_grad=True) for _ in range(3))
+        frames, gradient = FixedFrames(64)(positions.sequence(tokens)).to(at.device), random()
 
         def run() -> None:
             out = journey_attention(q, k, v, frames, causal=True, window=32)
@@ -142,30 +146,30 @@ def window(effort: Effort) -> Iterator[Row]:
     yield compare("window 32: step at 8,192 tokens / at 1,024", step(8192), step(1024), effort, 9.0)
 
 
-@torch.no_grad()
-def decoding(effort: Effort) -> Iterator[Row]:
-    """One decoded token with 4,096 cached, both against none, four layers; frames are made ahead for all positions.
+def decoding(effort: Effort, at: Place = CPU) -> Iterator[Row]:
+    """One decoded token after those cached, both against none, four layers; frames are made ahead for all positions.
 
     At the width of the paper's language model (768), and at 256, where a layer takes so little time that the
     interpreter's share in rotating one token shows.
     """
-    cached, layers = 4096, 4
-    for dim, heads, bar in ((768, 8, 1.05), (256, 4, None)):
+    layers = 4
+    for dim, heads in at.decoded:
         logger.info(f"decoding, {dim} wide")
-        room = cached + 256
-        filled = torch.randn(1, cached, heads, dim // heads)
+        room = at.cached + 256
+        filled = torch.randn(1, at.cached, heads, dim // heads, dtype=at.dtype, device=at.device)
         variants: dict[str, Callable[[], Tensor]] = {}
         for transport in ("none", "both"):
             module = NoFrames() if transport == "none" else FixedFrames(dim // heads)
-            frames = module(positions.sequence(room))
+            frames = module(positions.sequence(room)).to(at.device)
             attentions = [JourneyAttention(dim, heads, causal=True, transport=transport) for _ in range(layers)]
-            blocks = [block_of(attention).eval() for attention in attentions]
+            blocks = [block_of(attention).eval().to(at.device, at.dtype) for attention in attentions]
             caches = [JourneyCache(length=room) for _ in range(layers)]
-            variants[transport] = partial(_token, torch.ones(1, 1, dim), frames, blocks, caches, filled)
-        name = f"one decoded token at 4,096 cached, {dim} wide: both / none"
-        yield compare(name, variants["both"], variants["none"], effort, bar)
+            variants[transport] = partial(_token, filled.new_ones(1, 1, dim), frames, blocks, caches, filled)
+        name = f"one decoded token at {at.cached:,} cached, {dim} wide: both / none"
+        yield compare(name, variants["both"], variants["none"], effort, DECODING_BARS.get(dim))
 
 
+@torch.no_grad()
 def _token(x: Tensor, frames: FlatFrames, blocks: list[Block], caches: list[JourneyCache], filled: Tensor) -> Tensor:
     if caches[0].tokens in (0, caches[0].length):  # full: from the start again, an outlier now and then
         for cache in caches:
@@ -205,11 +209,11 @@ def importing(effort: Effort) -> Iterator[Row]:
     yield compare("import joformer / import torch", fresh("from joformer import *"), fresh("import torch"), effort, 1.1)
 
 
-FIGURES: dict[str, Callable[[Effort], Iterator[Row]]] = {
+FIGURES: dict[str, Callable[..., Iterator[Row]]] = {
     "drift": drift,
     "memory": memory,
-    "eager": lambda effort: training(effort, compiled=False),
-    "compiled": lambda effort: training(effort, compiled=True),
+    "eager": partial(training, compiled=False),
+    "compiled": partial(training, compiled=True),
     "rotation": rotation,
     "window": window,
     "decoding": decoding,
@@ -226,3 +230,5 @@ FIGURES: dict[str, Callable[[Effort], Iterator[Row]]] = {
     "start": starting,
     "traffic": traffic,
 }
+ANYWHERE = ("memory", "eager", "compiled", "rotation", "window", "decoding", "llama", "generate", "transport")
+"""Figures that take a place beside the effort: what a GPU is for."""

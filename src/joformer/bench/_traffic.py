@@ -1,98 +1,37 @@
-"""Bytes that rotations read and write, and kernels they start: counted on tensors without data, so no GPU is needed.
+"""Bytes and launches of rotations on a GPU, ours and others', as `_counts` counts them.
 
-    bytes per element = (bytes read + bytes written) / entries of what is rotated
+kernel                  our kernel, as on a GPU, in an eager layer
+eager                   the same layer with PyTorch's operations
+compiled                the kernels `torch.compile` generates for a layer (`_generated`); without positions beside it
+Hugging Face            `apply_rotary_pos_emb` of Llama, operation by operation
+Liger 0.8.5             `LigerRopeFunction`, read: per token one program that rotates all heads of q and k in place. It
+                        needs q and k contiguous with tokens before heads and copies them where they are not, as where
+                        one projection holds q, k and v
+flash-attention 2.8     `apply_rotary_emb_qkv_`, read: q and k as heads of one packed tensor, rotated in place; a
+                        program has two heads, so that cos and sin are loaded again for every other head
 
-A rotation on a GPU waits for memory, so that bytes are its time. Eager PyTorch starts one kernel per operation, reads
-and writes every tensor of it once; our kernel reads and writes each entry once. Matrix products are left out: they are
-there without positions too.
+The last two are Triton kernels that nobody can start here: the tensor operations around them are run, the kernel itself
+is counted by its loads and stores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from joformer._io import one_line
+from joformer._log import logger
+from joformer.bench._counts import BATCH, HEAD_DIM, HEADS, TOKENS, Count, Counting, size
 from joformer.bench._measure import Effort, Row
 from joformer.frames import FlatFrames
 from joformer.rotation import _kernels, rotate_packed_, unrotate_linear
 
-BATCH, TOKENS, HEADS, HEAD_DIM = 2, 256, 8, 64
-"""Few enough to count in a moment; bytes per element hardly depend on them."""
-_PRODUCTS = {"mm", "addmm", "bmm", "t"}
-_UNREAD = {"copy_", "empty", "new_empty", "empty_like", "zeros", "ones", "fill_", "zero_"}
-
-
-@dataclass
-class Count:
-    """What was counted: bytes read and written, those of cos and sin apart, kernels started."""
-
-    bytes: int = 0
-    tables: int = 0
-    launches: int = 0
-
-
-def _size(t: Any) -> int:
-    """Bytes of a tensor that are read from memory: what is expanded is read once."""
-    if not isinstance(t, Tensor):
-        return 0
-    entries = 1
-    for length, stride in zip(t.shape, t.stride(), strict=True):
-        entries *= length if stride or length == 1 else 1
-    return entries * t.element_size()
-
-
-class Counting(TorchDispatchMode):
-    """Counts every operation while it is entered.
-
-    Example:
-        >>> with Counting() as counted:
-        ...     _ = torch.ones(8, device="meta") * 2
-        >>> counted.count.bytes, counted.count.launches
-        (96, 2)
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = Count()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs an operation and adds what it reads and writes."""
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        name = func._schema.name.split("::")[1]
-        if name == "rotate_parts":
-            self._count_kernel(*args, **kwargs)
-        elif (
-            not func.is_view
-            and name not in _PRODUCTS
-            and not name.startswith(("empty", "new_empty", "detach", "_unsafe"))
-        ):
-            given = dict(zip([a.name for a in func._schema.arguments], args, strict=False)) | kwargs
-            for argument in func._schema.arguments:
-                value = given.get(argument.name)
-                written = argument.alias_info is not None and argument.alias_info.is_write
-                for tensor in value if isinstance(value, list | tuple) else (value,):
-                    reads = not written or (name.endswith("_") and name not in _UNREAD)
-                    self.count.bytes += _size(tensor) * (reads + written)
-            if not any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments):
-                self.count.bytes += sum(map(_size, out if isinstance(out, list | tuple) else (out,)))
-            self.count.launches += 1
-        return out
-
-    def _count_kernel(self, parts: Any, out: Any, unit: Any, rotated: Any, *rest: Any) -> None:
-        """The loads and stores of our kernel: each entry once, cos and sin once per row of the batch."""
-        results, angles, home = rest[-3:]
-        touched = [p for p, o, its in zip(parts, out, rotated, strict=True) if its or p is not o]
-        self.count.bytes += 2 * sum(map(_size, touched)) + sum(map(_size, results)) + _size(angles) + _size(home)
-        self.count.tables += _size(unit) * (1 if unit.shape[0] > 1 else parts[0].shape[0])
-        self.count.launches += 1
+Formulation = Callable[[Counting, Tensor, Tensor, Tensor], object]
+"""Counts a rotation of q and k, each (batch, heads, tokens, head_dim), by a table of cos or sin in bf16."""
 
 
 @contextmanager
@@ -101,19 +40,16 @@ def _with_kernels() -> Iterator[None]:
         yield
 
 
-def count(learned: bool, *, kernels: bool) -> tuple[Count, Count, int]:
+def count(learned: bool, *, kernels: bool) -> tuple[Count, Count]:
     """What rotating q, k, v and rotating o back costs a layer in bf16, forward and backward.
 
     Args:
         learned: Whether the angles get a gradient.
         kernels: Whether our kernel is used, as on a GPU, or PyTorch's operations.
 
-    Returns:
-        Of the forward, of the backward, and the number of entries of q, k, v and o.
-
     Example:
-        >>> forward, backward, entries = count(learned=False, kernels=True)
-        >>> forward.bytes / entries, forward.launches
+        >>> forward, backward = count(learned=False, kernels=True)
+        >>> forward.bytes / (4 * BATCH * TOKENS * HEADS * HEAD_DIM), forward.launches
         (4.0, 2)
     """
     device, dtype = torch.device("meta"), torch.bfloat16
@@ -134,31 +70,77 @@ def count(learned: bool, *, kernels: bool) -> tuple[Count, Count, int]:
         with Counting() as backward:
             torch.autograd.grad([*parts, out], [fresh, o, linear.weight, *[angles] * learned], grads)
     assert forward is not None
-    return forward.count, backward.count, 4 * BATCH * TOKENS * dim
+    return forward.count, backward.count
 
 
-def traffic(effort: Effort) -> Iterator[Row]:
-    """Bytes and launches per layer, with our kernel, with PyTorch's operations, and Hugging Face's on q and k."""
-    for kernels, how in ((True, "kernel"), (False, "eager")):
-        for learned, what in ((False, "fixed angles"), (True, "learned angles")):
-            forward, backward, entries = count(learned, kernels=kernels)
-            for found, way in ((forward, "forward"), (backward, "backward")):
-                bars = {"forward": 4.0} if kernels else {}
-                name = f"{how}, {what}, {way}"
-                yield Row(f"bytes per element of q, k, v and o in bf16, {name}", found.bytes / entries, bars.get(way))
-                yield Row(f"launches per layer, {name}", found.launches, 2.0 if way in bars else None)
+def _liger(counting: Counting, q: Tensor, k: Tensor, table: Tensor) -> None:
+    both = [x.transpose(1, 2).contiguous() for x in (q, k)]
+    counting.count.add_kernel(both, both, tables=BATCH * size(table))  # of cos and of sin the first half each
+
+
+def _flash(counting: Counting, q: Tensor, k: Tensor, table: Tensor) -> None:
+    counting.count.add_kernel([q, k], [q, k], tables=BATCH * HEADS * size(table))
+
+
+def peers() -> Iterator[tuple[str, Count, Count]]:
+    """Others' rotations of q and k alone: name, forward, backward.
+
+    >>> [name for name, *_ in peers()][-1]
+    'flash-attention 2.8, in place (read)'
+    """
+    empty = torch.zeros(BATCH, TOKENS, 3, HEADS, HEAD_DIM, device="meta", dtype=torch.bfloat16)
+    table = torch.zeros(TOKENS, HEAD_DIM, device="meta", dtype=torch.bfloat16)
+    one = [part.transpose(1, 2) for part in empty.unbind(2)[:2]]
+    apart = [part.contiguous().transpose(1, 2).requires_grad_() for part in empty.unbind(2)[:2]]
     try:
         from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
     except ImportError:
-        return
-    shape, device = (BATCH, HEADS, TOKENS, HEAD_DIM), torch.device("meta")
-    q, k = (torch.zeros(shape, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
-    cos = torch.zeros(BATCH, TOKENS, HEAD_DIM, device=device, dtype=torch.bfloat16)
-    with Counting() as forth:
-        rotated = apply_rotary_pos_emb(q, k, cos, cos)
-    with Counting() as back:
-        torch.autograd.grad(rotated, (q, k), [torch.zeros_like(part) for part in rotated])
-    for found, way in ((forth.count, "forward"), (back.count, "backward")):
-        name = f"Hugging Face, {way}"
-        yield Row(f"bytes per element of q and k in bf16, {name}", found.bytes / (2 * q.numel()))
-        yield Row(f"launches per layer, {name}", found.launches)
+        logger.info("Hugging Face's rows are left out: transformers is not installed")
+    else:
+        cos = table.expand(BATCH, -1, -1).contiguous()
+        with Counting() as forward:
+            rotated = apply_rotary_pos_emb(*apart, cos, cos)
+        with Counting() as backward:
+            torch.autograd.grad(rotated, apart, [torch.zeros_like(part) for part in rotated])
+        yield "Hugging Face", forward.count, backward.count
+    # Each with its q and k, then the gradients that attention returns: contiguous, or for flash-attention, which
+    # attends to the packed tensor, in one.
+    read: tuple[tuple[str, Formulation, list[Tensor], list[Tensor]], ...] = (
+        ("Liger 0.8.5 (read)", _liger, apart, apart),
+        ("Liger 0.8.5 of one projection (read)", _liger, one, apart),
+        ("flash-attention 2.8, in place (read)", _flash, one, one),
+    )
+    for name, formulation, (q, k), (dq, dk) in read:
+        with torch.no_grad():
+            with Counting() as forward:
+                formulation(forward, q, k, table)
+            with Counting() as backward:
+                formulation(backward, dq, dk, table)
+        yield name, forward.count, backward.count
+
+
+def traffic(effort: Effort) -> Iterator[Row]:
+    """Bytes and launches per layer: our kernel, PyTorch's operations, generated kernels, and others' on q and k."""
+    angles = ((False, "fixed angles"), (True, "learned angles"))
+    for how, bar in (("kernel", 4.0), ("eager", None)):
+        for learned, what in angles:
+            yield from _rows(4, f"{how}, {what}", *count(learned, kernels=how == "kernel"), bar)
+    try:
+        from joformer.bench._generated import generated
+
+        for learned, what in angles:
+            yield from _rows(4, f"compiled, {what}", *generated("both", learned))
+        yield from _rows(4, "compiled, no positions", *generated("none", learned=False))
+    except Exception as error:  # private names of torch: any of them may be gone in another release
+        why = f"torch {torch.__version__} plans its kernels otherwise: {one_line(error, first=True)}"
+        logger.info(f"compiled rows are left out: {why}")
+    for name, forward, backward in peers():
+        yield from _rows(2, name, forward, backward)
+
+
+def _rows(parts: int, name: str, forward: Count, backward: Count, bar: float | None = None) -> Iterator[Row]:
+    """Bytes and launches, forward and backward; `bar` is that of the forward's bytes."""
+    what, entries = {2: "q and k", 4: "q, k, v and o"}[parts], parts * BATCH * TOKENS * HEADS * HEAD_DIM
+    for found, way, its in ((forward, "forward", bar), (backward, "backward", None)):
+        yield Row(f"bytes per element of {what} in bf16, {name}, {way}", found.bytes / entries, its)
+        yield Row(f"launches per layer, {name}, {way}", found.launches, None if its is None else 2.0)

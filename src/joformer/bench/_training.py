@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from joformer._log import logger
 from joformer.bench._measure import Effort, Pair, Row, Run, compare, fastest, ratio, take_turns, timed
+from joformer.bench._place import CPU, Place
 from joformer.integrations import transport_values
 from joformer.models import JoFormerLM, LMConfig
 
@@ -69,13 +70,19 @@ def update(model: nn.Module, loss: Callable[[], Tensor]) -> Callable[[], None]:
     return run
 
 
-def llama(effort: Effort) -> Iterator[Row]:
+def _words(batch: int, tokens: int) -> Tensor:
+    return torch.randint(CONFIG.vocab, (batch, tokens), generator=torch.Generator().manual_seed(0))
+
+
+def llama(effort: Effort, at: Place = CPU) -> Iterator[Row]:
     """Tokens per second of training, 8 × 512 tokens per step, ours over theirs; both compute the loss themselves."""
     logger.info("training step beside Llama")
     ours, theirs = JoFormerLM(CONFIG), llama_of(CONFIG, 680)
     if theirs is None:
         return
-    tokens = torch.randint(CONFIG.vocab, (8, 513), generator=torch.Generator().manual_seed(0))
+    for model in (ours, theirs):
+        model.to(at.device, at.dtype)
+    tokens = _words(8, 513).to(at.device)
     x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     our_step = update(ours, lambda: ours(x, targets=y))
     # Llama shifts its labels itself.
@@ -84,15 +91,16 @@ def llama(effort: Effort) -> Iterator[Row]:
     yield compare(name, their_step, our_step, effort, 1.1, higher=True)
 
 
-def generating(effort: Effort) -> Iterator[Row]:
+def generating(effort: Effort, at: Place = CPU) -> Iterator[Row]:
     """Tokens per second of greedy decoding with caches, 128 after a prompt of 32, ours over theirs."""
     ours, theirs = JoFormerLM(CONFIG).eval(), llama_of(CONFIG, 680)
     if theirs is None:
         return
-    theirs.eval()
+    ours.to(at.device, at.dtype)
+    theirs.eval().to(at.device, at.dtype)
     for batch, bar in ((1, 1.2), (8, None)):
         logger.info(f"decoding beside Llama, batch {batch}")
-        prompt = torch.randint(CONFIG.vocab, (batch, 32), generator=torch.Generator().manual_seed(0))
+        prompt = _words(batch, 32).to(at.device)
         our_text = partial(ours.generate, prompt, GENERATED, temperature=0)
         name = f"decoding, batch {batch}, tokens per second: JoFormerLM, both / Hugging Face generate"
         yield compare(name, _decoding(theirs, prompt, GENERATED), our_text, effort, bar, higher=True)
@@ -103,7 +111,7 @@ def _decoding(llama: Any, prompt: Tensor, tokens: int) -> Run:
     return partial(llama.generate, prompt, attention_mask=mask, max_new_tokens=tokens, do_sample=False, use_cache=True)
 
 
-def transporting(effort: Effort) -> Iterator[Row]:
+def transporting(effort: Effort, at: Place = CPU) -> Iterator[Row]:
     """Hugging Face's Llama with its values transported against itself without: a training step, a decoded token.
 
     A token is decoded at full strength, at strength 0.5 and, where the processor has them, with bfloat16 numbers.
@@ -112,7 +120,8 @@ def transporting(effort: Effort) -> Iterator[Row]:
     if plain is None:
         return
     logger.info("value transport in Llama, training step")
-    tokens = torch.randint(CONFIG.vocab, (4, 512), generator=torch.Generator().manual_seed(0))
+    plain.to(at.device, at.dtype)
+    tokens = _words(4, 512).to(at.device)
 
     def step(model: Any) -> Callable[[], None]:
         return update(model, lambda: model(input_ids=tokens, labels=tokens, use_cache=False).loss)
@@ -120,7 +129,7 @@ def transporting(effort: Effort) -> Iterator[Row]:
     name = "Hugging Face Llama, training step: values transported / not"
     yield compare(name, step(transport_values(copy.deepcopy(plain))), step(plain), effort, 1.04)
 
-    half_precision = bfloat16_works()
+    half_precision = at.device.type != "cpu" or bfloat16_works()
     if not half_precision:
         logger.info(
             "no bfloat16 products (illegal instruction), rows left out: set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16"
@@ -134,10 +143,11 @@ def transporting(effort: Effort) -> Iterator[Row]:
             if kind and not half_precision:
                 continue
             logger.info(f"value transport in Llama, decoding, {kind}{dim} wide")
-            models = {"plain": plain.to(dtype)}
+            models = {"plain": plain.to(at.device, dtype)}
             for variant, strength in bars:
                 models[variant] = transport_values(copy.deepcopy(plain), strength=strength)
-            runs = {name: timed(_decoding(model, tokens[:1, :32], GENERATED // 2)) for name, model in models.items()}
+            texts = {name: _decoding(model, tokens[:1, :32], GENERATED // 2) for name, model in models.items()}
+            runs = {name: timed(text, effort.clock) for name, text in texts.items()}
             pairs: dict[Pair, float | None] = {(variant, "plain"): bar for (variant, _), bar in bars.items()}
             for (variant, _), logs in take_turns(runs, pairs, effort).items():
                 name = f"Hugging Face Llama, decoded token, {kind}{dim} wide: {variant} / not"

@@ -29,30 +29,52 @@ class Bench:
             distance from the bar.
         seconds: Seconds of each comparison at most, once it has the 8 rounds that an interval needs.
         threads: Threads torch may use; all by default.
-        json: Print a list of {name, value, low, high, rounds, verdict, bar, ok} instead of a table.
+        gpu: Measure on the GPU, in bfloat16 and on larger shapes: memory, eager, compiled, rotation, window,
+            decoding, llama, generate and transport, beside Liger and flash-attention where they are installed.
+            Prints the card, versions and a table in Markdown.
+        json: Print a list of {name, value, low, high, rounds, verdict, bar, ok} instead of a table; with --gpu as
+            "rows" beside the card and versions.
     """
 
     only: tuple[str, ...] = ()
     repeats: int = 30
     seconds: float = 60.0
     threads: int | None = None
+    gpu: bool = False
     json: bool = False
 
     def run(self) -> int:
         """Runs the command and returns its exit code."""
         from joformer import bench
 
-        names = bench.chosen(self.only)
+        place = bench.gpu() if self.gpu else bench.CPU
+        names = bench.chosen(self.only, bench.ANYWHERE if self.gpu else bench.FIGURES)
         rows: list[Row] = []
         with Progress("measuring", len(names), unit="figures") as progress:
             for name in names:
-                rows += bench.run([name], repeats=self.repeats, seconds=self.seconds, threads=self.threads)
+                rows += bench.run([name], repeats=self.repeats, seconds=self.seconds, threads=self.threads, place=place)
                 progress.advance()
+        found = [row.as_json() for row in rows]
         if self.json:
-            say(json.dumps([row.as_json() for row in rows], indent=2, ensure_ascii=False), lines=True)
+            whole = {**place.described(), "rows": found} if self.gpu else found
+            say(json.dumps(whole, indent=2, ensure_ascii=False), lines=True)
+        elif self.gpu:
+            say(_markdown(place.described(), rows), lines=True)
         else:
             _show(rows)
         return 0
+
+
+def _measured(row: Row) -> str:
+    interval = "" if row.low is None or row.high is None else f" [{row.low:.4g}, {row.high:.4g}]"
+    return f"{row.value:.4g}{interval}"
+
+
+def _markdown(described: dict[str, str], rows: Sequence[Row]) -> str:
+    """Card and versions in a line, then a table: what a person pastes into an issue."""
+    head = ", ".join(f"{name} {value}" for name, value in described.items())
+    lines = [f"| {row.name} | {_measured(row)} | {row.verdict or ''} |" for row in rows]
+    return "\n".join([head, "", "| figure | value [95 %] | verdict |", "|---|---|---|", *lines])
 
 
 def _show(rows: Sequence[Row]) -> None:
@@ -62,8 +84,7 @@ def _show(rows: Sequence[Row]) -> None:
 
     table = Table("figure", "value [95 %]", "verdict", "bar")
     for row in rows:
-        interval = "" if row.low is None or row.high is None else f" [{row.low:.4g}, {row.high:.4g}]"
         met = {True: "yes", False: "NO", None: "within noise"}[row.ok]
         bar = "" if row.bar is None else f"{'≥' if row.higher else '≤'} {row.bar:g}: {met}"
-        table.add_row(row.name, escape(f"{row.value:.4g}{interval}"), row.verdict or "", bar)
+        table.add_row(row.name, escape(_measured(row)), row.verdict or "", bar)
     Console().print(table)
