@@ -70,10 +70,10 @@ def assert_is_rotation(frames: Frames, x: Tensor, *, rotate: Operation = library
         >>> from joformer import FlatFrames
         >>> assert_is_rotation(FlatFrames.of(torch.rand(1, 5, 1, 4)), torch.rand(2, 5, 2, 8))
     """
+    order, operators = entry_order(frames, x.shape[-1]), matrices(frames, x.shape[2], x.shape[3], x.dtype)
     if not is_flat(frames):
-        Orthogonal(frames.matrices.shape[-1]).check(frames.matrices)
-    order = entry_order(frames, x.shape[-1])
-    expected = torch.einsum("bhtij,bthj->bthi", matrices(frames, x.shape[2], x.shape[3], x.dtype), x[..., order])
+        Orthogonal(x.shape[-1]).check(operators)
+    expected = torch.einsum("bhtij,bthj->bthi", operators, x[..., order])
     assert_close(rotate(x, frames), expected[..., order.argsort()], what="rotate(x, frames)")
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from joformer._precision import widest, without_autocast
 from joformer.frames._base import FramesModule, Inputs, check_heads, coordinates
-from joformer.frames._types import CurvedFrames
+from joformer.frames._curved import CurvedFrames
 
 
 class DenseFrames(FramesModule):
