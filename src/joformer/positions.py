@@ -346,8 +346,7 @@ def cameras(
             if readable(given) and not given.isfinite().all():
                 raise ValueError(f"{name} must be finite")
     projection = extrinsics.to(exact_device(extrinsics.device), torch.float64)
-    last = projection.new_tensor([0.0, 0.0, 0.0, 1.0])
-    if readable(projection) and not torch.allclose(projection[..., 3, :], last.expand_as(projection[..., 3, :])):
+    if readable(projection) and not torch.allclose(projection[..., 3, :], projection.new_tensor([0.0, 0.0, 0.0, 1.0])):
         raise ValueError(
             "extrinsics must be [R t; 0 1] with the last row (0, 0, 0, 1): a transposed one is given as .mT"
         )

@@ -176,7 +176,7 @@ def assert_shift_invariant(
     q, k, v = torch.randn(3, batch, here.tokens, here.heads, width, generator=generator, dtype=dtype).unbind()
 
     def both(frames: Frames) -> tuple[Tensor, Tensor]:
-        rq, rk, rv = (rotate(t, frames) for t in (q, k, v))
+        rq, rk, rv = rotate(q, frames.dual), rotate(k, frames), rotate(v, frames)
         scores = torch.einsum("bihd,bjhd->bhij", rq, rk) / width**0.5
         return scores, rotate(torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), rv), frames, inverse=True)
 

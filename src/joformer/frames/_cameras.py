@@ -24,8 +24,8 @@ class CameraFrames(FramesModule):
     """``A_t = diag(I ⊗ P_t⁻¹, R(ω·row), R(ω·column))``: half a head for the camera, a quarter each for both axes.
 
     Nothing is trained. Positions come from `positions.cameras`, one row ``(P, row, column)`` of 16 + 2 numbers per
-    token; gradients reach the cameras. Keep the scene a few units wide: values are carried by P_t⁻¹, whose entries
-    grow with the distance of a camera from the origin, and half precision keeps three digits.
+    token; P may differ from token to token, and gradients reach it. Keep the scene a few units wide: values are carried
+    by P_t⁻¹, whose entries grow with the distance of a camera from the origin, and half precision keeps three digits.
 
     Args:
         head_dim: Width of a head, a multiple of 8.
@@ -61,8 +61,9 @@ class CameraFrames(FramesModule):
         patches = self.patches(given.positions[..., 16:], given.x)
         # A token with a NaN among its numbers is no token without coordinates: its frame is NaN, or raises.
         where = given.positions.to(known).expand_as(known)
-        here = located(where)[..., None, None]
-        projection = torch.where(here, where[..., :16].unflatten(-1, (4, 4)), torch.eye(4).to(known))[:, :, None, None]
+        one = torch.eye(4, dtype=known.dtype, device=known.device)
+        projection = torch.where(located(where)[..., None, None], where[..., :16].unflatten(-1, (4, 4)), one)
+        projection = projection[:, :, None, None]
         cameras = CurvedFrames(inverse(projection, "cameras"), inverses=projection, repeat=self.head_dim // 8)
         return JointFrames((cameras.to(patches.angles.device), patches))
 
