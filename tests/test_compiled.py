@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from joformer import (
+    CameraFrames,
     CumulativeFrames,
     DenseFrames,
     FixedFrames,
@@ -91,6 +92,25 @@ def test_one_graph_for_all_lengths_with_the_gradients_of_eager(name, window):
         for a, b in zip(*results):
             assert_close(b, a, tolerance=5e-5)
         first = len(made) if n == 9 else first
+    assert len(made) == first
+
+
+def test_cameras_are_one_graph_and_get_the_gradients_of_eager():
+    torch.manual_seed(0)
+    layer = Layer(CameraFrames(HEAD))
+    fast, made = compiled(layer, backend="eager")
+    poses = torch.matrix_exp(torch.tensor([[0.0, -1, 0, 2], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 0, 0]]) * torch.tensor(
+        [0.2, -0.3]
+    )[:, None, None])  # fmt: skip
+    for rows in (2, 3):
+        x, results = torch.randn(2, 2 * 3 * rows, DIM), []
+        for call in (layer, fast):
+            given = poses.clone().requires_grad_()
+            out = call(x, positions.cameras(given, (rows, 3)))
+            results.append((out, torch.autograd.grad(out.square().sum(), given)[0]))
+        for a, b in zip(*results):
+            assert_close(b, a, tolerance=5e-5)
+        first = len(made) if rows == 2 else first
     assert len(made) == first
 
 

@@ -28,6 +28,11 @@ MARGINS = {
         ("shared, modality axis", "no positions", 40),
         ("shared, modality axis", "separate axes, scores (QK)", 15),
     ],
+    "two_views": [
+        ("camera frames: scores, values", "2-D RoPE", 30),
+        ("camera frames: scores, values", "camera frames: scores", 8),
+        ("camera frames, another world", "rays as input, another world", 25),
+    ],
     "alignment": [
         ("256 numbers: frequencies", "256 numbers: averages 2 × 2", 25),
         ("512 numbers: frequencies", "128 numbers: frequencies", 30),

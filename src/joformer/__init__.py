@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from joformer import algebra, frequencies, monoidal, positions, spectral
     from joformer.attention import JourneyAttention, JourneyCache, journey_attention
     from joformer.frames import (
+        CameraFrames,
         CumulativeFrames,
         CurvedFrames,
         DenseFrames,
         DenseTreeFrames,
         FixedFrames,
         FlatFrames,
+        JointFrames,
         LearnedFrames,
         NoFrames,
         ProjectedFrames,
@@ -28,12 +30,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CameraFrames",
     "CumulativeFrames",
     "CurvedFrames",
     "DenseFrames",
     "DenseTreeFrames",
     "FixedFrames",
     "FlatFrames",
+    "JointFrames",
     "JourneyAttention",
     "JourneyCache",
     "LearnedFrames",

@@ -84,6 +84,15 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
+def readable(t: Tensor) -> bool:
+    """Whether looking at the numbers is free: no device to wait for, no graph, no stand-in for a tensor.
+
+    >>> readable(torch.ones(2)), readable(torch.ones(2, device="meta"))
+    (True, False)
+    """
+    return type(t) is Tensor and t.device.type == "cpu" and not is_traced()
+
+
 class KeepsPrecision(nn.Module):
     """A module that `.to(bfloat16)` moves but does not round: frequencies in bfloat16 are other frequencies.
 

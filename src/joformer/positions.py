@@ -22,10 +22,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from joformer._augmentation import augment
-from joformer._precision import exact_device
+from joformer._precision import exact_device, readable
 
 __all__ = [
     "augment",
+    "cameras",
     "check_precision",
     "grid",
     "joint",
@@ -377,6 +378,61 @@ def _whole(numbers: Sequence[int] | Tensor, name: str) -> list[int]:
     if any(int(n) != n for n in listed):
         raise ValueError(f"{name} must be whole numbers, got {listed}")
     return [int(n) for n in listed]
+
+
+def cameras(
+    extrinsics: Float[Tensor, "*batch views 4 4"],
+    patches: tuple[int, int],
+    *,
+    intrinsics: Float[Tensor, "*batch views 3 3"] | None = None,
+    image: tuple[int, int] | None = None,
+) -> Float[Tensor, "*batch tokens 18"]:
+    """``(P, row, column)`` of every patch of every view, ``P = [K′ 0; 0 1] [R t; 0 1]``: what `CameraFrames` takes.
+
+    K′ is K for an image of one by one around its centre (PRoPE): f_x / width, f_y / height, c_x / width − ½ and
+    c_y / height − ½. Without intrinsics K′ is the identity, and a journey is the rigid motion between cameras (GTA).
+
+    Args:
+        extrinsics: World to camera, ``[R t; 0 1]``, ``(views, 4, 4)`` or ``(batch, views, 4, 4)``.
+        patches: How many patches an image has, (rows, columns).
+        intrinsics: K in pixels, ``(views, 3, 3)`` or ``(batch, views, 3, 3)``.
+        image: The size of an image in pixels, (height, width); needed with intrinsics.
+
+    Returns:
+        ``(views · rows · columns, 18)``, with a batch dimension where the extrinsics have one; view by view, row-major.
+
+    Raises:
+        ValueError: If the shapes do not fit each other or, on the CPU, a number is not finite or the last row of the
+            extrinsics is not (0, 0, 0, 1), as where they are transposed.
+
+    Example:
+        >>> cameras(torch.eye(4).repeat(2, 1, 1), (3, 5)).shape
+        torch.Size([30, 18])
+    """
+    if extrinsics.dim() not in (3, 4) or extrinsics.shape[-2:] != (4, 4):
+        raise ValueError(f"extrinsics must be (views, 4, 4) or (batch, views, 4, 4), got {tuple(extrinsics.shape)}")
+    if intrinsics is not None and (image is None or intrinsics.shape != (*extrinsics.shape[:-2], 3, 3)):
+        raise ValueError(
+            f"intrinsics must be {(*extrinsics.shape[:-2], 3, 3)}, one K in pixels per view, with "
+            f"image=(height, width), got {tuple(intrinsics.shape)} and image={image}"
+        )
+    for name, given in (("extrinsics", extrinsics), ("intrinsics", intrinsics)):
+        if given is not None:
+            check_precision(given, f"{name} are")
+            if readable(given) and not given.isfinite().all():
+                raise ValueError(f"{name} must be finite")
+    projection = extrinsics.to(exact_device(extrinsics.device), torch.float64)
+    if readable(projection) and not torch.allclose(projection[..., 3, :], projection.new_tensor([0.0, 0.0, 0.0, 1.0])):
+        raise ValueError(
+            "extrinsics must be [R t; 0 1] with the last row (0, 0, 0, 1): a transposed one is given as .mT"
+        )
+    if intrinsics is not None and image is not None:
+        height, width = image
+        unit = projection.new_tensor([[1 / width, 0, -0.5], [0, 1 / height, -0.5], [0, 0, 1]])
+        projection = torch.cat((unit @ intrinsics.to(projection) @ projection[..., :3, :], projection[..., 3:, :]), -2)
+    cells = grid(*patches, device=projection.device)
+    each = projection.flatten(-2).unsqueeze(-2).expand(*projection.shape[:-2], len(cells), 16)
+    return torch.cat((each, cells.expand(*each.shape[:-1], 2)), -1).flatten(-3, -2)
 
 
 def _checked_shapes(lengths: Sequence[int] | Sequence[Sequence[int]]) -> list[tuple[int, ...]]:

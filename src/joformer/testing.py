@@ -70,10 +70,10 @@ def assert_is_rotation(frames: Frames, x: Tensor, *, rotate: Operation = library
         >>> from joformer import FlatFrames
         >>> assert_is_rotation(FlatFrames.of(torch.rand(1, 5, 1, 4)), torch.rand(2, 5, 2, 8))
     """
+    order, operators = entry_order(frames, x.shape[-1]), matrices(frames, x.shape[2], x.shape[3], x.dtype)
     if not is_flat(frames):
-        Orthogonal(frames.matrices.shape[-1]).check(frames.matrices)
-    order = entry_order(frames, x.shape[-1])
-    expected = torch.einsum("bhtij,bthj->bthi", matrices(frames, x.shape[2], x.shape[3], x.dtype), x[..., order])
+        Orthogonal(x.shape[-1]).check(operators)
+    expected = torch.einsum("bhtij,bthj->bthi", operators, x[..., order])
     assert_close(rotate(x, frames), expected[..., order.argsort()], what="rotate(x, frames)")
 
 
@@ -176,7 +176,7 @@ def assert_shift_invariant(
     q, k, v = torch.randn(3, batch, here.tokens, here.heads, width, generator=generator, dtype=dtype).unbind()
 
     def both(frames: Frames) -> tuple[Tensor, Tensor]:
-        rq, rk, rv = (rotate(t, frames) for t in (q, k, v))
+        rq, rk, rv = rotate(q, frames.dual), rotate(k, frames), rotate(v, frames)
         scores = torch.einsum("bihd,bjhd->bhij", rq, rk) / width**0.5
         return scores, rotate(torch.einsum("bhij,bjhd->bihd", scores.softmax(-1), rv), frames, inverse=True)
 

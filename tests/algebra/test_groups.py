@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joformer.algebra import Group, Orthogonal, Torus
+from joformer.algebra import Group, Invertible, Orthogonal, Torus
 
 DTYPES = [torch.float32, torch.float64]
 ATOL = {torch.float32: 2e-5, torch.float64: 1e-12}
@@ -18,7 +18,8 @@ def draw(group: Group, *batch: int, dtype: torch.dtype = torch.float64, seed: in
     rng = torch.Generator().manual_seed(seed)
     if isinstance(group, Torus):
         return torch.randn(*batch, group.planes, generator=rng, dtype=dtype) * 2
-    return torch.linalg.qr(torch.randn(*batch, group.dim, group.dim, generator=rng, dtype=dtype))[0]
+    noise = torch.randn(*batch, group.dim, group.dim, generator=rng, dtype=dtype)
+    return torch.linalg.qr(noise)[0] if isinstance(group, Orthogonal) else torch.matrix_exp(noise / 4)
 
 
 def close(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype = torch.float64) -> None:
@@ -46,7 +47,7 @@ def test_torus_matrix_is_the_convention_written_by_hand():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("group", [Torus(3), Orthogonal(5)], ids=str)
+@pytest.mark.parametrize("group", [Torus(3), Orthogonal(5), Invertible(3)], ids=str)
 def test_every_operation_is_the_matrix_operation(group, dtype):
     a, b = draw(group, 4, 2, dtype=dtype), draw(group, 2, dtype=dtype, seed=1)
     v = torch.randn(4, 2, group.dim, dtype=dtype)
@@ -122,6 +123,16 @@ def test_commutes_sees_the_difference_and_torus_elements_always_do():
     assert not group.commutes(a, b)
     assert group.commutes(a, group.power(a, 5))
     assert Torus(3).commutes(draw(Torus(3), 4), draw(Torus(3), 4, seed=1)).all()
+
+
+def test_shears_belong_to_the_invertible_matrices_alone():
+    shear = torch.tensor([[1.0, 3.0], [0.0, 2.0]])
+    Invertible(2).check(shear)
+    assert torch.equal(Invertible(2).power(shear, -1) @ shear, torch.eye(2))
+    with pytest.raises(ValueError, match="not orthogonal"):
+        Orthogonal(2).check(shear)
+    with pytest.raises(ValueError, match="singular"):
+        Invertible(2).check(torch.ones(2, 2))
 
 
 def test_reflections_belong_to_the_orthogonal_group():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from joformer import CurvedFrames, FixedFrames, FlatFrames, journey_attention, positions, rotate
+from joformer import CurvedFrames, FixedFrames, FlatFrames, JointFrames, journey_attention, positions, rotate
 from joformer.testing import assert_close
 
 TRANSPORTS = ["none", "scores", "values", "both"]
@@ -15,16 +15,33 @@ TRANSPORTS = ["none", "scores", "values", "both"]
 
 def random_frames(draw, batch, lengths, heads, head_dim, dtype):
     """Frames of one kind for each of the lengths."""
-    curved, planes = draw(st.integers(0, 4)) == 0, draw(st.integers(1, head_dim // 2))
+    kind = draw(st.sampled_from(["flat", "flat", "flat", "orthogonal", "invertible", "joint"]))
+    planes = draw(st.integers(1, head_dim // 2))
     layout, made = draw(st.sampled_from(["interleaved", "half"])), []
     for tokens in lengths:
         shape = (draw(st.sampled_from([1, batch])), tokens, draw(st.sampled_from([1, heads])))
-        if curved:
-            skew = torch.randn(*shape, 1, head_dim, head_dim, dtype=torch.float64)
-            made.append(CurvedFrames(torch.matrix_exp(skew - skew.mT).to(dtype)))
+        flat = FlatFrames.of(3 * torch.randn(*shape, planes, dtype=torch.float64), layout=layout)
+        block = head_dim if kind == "orthogonal" else 2
+        noise = torch.randn(*shape, 1, block, block, dtype=torch.float64)
+        if kind == "orthogonal":
+            made.append(CurvedFrames(torch.matrix_exp(noise - noise.mT).to(dtype)))
+        elif kind == "flat":
+            made.append(flat)
         else:
-            made.append(FlatFrames.of(3 * torch.randn(*shape, planes, dtype=torch.float64), layout=layout))
+            blocks = with_inverses(torch.matrix_exp(0.3 * noise).to(dtype), head_dim // 2 - planes or 1)
+            made.append((flat, blocks) if planes < head_dim // 2 and kind == "joint" else blocks)
     return made
+
+
+def with_inverses(matrices, repeat):
+    return CurvedFrames(matrices, inverses=torch.linalg.inv(matrices), repeat=repeat)
+
+
+def joined(call):
+    """A drawn call with the parts of its frames joined: not while drawing, since beartype looks at random items."""
+    (*tensors, frames), options = call
+    join = lambda its: JointFrames(its) if isinstance(its, tuple) else its  # noqa: E731
+    return (*tensors, join(frames)), {key: join(value) for key, value in options.items()}
 
 
 @st.composite
@@ -66,9 +83,15 @@ def calls(draw):
 def with_gradients(call, options):
     q, k, v, frames = call
     tensors = [t.clone().requires_grad_() for t in (q, k, v)]
-    of = "angles" if isinstance(frames, FlatFrames) else "matrices"
-    element = getattr(frames, of).clone().requires_grad_()
-    mine = FlatFrames.of(element, layout=frames.layout) if of == "angles" else CurvedFrames(element)
+    part = frames.parts[-1] if isinstance(frames, JointFrames) else frames
+    of = "angles" if isinstance(part, FlatFrames) else "matrices"
+    element = getattr(part, of).clone().requires_grad_()
+    if of == "angles":
+        mine = FlatFrames.of(element, layout=part.layout)
+    else:
+        mine = CurvedFrames(element) if part.inverses is None else with_inverses(element, part.repeat)
+    if isinstance(frames, JointFrames):
+        mine = JointFrames((*frames.parts[:-1], mine))
     out = journey_attention(*tensors, mine, **options)
     weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view(out.shape)
     gradients = torch.autograd.grad((out * weights).sum(), (*tensors, element), allow_unused=True)
@@ -79,7 +102,7 @@ def with_gradients(call, options):
 @given(calls())
 @settings(max_examples=600)
 def test_fast_path_is_the_value_path_formula_with_all_gradients(call):
-    call, options = call
+    call, options = joined(call)
     fast = with_gradients(call, options)
     slow = with_gradients(call, {**options, "backend": "reference"})
     for name, a, b in zip(("out", "∂q", "∂k", "∂v", "∂frames"), fast, slow):
@@ -90,7 +113,7 @@ def test_fast_path_is_the_value_path_formula_with_all_gradients(call):
 @given(calls())
 @settings(max_examples=60)
 def test_flex_is_the_value_path_formula(call):
-    call, options = call
+    call, options = joined(call)
     if options["weighting"] != "softmax" or call[0].dtype == torch.float64:
         return
     with torch.no_grad(), pytest.MonkeyPatch.context() as patch:

@@ -11,6 +11,7 @@ from torch._subclasses import FakeTensorMode
 
 from joformer import (
     CumulativeFrames,
+    CurvedFrames,
     DenseFrames,
     FixedFrames,
     JourneyAttention,
@@ -21,7 +22,7 @@ from joformer import (
     positions,
     rotate,
 )
-from joformer.algebra import Generators, Torus, absolute, path_transport
+from joformer.algebra import Generators, Torus, absolute, is_flat, path_transport
 from joformer.frequencies import Linear
 from joformer.testing import assert_close
 
@@ -389,6 +390,9 @@ def test_softplus_is_refused_with_content_and_allowed_without():
         (lambda: TreeFrames(8, branches=2, depth=1)(positions.tree([-1, 0, 1])), "2 deep"),
         (lambda: DenseFrames(8, split="x"), "LieRE"),
         (lambda: DenseFrames(2, axes=2, split="axial"), "too narrow"),
+        (lambda: DenseFrames(12, block=5), "blocks of 5 do not fill the 12 entries"),
+        (lambda: DenseFrames(12, block=1), "2 entries or more"),
+        (lambda: DenseFrames(12, axes=2, split="axial", block=4), "blocks of 4 do not fill the 6 entries of axial"),
     ],
 )
 def test_bad_input_says_what_would_be_right(call, says):
@@ -412,6 +416,66 @@ def test_dense_frames_of_several_heads_are_the_exponentials_of_their_own_generat
             else:
                 expected = torch.stack([torch.matrix_exp(where[token, axis] * skew[axis]) for axis in range(3)])
             torch.testing.assert_close(matrices[0, token, head], expected)
+
+
+def axis_steps(module):
+    """expm of each axis' S_k alone, on the whole head: what one step along the axis does."""
+    units = module(torch.eye(module.axes, dtype=torch.float64)).matrices.detach()[0, :, 0]
+    return Generators.orthogonal(torch.stack([torch.block_diag(*blocks) for blocks in units]))
+
+
+@pytest.mark.parametrize("split", ["combined", "axial"])
+def test_commuting_blocks_are_flat_and_comrope_s_formula(split):
+    """Yu et al., 2025: R(x) = exp(Σ_i x_i A_i), A_i = diag(B_i1, …, B_im) with B_ij = θ_ij (P_j − P_jᵀ) (LD), or
+    B_ij = P_j − P_jᵀ in the blocks of axis i and zero in the others (AP; there block j is of axis j mod N)."""
+    torch.manual_seed(5)
+    axes, block, dim = 3, 4, 24
+    module = DenseFrames(dim, axes=axes, block=block, split=split, commuting=True).double()
+    where = torch.randn(5, axes, dtype=torch.float64)
+    m = dim // block
+    angle = torch.zeros(axes, dim, dim, dtype=torch.float64)
+    for axis in range(axes):
+        for j in range(m):
+            if split == "combined":
+                p, theta = module.generators[0, j], module.rates[axis, 0, j]
+            else:
+                p, theta = module.generators[axis, 0, j % (m // axes)], float(j // (m // axes) == axis)
+            at = slice(j * block, (j + 1) * block)
+            angle[axis, at, at] = (theta * (p - p.T)).detach()
+    expected = torch.matrix_exp((where[:, :, None, None] * angle).sum(1))
+    found = module(where).matrices.detach()[0, :, 0]
+    assert_close(torch.stack([torch.block_diag(*blocks) for blocks in found]), expected)
+    assert is_flat(axis_steps(module))
+    assert not is_flat(axis_steps(DenseFrames(dim, axes=axes, block=block).double()))
+    assert (module(where).matrices - module(-where).matrices).abs().max() > 0.1
+
+
+def test_blocks_of_lie_are_the_exponentials_of_their_own_generators():
+    torch.manual_seed(3)
+    module = DenseFrames(8, axes=2, heads=2, block=4).double()
+    where = torch.randn(3, 2, dtype=torch.float64)
+    skew = (module.generators - module.generators.mT).detach()
+    for head in range(2):
+        for block in range(2):
+            expected = torch.matrix_exp((where[:, :, None, None] * skew[:, head, block]).sum(1))
+            assert_close(module(where).matrices.detach()[0, :, head, block], expected)
+
+
+def test_string_is_learned_frequencies_in_a_basis_that_projections_can_hold():
+    """Schenck et al., 2025: R(r) = expm(Σ_k r_k L_k), commuting L_k; Cayley-STRING: P RoPE(r) Pᵀ."""
+    torch.manual_seed(2)
+    learned = LearnedFrames(8, axes=2, split="combined").double()
+    where = torch.randn(5, 2, dtype=torch.float64)
+    noise = torch.randn(8, 8, dtype=torch.float64)
+    one = torch.eye(8, dtype=torch.float64)
+    basis = (one - (noise - noise.T)) @ torch.linalg.inv(one + (noise - noise.T))  # Cayley
+    frequencies = learned(torch.eye(2, dtype=torch.float64)).angles.detach()[0, :, 0]  # (axes, planes)
+    turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=torch.float64)
+    steps = torch.stack([basis @ torch.block_diag(*(w * turn for w in axis)) @ basis.T for axis in frequencies])
+    string = CurvedFrames(torch.matrix_exp((where[:, :, None, None] * steps).sum(1))[None, :, None, None])
+    q, k, v = torch.randn(3, 2, 5, 2, 8, dtype=torch.float64)
+    ours = journey_attention(q @ basis, k @ basis, v @ basis, learned(where)) @ basis.T
+    assert_close(ours, journey_attention(q, k, v, string), tolerance=1e-12)
 
 
 MODULES = {

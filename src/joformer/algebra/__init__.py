@@ -1,4 +1,4 @@
-"""What the paper defines, as plain functions over two groups; pure tensors, nothing learned.
+"""What the paper defines, as plain functions over a group; pure tensors, nothing learned.
 
     (a, A) ∘ (b, B) = (a + A b, A B),    A_n = R_1^{n_1} ⋯ R_D^{n_D},    P_{src→dst} = A_dst⁻¹ A_src
 
@@ -23,7 +23,7 @@ from joformer.algebra._flatness import (
     plaquette_defect,
 )
 from joformer.algebra._generators import Generators
-from joformer.algebra._groups import Group, Orthogonal, Torus
+from joformer.algebra._groups import Group, Invertible, Orthogonal, Torus
 from joformer.algebra._hierarchy import hierarchy
 from joformer.algebra._journeys import absolute, journey, path_transport, scores_path, ssm_kernel, value_path
 
@@ -31,6 +31,7 @@ __all__ = [
     "Element",
     "Generators",
     "Group",
+    "Invertible",
     "Orthogonal",
     "Pair",
     "Torus",

@@ -1,7 +1,7 @@
-"""The two groups a journey can live in: the torus (angles) and the orthogonal group (matrices).
+"""The groups a journey can live in: the torus (angles) and matrices, orthogonal or only invertible.
 
     R(φ) = [[cos φ, −sin φ], [sin φ, cos φ]]          on the interleaved pair (2b, 2b+1)
-    P_{src→dst} = A_dst⁻¹ A_src                        the journey, in either group
+    P_{src→dst} = A_dst⁻¹ A_src                        the journey, in every group
 
 Paper: "Compositional Data Points", "Journey Operator and Score/Value Attention". Everything else in this
 package is written once over `Group`, so it holds for angles and for matrices alike.
@@ -221,19 +221,17 @@ class Torus(Group):
 
 
 @dataclass(frozen=True)
-class Orthogonal(Group):
-    """O(dim), reflections included: an element is an orthogonal matrix (..., dim, dim).
+class Invertible(Group):
+    """GL(dim): an element is an invertible matrix (..., dim, dim), such as a camera.
 
     Args:
         dim: The dimension acted on, 1 or more.
 
     Example:
-        >>> group = Orthogonal(2)
-        >>> turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
-        >>> group.act(group.power(turn, torch.tensor([1, 2, -1])), torch.tensor([1.0, 0.0])) + 0
-        tensor([[ 0.,  1.],
-                [-1.,  0.],
-                [ 0., -1.]])
+        >>> group = Invertible(2)
+        >>> group.journey(src=torch.tensor([[1.0, 3.0], [0.0, 1.0]]), dst=torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
+        tensor([[0.5000, 1.5000],
+                [0.0000, 1.0000]])
     """
 
     dim: int
@@ -260,9 +258,9 @@ class Orthogonal(Group):
         return a.to(common) @ b.to(common)
 
     def inverse(self, a: Matrices) -> Matrices:
-        """The transpose, (..., dim, dim)."""
+        """The inverse matrix, formed in fp64, (..., dim, dim)."""
         self.check_shape(a)
-        return a.mT
+        return torch.linalg.inv(in_float64(a)).to(a)
 
     def power(self, a: Matrices, n: int | float | Tensor) -> Matrices:
         """aⁿ for whole n, negative too, by repeated squaring: one matrix product per bit of the largest |n|."""
@@ -271,7 +269,7 @@ class Orthogonal(Group):
         if (exponent.long() != exponent).any():
             raise ValueError(f"power {n} of a matrix is not whole: give integers, real powers exist on the torus")
         exponent = exponent.long().to(a.device)[..., None, None]
-        base = torch.where(exponent < 0, a.mT, a)
+        base = torch.where(exponent < 0, self.inverse(a), a)
         result, left = self.identity(dtype=a.dtype, device=a.device).expand_as(base), exponent.abs()
         while left.any():
             result = torch.where(left % 2 == 1, result @ base, result)
@@ -298,11 +296,10 @@ class Orthogonal(Group):
         return torch.linalg.matrix_norm(a - b)
 
     def check(self, a: Tensor, name: str = "element") -> None:
-        """Raises ValueError unless `a` is a finite orthogonal matrix (..., dim, dim), up to √ε of its dtype."""
+        """Raises ValueError unless `a` is a finite invertible matrix (..., dim, dim)."""
         super().check(a, name)
-        error = (a.detach().mT @ a.detach() - torch.eye(self.dim, dtype=a.dtype, device=a.device)).abs()
-        if (error > (limit := tolerance(a.dtype))).any():
-            raise ValueError(f"{name} is not orthogonal: |AᵀA − I| is {error.max():.1e}, it must be below {limit:.1e}")
+        if not (torch.linalg.cond(in_float64(a.detach())) < 1 / torch.finfo(torch.float64).eps).all():
+            raise ValueError(f"{name} is singular: an operator of a journey needs an inverse")
 
     def prefixes(self, steps: Float[Tensor, "steps ..."], *, exclusive: bool) -> Float[Tensor, "steps ..."]:
         """All prefix products of matrices (steps, ..., dim, dim), by an associative scan."""
@@ -316,6 +313,35 @@ class Orthogonal(Group):
         even = torch.cat([steps[:1], odd[: (len(steps) - 1) // 2] @ steps[2::2]])
         woven = torch.stack([even[: len(odd)], odd], 1).flatten(0, 1)
         return torch.cat([woven, even[len(odd) :]])
+
+
+@dataclass(frozen=True)
+class Orthogonal(Invertible):
+    """O(dim), reflections included: an element is an orthogonal matrix (..., dim, dim).
+
+    Args:
+        dim: The dimension acted on, 1 or more.
+
+    Example:
+        >>> group = Orthogonal(2)
+        >>> turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]])
+        >>> group.act(group.power(turn, torch.tensor([1, 2, -1])), torch.tensor([1.0, 0.0])) + 0
+        tensor([[ 0.,  1.],
+                [-1.,  0.],
+                [ 0., -1.]])
+    """
+
+    def inverse(self, a: Matrices) -> Matrices:
+        """The transpose, (..., dim, dim)."""
+        self.check_shape(a)
+        return a.mT
+
+    def check(self, a: Tensor, name: str = "element") -> None:
+        """Raises ValueError unless `a` is a finite orthogonal matrix (..., dim, dim), up to √ε of its dtype."""
+        Group.check(self, a, name)
+        error = (a.detach().mT @ a.detach() - torch.eye(self.dim, dtype=a.dtype, device=a.device)).abs()
+        if (error > (limit := tolerance(a.dtype))).any():
+            raise ValueError(f"{name} is not orthogonal: |AᵀA − I| is {error.max():.1e}, it must be below {limit:.1e}")
 
 
 def _within_a_turn(angles: Tensor) -> Tensor:

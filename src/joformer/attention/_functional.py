@@ -1,10 +1,11 @@
 """Journey attention as a pure function.
 
-    s_ij = q_iᵀ P_{j→i} k_j / √d  = (A_i q_i)ᵀ (A_j k_j) / √d          score side  (RoPE)
+    s_ij = q_iᵀ P_{j→i} k_j / √d  = (A_i⁻ᵀ q_i)ᵀ (A_j k_j) / √d        score side  (RoPE)
     c_i  = Σ_j α_ij P_{j→i} v_j   = A_i⁻¹ Σ_j α_ij (A_j v_j)           value side  (journey transport)
 
 with P_{j→i} = A_i⁻¹ A_j and α the softmax of s over the keys. So: rotate q, k and v by their own frames, call any
-attention, rotate the result back by the queries' frames. Paper: "Journey Operator and Score/Value Attention".
+attention, rotate the result back by the queries' frames. For rotations A⁻ᵀ is A; cameras have a `dual`. Paper:
+"Journey Operator and Score/Value Attention".
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ def journey_attention(
         out = reference_attention(q, k, v, score_side, value_side, options)
     else:
         if scores:
-            q, k = rotate(q, frames), rotate(k, key_frames)
+            q, k = rotate(q, frames.dual), rotate(k, key_frames)
         if values:
             v = rotate(v, value_key_frames)
         out = attend(q, k, v, options, backend)

@@ -34,7 +34,7 @@ Inner = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class JourneyAttention(nn.Module):
-    """``c_i = W_o A_i⁻¹ Σ_j α_ij A_j v_j`` with ``α_i = softmax_j((A_i q_i)ᵀ(A_j k_j) / √head_dim)``, q, k, v = W x.
+    """``c_i = W_o A_i⁻¹ Σ_j α_ij A_j v_j`` with ``α_i = softmax_j(q_iᵀ A_i⁻¹ A_j k_j / √head_dim)``, q, k, v = W x.
 
     Multi-head attention with journeys on scores and values: x (batch, tokens, dim) → the same shape.
 
@@ -173,7 +173,7 @@ class JourneyAttention(nn.Module):
         alone = cache is None and inner is None and context is None and frames is value_frames is value_key_frames
         if is_flat(frames) and alone and self._halves_pay(frames):
             return self._forward_in_halves(x, frames, options)
-        side = (frames if scores else None, key_frames if scores else None, value_key_frames if values else None)
+        side = (frames.dual if scores else None, key_frames if scores else None, value_key_frames if values else None)
         if cache is not None and crossing and context is None:
             cache.belongs_to(self)
             q, (k, v) = self._project_queries(x, side[0]), cache.held()

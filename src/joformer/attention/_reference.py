@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from joformer._precision import widest
-from joformer.algebra import Orthogonal, Torus, scores_path, value_path
+from joformer.algebra import Invertible, Orthogonal, Torus, scores_path, value_path
 from joformer.attention._options import Options
 from joformer.frames import FlatFrames, Frames, is_flat
+from joformer.frames._types import is_joint
 
 # Frames of queries and keys.
 Pair = tuple[Frames, Frames]
@@ -69,7 +70,12 @@ def reference_attention(
 def entry_order(frames: Frames, width: int) -> Tensor:
     """Where each entry is found in a head: those of plane 0, of plane 1, …, then what is not rotated."""
     order = torch.arange(width)
-    if is_flat(frames):
+    if is_joint(frames):
+        at = 0
+        for part in frames.parts:
+            order[at : at + part.width] = at + entry_order(part, part.width)
+            at += part.width
+    elif is_flat(frames):
         order = order.roll(2 * frames.planes) if frames.at == "end" else order
         if frames.layout == "half":
             order[: 2 * frames.planes] = order[: 2 * frames.planes].view(2, -1).T.flatten()
@@ -78,14 +84,15 @@ def entry_order(frames: Frames, width: int) -> Tensor:
 
 def _operators(
     query_frames: Frames, key_frames: Frames, heads: int, width: int, dtype: torch.dtype
-) -> tuple[Tensor, Torus | Orthogonal, Tensor, Tensor]:
+) -> tuple[Tensor, Torus | Invertible, Tensor, Tensor]:
     """The order of entries, the group, and operators of queries and keys, (batch, heads, tokens, element)."""
     order = entry_order(key_frames if query_frames.is_identity else query_frames, width)
     if is_flat(query_frames) and is_flat(key_frames) and width % 2 == 0:
         dst, src = (_angles(its, heads, width // 2, dtype) for its in (query_frames, key_frames))
         return order, Torus(width // 2), dst, src
     dst, src = (matrices(its, heads, width, dtype) for its in (query_frames, key_frames))
-    return order, Orthogonal(width), dst, src
+    orthogonal = all(its.dual is its for its in (query_frames, key_frames))
+    return order, Orthogonal(width) if orthogonal else Invertible(width), dst, src
 
 
 def _angles(frames: FlatFrames, heads: int, planes: int, dtype: torch.dtype) -> Tensor:
@@ -98,8 +105,18 @@ def _angles(frames: FlatFrames, heads: int, planes: int, dtype: torch.dtype) -> 
 
 def matrices(frames: Frames, heads: int, width: int, dtype: torch.dtype) -> Tensor:
     """``A_t`` in the order of `entry_order`, (batch, heads, tokens, width, width); the identity beyond the planes."""
+    if is_joint(frames):
+        parts = [matrices(part, heads, part.width, dtype) for part in frames.parts]
+        rows = max(part.shape[0] for part in parts)
+        whole = torch.eye(width, dtype=dtype, device=parts[0].device).repeat(rows, heads, frames.tokens, 1, 1)
+        at = 0
+        for part in parts:
+            whole[..., at : at + part.shape[-1], at : at + part.shape[-1]] = part
+            at += part.shape[-1]
+        return whole
     if not is_flat(frames):
         blocks = frames.matrices.to(dtype).repeat_interleave(heads // frames.heads, dim=2).transpose(1, 2)
+        blocks = blocks.repeat(1, 1, 1, frames.repeat, 1, 1)
     elif frames.is_identity:
         return torch.eye(width, dtype=dtype, device=frames.angles.device).expand(1, heads, frames.tokens, -1, -1)
     else:

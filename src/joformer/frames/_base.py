@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from joformer._precision import KeepsPrecision, exact_device, has_float64, is_traced
+from joformer._precision import KeepsPrecision, exact_device, has_float64, readable
 from joformer.frames._types import At, FlatFrames, Frames, Layout, check_planes
 from joformer.positions import check_precision
 
@@ -57,7 +57,7 @@ class FramesModule(KeepsPrecision):
 
     content: ClassVar[bool] = False
     stateful: ClassVar[bool] = False
-    shift_invariant: ClassVar[bool] = True
+    shift_invariant: bool = True
 
     head_dim: int
     heads: int
@@ -158,7 +158,7 @@ def coordinates(positions: Tensor, axes: int, x: Tensor | None = None) -> Float[
     known = positions.to(exact_device(positions.device), torch.float64)
     known = known.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
     # A sum, finite only if all are, is the cheapest look at them: 3 µs.
-    if not is_traced() and type(known) is Tensor and known.device.type == "cpu" and not isfinite(known.sum().item()):
+    if readable(known) and not isfinite(known.sum().item()):
         raise ValueError("positions are infinite: give finite coordinates, or NaN on every axis to a token without any")
     return known if known.dim() == 3 else known.unsqueeze(0)
 

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from joformer._precision import widest, without_autocast
 from joformer.frames._base import FlatModule, FramesModule, Inputs, check_heads, coordinates, place, wrap
-from joformer.frames._types import At, CurvedFrames, FlatFrames, Layout
+from joformer.frames._curved import CurvedFrames
+from joformer.frames._types import At, FlatFrames, Layout
 from joformer.frequencies import per_axis
 
 

@@ -1,23 +1,25 @@
 """Frames as values: what each token carries, A_t, and what is derived from it once and shared.
 
-    FlatFrames     A_t = diag(R(θ_t1), …, R(θ_tP))          one angle per plane; all frames commute
-    CurvedFrames   A_t a block-diagonal orthogonal matrix   in general they do not
+    FlatFrames     A_t = diag(R(θ_t1), …, R(θ_tP))   one angle per plane; all frames commute
+    CurvedFrames   A_t a block-diagonal matrix       in general they do not; orthogonal, or given with its inverse
+    JointFrames    A_t = diag(A_t¹, A_t², …)         both kinds side by side in a head
 
 A value is made by a frames module, serves q, k, v and o of every layer that shares it, and lives for one forward pass.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-import torch.utils._pytree as pytree
 from jaxtyping import Float
 from torch import Tensor
 
-from joformer._precision import Device, has_float64, is_traced, widest
+from joformer._precision import Device, has_float64, readable, widest
+from joformer.frames._curved import CurvedFrames, register, select
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -148,7 +150,7 @@ class FlatFrames:
             raise ValueError(f"cos and sin must be float32 or float64 to be exact, got {cos.dtype} and {sin.dtype}")
         if cos.dim() < 4:
             cos, sin = (t.unsqueeze(-2) if t.dim() == 3 else t[None, :, None] for t in (cos, sin))
-        if _readable(cos) and not torch.allclose(cos**2 + sin**2, torch.ones_like(cos), atol=1e-4):
+        if readable(cos) and not torch.allclose(cos**2 + sin**2, torch.ones_like(cos), atol=1e-4):
             raise ValueError(
                 "cos and sin are scaled (cos² + sin² is not 1), as YaRN's tables may be: divide both by that factor "
                 "and give attention scale= instead, since values must be rotated, not stretched"
@@ -191,6 +193,11 @@ class FlatFrames:
         """What both ends of a journey must have in common."""
         return self.layout, self.planes, self.at
 
+    @property
+    def dual(self) -> FlatFrames:
+        """``A_t⁻ᵀ``, which queries are multiplied by: rotations are their own."""
+        return self
+
     def select(self, tokens: slice | Sequence[int] | Tensor) -> FlatFrames:
         """The frames of some tokens.
 
@@ -207,7 +214,7 @@ class FlatFrames:
             >>> FlatFrames.of(torch.rand(1, 5, 1, 4)).select(slice(-1, None)).tokens
             1
         """
-        angles, cos_sin = (_select(t, tokens) for t in (self.angles, self.cos_sin))
+        angles, cos_sin = (select(t, tokens) for t in (self.angles, self.cos_sin))
         return replace(self, angles=angles, cos_sin=cos_sin, end=None, _prepared=None)
 
     def shift(self, by: Float[Tensor, "*#shape planes"]) -> FlatFrames:
@@ -241,85 +248,78 @@ class FlatFrames:
 
 
 @dataclass(frozen=True, eq=False)
-class CurvedFrames:
-    """A frame per token that need not commute with the others: an orthogonal matrix ``A_t``, block by block.
+class JointFrames:
+    """``A_t = diag(A_t¹, A_t², …)``: frames side by side in a head, each on entries of its own, the first part first.
 
     Args:
-        matrices: ``(batch or 1, tokens, heads or 1, blocks, block, block)``, for the first blocks·block entries of
-            each head. One block is LieRE; one block per axis is axial-dense.
-        content: Whether the matrices depend on the tokens' content.
+        parts: Flat and curved frames of the same tokens, e.g. camera blocks and rotary planes. Entries of a head after
+            the last part stay as they are.
 
     Raises:
-        ValueError: If a block is not orthogonal: the inverse is taken to be the transpose. In eager mode on the CPU up
-            to eight tokens are looked at; elsewhere that would wait for the device or break a graph.
+        ValueError: If there is no part, the parts have other tokens, or one has a state to continue (cumulative
+            frames), which this value does not carry.
 
     Example:
-        >>> CurvedFrames(torch.eye(8).expand(1, 5, 1, 1, 8, 8))
-        CurvedFrames(batch=1, tokens=5, heads=1, blocks=1, block=8)
+        >>> planes = FlatFrames.of(torch.zeros(1, 5, 1, 4))
+        >>> JointFrames((CurvedFrames(torch.eye(4).expand(1, 5, 1, 2, 4, 4)), planes)).width
+        16
     """
 
-    matrices: Float[Tensor, "batch tokens heads blocks block block"]
-    content: bool = False
+    parts: tuple[FlatFrames | CurvedFrames, ...]
 
     is_identity: ClassVar[bool] = False
     end: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        given = self.matrices
-        if not _readable(given) or not given.numel() or given.dtype.itemsize < 4:
-            return
-        step = max(1, given.shape[1] // 8)
-        some = given[:, ::step].detach().to(torch.float64)
-        product = some.mT @ some
-        if not torch.allclose(product, torch.eye(product.shape[-1], dtype=product.dtype), atol=1e-3):
-            raise ValueError(
-                "matrices must be orthogonal, AᵀA = I, since their inverse is taken to be the transpose: a camera or "
-                "another invertible matrix is no such frame; torch.linalg.qr(A).Q gives the nearest kind"
-            )
-
-    def __repr__(self) -> str:
-        batch, tokens, heads, blocks, block = self.matrices.shape[:5]
-        return f"CurvedFrames({batch=}, {tokens=}, {heads=}, {blocks=}, {block=})"
+        if not self.parts or any(part.tokens != self.parts[0].tokens for part in self.parts):
+            raise ValueError(f"parts must be frames of the same tokens, got {self.parts}")
+        if any(part.end is not None for part in self.parts):
+            raise ValueError("cumulative frames cannot be a part of others: nothing would carry their state")
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """What both ends of a journey must have in common."""
-        return ("curved", *self.matrices.shape[3:])
+        return tuple(part.kind for part in self.parts)
+
+    @property
+    def content(self) -> bool:
+        """Whether a part depends on the tokens' content."""
+        return any(part.content for part in self.parts)
 
     @property
     def tokens(self) -> int:
         """How many tokens there are."""
-        return self.matrices.shape[1]
+        return self.parts[0].tokens
 
     @property
     def heads(self) -> int:
         """How many heads have frames of their own; 1 is shared by all."""
-        return self.matrices.shape[2]
+        return math.lcm(*(part.heads for part in self.parts))
 
     @property
     def width(self) -> int:
         """How many entries of a head are rotated."""
-        return self.matrices.shape[3] * self.matrices.shape[4]
+        return sum(part.width for part in self.parts)
 
-    def select(self, tokens: slice | Sequence[int] | Tensor) -> CurvedFrames:
+    @property
+    def dual(self) -> JointFrames:
+        """``A_t⁻ᵀ``, which queries are multiplied by."""
+        return JointFrames(tuple(part.dual for part in self.parts))
+
+    def select(self, tokens: slice | Sequence[int] | Tensor) -> JointFrames:
         """The frames of some tokens: a slice, indices (kept,), or indices per batch row (batch, kept)."""
-        return replace(self, matrices=_select(self.matrices, tokens))
+        return JointFrames(tuple(part.select(tokens) for part in self.parts))
 
-    def shift(self, by: Float[Tensor, "*#shape block block"]) -> CurvedFrames:
-        """Frames ``S A_t`` with one operator S for all tokens: the frames change, no journey does (gauge)."""
-        return replace(self, matrices=by @ self.matrices)
+    def shift(self, *by: Tensor) -> JointFrames:
+        """Frames shifted part by part, each as its own `shift` says: no journey changes (gauge)."""
+        return JointFrames(tuple(part.shift(its) for part, its in zip(self.parts, by, strict=True)))
 
-    def to(self, device: Device) -> CurvedFrames:
-        """The same frames on another device, or themselves where that is theirs or None; precision is never changed."""
-        if device is None or torch.device(device) == self.matrices.device:
-            return self
-        matrices = self.matrices
-        if not has_float64(device) and matrices.dtype == torch.float64:
-            matrices = matrices.float()
-        return replace(self, matrices=matrices.to(device))
+    def to(self, device: Device) -> JointFrames:
+        """The same frames on another device; precision is never changed."""
+        return JointFrames(tuple(part.to(device) for part in self.parts))
 
 
-Frames = FlatFrames | CurvedFrames
+Frames = FlatFrames | CurvedFrames | JointFrames
 
 
 def is_flat(frames: Frames) -> TypeIs[FlatFrames]:
@@ -332,9 +332,14 @@ def is_flat(frames: Frames) -> TypeIs[FlatFrames]:
     return isinstance(frames, FlatFrames)
 
 
+def is_joint(frames: Frames) -> TypeIs[JointFrames]:
+    """Whether frames have parts, each on entries of its own."""
+    return isinstance(frames, JointFrames)
+
+
 def check_is_frames(frames: object) -> None:
     """Raises ValueError for what no frames module has returned."""
-    if not isinstance(frames, (FlatFrames, CurvedFrames)):
+    if not isinstance(frames, (FlatFrames, CurvedFrames, JointFrames)):
         raise ValueError(
             f"frames must be what a frames module returns, got {type(frames).__name__}: "
             "call the module first, frames = module(positions, x)"
@@ -354,6 +359,11 @@ def check_fits(x: Tensor, frames: Frames) -> None:
 def check_shapes(batch: int, tokens: int, heads: int, head_dim: int, device: torch.device, frames: Frames) -> None:
     """One-line errors where frames do not fit a tensor (batch, tokens, heads, head_dim)."""
     check_is_frames(frames)
+    if isinstance(frames, JointFrames):
+        for part in frames.parts:
+            check_shapes(batch, tokens, heads, head_dim, device, part)
+        _check_width(frames.width, head_dim)
+        return
     its = frames.angles if isinstance(frames, FlatFrames) else frames.matrices
     rows, its_tokens, its_heads = its.shape[:3]
     if its.dtype.itemsize < 4:  # as whatever casts a module's inputs may do
@@ -374,46 +384,18 @@ def check_shapes(batch: int, tokens: int, heads: int, head_dim: int, device: tor
         )
     if rows not in (1, batch):
         raise ValueError(f"x has batch {batch} but the frames have batch {rows}: it must be 1 or {batch}")
-    if frames.width > head_dim:
-        raise ValueError(
-            f"frames rotate {frames.width} entries of a head but head_dim is {head_dim}: "
-            f"build the frames with head_dim={head_dim} or fewer planes"
-        )
+    _check_width(frames.width, head_dim)
     if its.device != device:
         raise ValueError(f"frames are on {its.device} but x is on {device}: use frames.to({str(device)!r})")
 
 
-def _readable(t: Tensor) -> bool:
-    """Whether looking at the numbers is free: no device to wait for, no graph, no stand-in for a tensor."""
-    return type(t) is Tensor and t.device.type == "cpu" and not is_traced()
+def _check_width(width: int, head_dim: int) -> None:
+    if width > head_dim:
+        raise ValueError(
+            f"frames rotate {width} entries of a head but head_dim is {head_dim}: "
+            f"build the frames with head_dim={head_dim} or fewer planes"
+        )
 
 
-def _select(t: Tensor, tokens: slice | Sequence[int] | Tensor) -> Tensor:
-    if isinstance(tokens, slice):
-        return t[:, tokens]
-    index = torch.as_tensor(tokens, device=t.device)
-    if index.dtype == torch.bool:
-        raise ValueError("tokens to select are given by their indices: use mask.nonzero().flatten()")
-    if index.dim() == 1:
-        return t.index_select(1, index)
-    if index.dim() != 2:
-        raise ValueError(f"tokens must be a slice, (kept,) or (batch, kept) indices, got {tuple(index.shape)}")
-    if t.shape[0] == 1:
-        return t[0][index]
-    return t[torch.arange(t.shape[0], device=t.device)[:, None], index]
-
-
-def _register(cls: type, tensors: tuple[str, ...], rest: tuple[str, ...]) -> None:
-    """Frames are pytrees, so that vmap, export and checkpointing see the tensors inside."""
-
-    def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        return [getattr(value, name) for name in tensors], tuple(getattr(value, name) for name in rest)
-
-    def unflatten(leaves: Any, context: Any) -> Any:
-        return cls(**dict(zip(tensors, leaves, strict=True)), **dict(zip(rest, context, strict=True)))
-
-    pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=f"joformer.{cls.__name__}")
-
-
-_register(FlatFrames, ("angles", "cos_sin", "end"), ("layout", "content", "at"))
-_register(CurvedFrames, ("matrices",), ("content",))
+register(FlatFrames, ("angles", "cos_sin", "end"), ("layout", "content", "at"))
+register(JointFrames, ("parts",), ())

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _everywhere
 
 from joformer._precision import arithmetic_dtype, is_traced, without_autocast
-from joformer.frames import At, CurvedFrames, FlatFrames, Frames, Layout, is_flat
-from joformer.frames._types import check_fits, check_planes, cos_sin
+from joformer.frames import At, CurvedFrames, FlatFrames, Frames, JointFrames, Layout, is_flat
+from joformer.frames._types import check_fits, check_planes, cos_sin, is_joint
 from joformer.rotation._eager import (
     Rotate,
     RotatePacked,
@@ -49,6 +49,8 @@ def rotate(
     x: Float[Tensor, "batch tokens heads head_dim"], frames: Frames, inverse: bool = False, *, format: Format = "bthd"
 ) -> Float[Tensor, "batch tokens heads head_dim"]:
     """Rotates each token by its frame: ``y_t = A_t x_t`` (``A_t⁻¹ x_t`` if `inverse`).
+
+    Frames that are not orthogonal (cameras) multiply: queries by ``frames.dual``, keys and values by ``frames``.
 
     Args:
         x: Queries, keys or values, ``(batch, tokens, heads, head_dim)``, any float dtype.
@@ -74,7 +76,7 @@ def rotate(
         return rotate(x.transpose(1, 2), frames, inverse).transpose(1, 2)
     if not is_flat(frames) or (frames.at == "end" and frames.width < x.shape[-1]):
         check_fits(x, frames)
-        return _rotate_end(x, frames, inverse) if is_flat(frames) else _rotate_curved(x, frames, inverse)
+        return _rotate_end(x, frames, inverse) if is_flat(frames) else _rotate_other(x, frames, inverse)
     if frames.is_identity or is_traced():
         check_fits(x, frames)
         if frames.is_identity:
@@ -275,14 +277,20 @@ def _rotate_end(x: Tensor, frames: FlatFrames, inverse: bool) -> Tensor:
     return torch.cat((front, rotate(end, frames, inverse)), -1)
 
 
-def _rotate_curved(x: Tensor, frames: CurvedFrames, inverse: bool) -> Tensor:
+def _rotate_other(x: Tensor, frames: CurvedFrames | JointFrames, inverse: bool) -> Tensor:
+    """By matrices, or part by part."""
+    if is_joint(frames):
+        widths = [part.width for part in frames.parts]
+        *pieces, rest = x.split((*widths, x.shape[-1] - frames.width), -1)
+        return torch.cat([*(rotate(p, its, inverse) for p, its in zip(pieces, frames.parts, strict=True)), rest], -1)
     blocks, block = frames.matrices.shape[-3:-1]
     head, rest = x[..., : frames.width], x[..., frames.width :]
     wide = arithmetic_dtype(x.dtype)
-    pieces = head.unflatten(-1, (blocks, block)).unflatten(2, (frames.heads, -1))
-    matrices = frames.matrices.to(wide)
+    pieces = head.unflatten(-1, (frames.repeat, blocks, block)).unflatten(2, (frames.heads, -1)).flatten(3, 4)
+    transposed = inverse and frames.inverses is None
+    matrices = frames.inverses if inverse and frames.inverses is not None else frames.matrices
     with without_autocast(x.device):
-        formula = "bthnij,bthgni->bthgnj" if inverse else "bthnij,bthgnj->bthgni"
-        rotated = torch.einsum(formula, matrices, pieces.to(wide))
-    rotated = rotated.flatten(-2).flatten(2, 3).to(x.dtype)
+        formula = "bthnij,bthgni->bthgnj" if transposed else "bthnij,bthgnj->bthgni"
+        rotated = torch.einsum(formula, matrices.to(wide), pieces.to(wide))
+    rotated = rotated.unflatten(3, (-1, frames.repeat)).flatten(-3).flatten(2, 3).to(x.dtype)
     return torch.cat((rotated, rest), -1) if rest.shape[-1] else rotated

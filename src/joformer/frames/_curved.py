@@ -1,0 +1,184 @@
+"""Frames that are matrices, A_t, orthogonal or with their inverses; and what all frames values share of tensors.
+
+    scores   q_iᵀ A_i⁻¹ A_j k_j = (A_i⁻ᵀ q_i)ᵀ (A_j k_j)        values   A_i⁻¹ Σ_j α_ij A_j v_j
+
+For orthogonal matrices A⁻¹ = Aᵀ, so that queries and keys are treated alike; an invertible matrix (a camera) has a
+dual, A⁻ᵀ, for the queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+import torch.utils._pytree as pytree
+from jaxtyping import Float
+from torch import Tensor
+
+from joformer._precision import Device, has_float64, readable
+
+
+@dataclass(frozen=True, eq=False)
+class CurvedFrames:
+    """A frame per token that need not commute with the others: a matrix ``A_t``, block by block.
+
+    Scores are ``q_iᵀ A_i⁻¹ A_j k_j = (A_i⁻ᵀ q_i)ᵀ (A_j k_j)``: queries are multiplied by the `dual` frames, which
+    differ from the frames themselves only where these are not orthogonal.
+
+    Args:
+        matrices: ``(batch or 1, tokens, heads or 1, blocks, block, block)``, for the first repeat·blocks·block
+            entries of each head. One block is LieRE; one block per axis is axial-dense; blocks of 4 are cameras.
+        content: Whether the matrices depend on the tokens' content.
+        inverses: ``A_t⁻¹``, of the same shape. None: orthogonal matrices, whose inverse is the transpose.
+        repeat: How many times the blocks follow each other in a head, ``I ⊗ A_t``: a camera acts on every four entries.
+
+    Raises:
+        ValueError: If `inverses` are not the inverses, or a block without one is not orthogonal. In eager mode on the
+            CPU up to eight tokens are looked at; elsewhere that would wait for the device or break a graph.
+
+    Example:
+        >>> CurvedFrames(torch.eye(8).expand(1, 5, 1, 1, 8, 8))
+        CurvedFrames(batch=1, tokens=5, heads=1, blocks=1, block=8)
+        >>> scaled = 2 * torch.eye(4).expand(1, 5, 1, 1, 4, 4)
+        >>> CurvedFrames(scaled, inverses=torch.linalg.inv(scaled), repeat=2).width
+        8
+    """
+
+    matrices: Float[Tensor, "batch tokens heads blocks block block"]
+    content: bool = False
+    inverses: Float[Tensor, "batch tokens heads blocks block block"] | None = None
+    repeat: int = 1
+    _checked: bool = field(default=False, repr=False)  # whether it was made of frames that were
+
+    is_identity: ClassVar[bool] = False
+    end: ClassVar[None] = None
+
+    def __post_init__(self) -> None:
+        given, inverses = self.matrices, self.inverses
+        if inverses is not None and inverses.shape != given.shape:
+            raise ValueError(
+                f"inverses are {tuple(inverses.shape)} but matrices {tuple(given.shape)}: give one for each"
+            )
+        if self._checked or not readable(given) or not given.numel() or given.dtype.itemsize < 4:
+            return
+        step = max(1, given.shape[1] // 8)
+        some = given[:, ::step].detach().to(torch.float64)
+        one = torch.eye(some.shape[-1], dtype=some.dtype)
+        if inverses is None:
+            if not torch.allclose(some.mT @ some, one, atol=1e-3):
+                raise ValueError(
+                    "matrices must be orthogonal, AᵀA = I, where their inverse is taken to be the transpose: give that "
+                    "of a camera or another invertible matrix as inverses=torch.linalg.inv(A)"
+                )
+        elif readable(inverses):
+            back = inverses[:, ::step].detach().to(torch.float64)
+            # Relative to what is summed: far cameras have large entries, which float32 rounds.
+            if not ((back @ some - one).abs() <= 1e-3 * (back.abs() @ some.abs() + 1)).all():
+                raise ValueError("inverses must be A⁻¹ of the matrices, finite: use torch.linalg.inv(A)")
+
+    def __repr__(self) -> str:
+        batch, tokens, heads, blocks, block = self.matrices.shape[:5]
+        rest = f", repeat={self.repeat}" * (self.repeat > 1) + ", orthogonal=False" * (self.inverses is not None)
+        return f"CurvedFrames({batch=}, {tokens=}, {heads=}, {blocks=}, {block=}{rest})"
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What both ends of a journey must have in common."""
+        return ("curved", *self.matrices.shape[3:], self.repeat)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens there are."""
+        return self.matrices.shape[1]
+
+    @property
+    def heads(self) -> int:
+        """How many heads have frames of their own; 1 is shared by all."""
+        return self.matrices.shape[2]
+
+    @property
+    def width(self) -> int:
+        """How many entries of a head are rotated."""
+        return self.repeat * self.matrices.shape[3] * self.matrices.shape[4]
+
+    @property
+    def dual(self) -> CurvedFrames:
+        """``A_t⁻ᵀ``, which queries are multiplied by: themselves where orthogonal.
+
+        Example:
+            >>> scaled = 2 * torch.eye(4).expand(1, 5, 1, 2, 4, 4)
+            >>> CurvedFrames(scaled, inverses=torch.linalg.inv(scaled)).dual.matrices[0, 0, 0, 0, 0, 0].item()
+            0.5
+        """
+        if self.inverses is None:
+            return self
+        return replace(self, matrices=self.inverses.mT, inverses=self.matrices.mT, _checked=True)
+
+    def select(self, tokens: slice | Sequence[int] | Tensor) -> CurvedFrames:
+        """The frames of some tokens: a slice, indices (kept,), or indices per batch row (batch, kept)."""
+        inverses = None if self.inverses is None else select(self.inverses, tokens)
+        return replace(self, matrices=select(self.matrices, tokens), inverses=inverses, _checked=True)
+
+    def shift(self, by: Float[Tensor, "*#shape block block"]) -> CurvedFrames:
+        """Frames ``S A_t`` with one operator S for all tokens: the frames change, no journey does (gauge).
+
+        S is orthogonal where the frames are, and any invertible matrix where they come with their inverses.
+        """
+        inverses = None if self.inverses is None else self.inverses @ inverse(by, "by")
+        return replace(self, matrices=by @ self.matrices, inverses=inverses, _checked=False)
+
+    def to(self, device: Device) -> CurvedFrames:
+        """The same frames on another device, or themselves where that is theirs or None; precision is never changed."""
+        if device is None or torch.device(device) == self.matrices.device:
+            return self
+        inverses = None if self.inverses is None else moved(self.inverses, device)
+        return replace(self, matrices=moved(self.matrices, device), inverses=inverses, _checked=True)
+
+
+def inverse(matrices: Float[Tensor, "*batch n n"], name: str) -> Float[Tensor, "*batch n n"]:
+    """``A⁻¹``; raises ValueError for singular or non-finite matrices, which `name` names, where looking is free."""
+    found, _ = torch.linalg.inv_ex(matrices)
+    if readable(matrices):
+        # Their product bounds the condition number; it is NaN or infinite where an entry is.
+        size = torch.linalg.matrix_norm(matrices.detach()) * torch.linalg.matrix_norm(found.detach())
+        if not (size < 0.1 / torch.finfo(matrices.dtype).eps).all():
+            raise ValueError(f"{name} must be invertible and finite: a singular matrix has no journey back")
+    return found
+
+
+def moved(t: Tensor, device: Device) -> Tensor:
+    """A tensor on another device, float32 where that has no float64."""
+    return (t.float() if t.dtype == torch.float64 and not has_float64(device) else t).to(device)
+
+
+def select(t: Tensor, tokens: slice | Sequence[int] | Tensor) -> Tensor:
+    """The tokens (dimension 1) of a slice, of indices (kept,), or of indices per row (batch, kept)."""
+    if isinstance(tokens, slice):
+        return t[:, tokens]
+    index = torch.as_tensor(tokens, device=t.device)
+    if index.dtype == torch.bool:
+        raise ValueError("tokens to select are given by their indices: use mask.nonzero().flatten()")
+    if index.dim() == 1:
+        return t.index_select(1, index)
+    if index.dim() != 2:
+        raise ValueError(f"tokens must be a slice, (kept,) or (batch, kept) indices, got {tuple(index.shape)}")
+    if t.shape[0] == 1:
+        return t[0][index]
+    return t[torch.arange(t.shape[0], device=t.device)[:, None], index]
+
+
+def register(cls: type, tensors: tuple[str, ...], rest: tuple[str, ...]) -> None:
+    """Frames are pytrees, so that vmap, export and checkpointing see the tensors inside."""
+
+    def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        return [getattr(value, name) for name in tensors], tuple(getattr(value, name) for name in rest)
+
+    def unflatten(leaves: Any, context: Any) -> Any:
+        return cls(**dict(zip(tensors, leaves, strict=True)), **dict(zip(rest, context, strict=True)))
+
+    pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=f"joformer.{cls.__name__}")
+
+
+register(CurvedFrames, ("matrices", "inverses"), ("content", "repeat"))
