@@ -23,8 +23,8 @@ from joformer.verify._page import lines
 ROOT = Path(__file__).parents[2]
 
 # The verdicts of docs/claims.md, row by row; U stands for "unsupported" and "implausible".
-VERDICTS = "HHHWWCCCHWWC CHHHCWCCCHWWH WCHCHCWCHCHH CWWWWWWWHWC HWWCHWWCWUU".replace(" ", "")
-SIZES = {"algebra": 12, "attention": 13, "order": 12, "transforms": 11, "tables": 11}
+VERDICTS = "HHHWWCCCHWWC CHHHCWCCCHWWH WCHCHCWCHCHH CWWWWWWWHWC HWWCHWWCWUU HHHCHCCCU".replace(" ", "")
+SIZES = {"algebra": 12, "attention": 13, "order": 12, "transforms": 11, "tables": 11, "remarks": 9}
 
 
 def red(*rows):
@@ -46,7 +46,7 @@ def joformer(monkeypatch, capsys):
 
 
 def test_every_row_has_one_check_with_its_verdict():
-    assert [claim.row for claim in verify.CLAIMS] == list(range(1, 60))
+    assert [claim.row for claim in verify.CLAIMS] == list(range(1, 69))
     assert "".join(claim.verdict for claim in verify.CLAIMS) == VERDICTS
     assert {name: len(claims) for name, claims in verify.SECTIONS.items()} == SIZES
 
@@ -192,7 +192,7 @@ def test_draws_are_what_they_say():
 def test_claims_are_named_by_section_row_or_number():
     assert [c.row for c in verify.choose("12")] == [c.row for c in verify.choose(12)] == [12]
     assert verify.choose("Algebra") == verify.SECTIONS["algebra"]
-    assert len(verify.choose()) == 59
+    assert len(verify.choose()) == 68
 
 
 @pytest.mark.refused
@@ -278,7 +278,7 @@ def test_a_red_row_exits_with_1(monkeypatch, joformer):
     ("words", "says"),
     [
         (["--only", "physics"], "no section or row 'physics': use algebra, attention, order, transforms, tables"),
-        (["--only", "60"], "or a row 1 to 59"),
+        (["--only", "69"], "or a row 1 to 68"),
         (["--trials", "0"], "trials must be 1 or more"),
         (["--only", "1", "--markdown"], "leave out --only"),
         (["--only", "1", "--figures", "/proc/nowhere"], "cannot write into"),

@@ -16,13 +16,14 @@ from joformer._io import one_line
 from joformer.verify import _algebra as algebra
 from joformer.verify import _attention as attention
 from joformer.verify import _order as order
+from joformer.verify import _remarks as remarks
 from joformer.verify import _tables as tables
 from joformer.verify import _transforms as transforms
 from joformer.verify._claims import VERDICTS, Claim, Draw, Measured, Result, default_dtype, worst
 
 __all__ = ["CLAIMS", "SECTIONS", "VERDICTS", "Claim", "Draw", "Measured", "Result", "check", "choose", "run"]
 
-SECTIONS = {m.claim.name: m.claim.claims for m in (algebra, attention, order, transforms, tables)}
+SECTIONS = {m.claim.name: m.claim.claims for m in (algebra, attention, order, transforms, tables, remarks)}
 CLAIMS = [claim for claims in SECTIONS.values() for claim in claims]
 
 

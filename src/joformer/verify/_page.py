@@ -16,6 +16,7 @@ TITLES = {
     "order": "ALiBi, information, order",
     "transforms": "Transforms and applications",
     "tables": "Tables and recipes",
+    "remarks": "Remarks and proofs",
 }
 INTRODUCTION = """\
 # Every claim of the paper, checked
