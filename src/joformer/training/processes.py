@@ -85,7 +85,10 @@ class Processes:
         if self.sharded or self.count == 1:
             return model
         devices = None if self.device.type == "cpu" else [self.device.index]
-        return nn.parallel.DistributedDataParallel(model, device_ids=devices)
+        # Else DDP regroups gradients after its first step: sums over three processes or more would then be in one order
+        # in the first step after a resume and in another without it.
+        warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified", category=UserWarning)
+        return nn.parallel.DistributedDataParallel(model, device_ids=devices, find_unused_parameters=True)
 
     @contextmanager
     def share(self, model: Any, last: bool) -> Iterator[None]:
