@@ -203,7 +203,8 @@ class JoFormerLM(nn.Module):
         if caches is not None and len(caches) != len(self.blocks):
             raise ValueError(f"{len(caches)} caches for {len(self.blocks)} layers: make them with model.caches()")
         if caches is not None and (segments is not None or parallel is not None):
-            raise ValueError("segments and parallel are for sequences that are read whole: leave out caches, or them")
+            name = "segments" if parallel is None else "processes (parallel=)"
+            raise ValueError(f"{name} are for sequences that are read whole: leave out caches, or {name}")
         if where is None:
             count = tokens.shape[1] * (1 if parallel is None else parallel.count)
             where = positions.sequence(count, offset=caches[0].tokens if caches else 0, device=tokens.device)
