@@ -18,6 +18,7 @@ ORDER = [
     "_io",
     "_precision",
     "_seeding",
+    "_parallel",
     "_augmentation",
     "algebra",
     "paper",

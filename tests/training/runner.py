@@ -185,6 +185,7 @@ def work(job: dict, task: object) -> int:
                 job["out"],
                 seed=job.get("seed", 0),
                 drift=job.get("drift", False),
+                context_parallel=job.get("context", 1),
             )
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
@@ -297,6 +298,7 @@ def _child(job: dict, tasks: dict) -> int:
     log = os.open(job["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    os.environ.update(job.get("environment", {}))
     task = tasks[job["kind"]](**job.get("task", {})) if job.get("task") else tasks[job["kind"], "made"]
     return work(job, task)
 

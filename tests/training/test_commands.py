@@ -180,6 +180,8 @@ def test_the_three_stages(joformer, text, tmp_path):
         (["train", "lm", "--data", "{text}", "--stages", "10:1e-3:odd"], "frames"),
         (["train", "lm", "--data", "{text}", "--precision", "fp16"], "fp16 is not available"),
         (["train", "lm", "--data", "{text}", "--frames", "learned", "--stages", "2:1", "2:1:projected"], "would lose"),
+        (["train", "lm", "--data", "{text}", "--context-parallel", "0"], "--context-parallel must be 1 or more"),
+        (["train", "lm", "--data", "{text}", "--context-parallel", "2"], "needs a multiple of 2 processes, here is 1"),
         (["train", "lm", "--data", ""], "the name of the data is empty"),
         (["train", "lm", "--data", "{text}", "--heads", "0"], "heads must be 1 or more"),
         (["train", "lm", "--data", "{text}", "--steps", "9", "--warmup", "10"], "is longer than a stage of 9"),
@@ -270,7 +272,7 @@ def test_the_options_are_these():
     parts = (Run, LM, ViT, Monoidal, cli.Generate, cli.Evaluate)
     assert {part.__name__: " ".join(field.name for field in dataclasses.fields(part)) for part in parts} == {
         "Run": "out seed start drift shard log dry_run json",
-        "LM": "output data column context batch model recipe",
+        "LM": "output data column context context_parallel batch model recipe",
         "ViT": "output data label size rate seconds bands hop batch epochs recipe stream workers augment draw model "
         "frames split transport per_layer patch dim layers heads hidden base pool registers dropout drop_path",
         "Monoidal": "output data label size rate seconds bands hop batch epochs recipe dim hidden frequencies spread",

@@ -12,6 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
+from joformer.attention import ContextParallel
 from joformer.models import ClassifierConfig, JoFormerLM, LMConfig, ViTConfig, initialise
 from joformer.training import Augment, ImageTask, LanguageTask, Mix, Processes, Recipe, train
 from joformer.training.checkpoints import save
@@ -28,7 +29,7 @@ class Share(Processes):
     """One of `count` processes that work one after another: the last one's `total` is that of all."""
 
     def __init__(self, rank, count, sums):
-        self.rank, self.count, self.sums = rank, count, sums
+        self.team, self.teams, self.sums = rank, count, sums
 
     def total(self, values):
         self.sums.append(values)
@@ -188,6 +189,24 @@ def test_models_that_do_not_fit_are_refused():
         task.check(LM if task is text else VIT, range(2), 2)
         with pytest.raises(ValueError, match=f"^{says}"):  # to its end: one line
             task.check(config, range(parts), parts)
+
+
+def test_a_model_of_ones_own_must_know_of_shared_tokens():
+    shared = ContextParallel.__new__(ContextParallel)
+    shared.rank, shared.count = 0, 2
+    task = counting(context=4, batch=2)
+    task.divide(shared)
+    task.check(LM, range(2), 2)
+    inputs, targets = task.batch(0, 0, 0, 1)
+    assert inputs.shape == (2, 2)
+    assert (inputs[:, 1] == inputs[:, 0] + 3).all()  # head and tail
+    assert (targets == inputs + 1).all()
+    with pytest.raises(ValueError, match=r"Linear\.forward has no parallel=: give it one, or no --context-parallel"):
+        task.check(nn.Linear(2, 2), range(2), 2)
+    task.divide(None)
+    task.check(nn.Linear(2, 2), range(2), 2)
+    with pytest.raises(ValueError, match="6 tokens do not divide into 4 chunks"):
+        counting(context=6, batch=2).divide(shared)
 
 
 def test_the_seed_draws_the_first_weights(memory):

@@ -29,7 +29,8 @@ def main() -> None:
         try:
             config, recipe = config_of(job["kind"], job.get("config", {})), recipe_of(job.get("recipe", {}))
             with to_console():  # in both: only the first has something to report
-                results.append({"result": train(config, task, recipe, job["out"], shard=bool(job.get("sharded")))})
+                more = {"shard": bool(job.get("sharded")), "context_parallel": job.get("context", 1)}
+                results.append({"result": train(config, task, recipe, job["out"], **more)})
         except (ValueError, Stopped) as error:
             results.append({"error": str(error)})
     with open(f"{sys.argv[1]}/results.{os.environ['RANK']}.json", "w") as file:

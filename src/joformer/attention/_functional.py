@@ -20,12 +20,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from joformer._parallel import ContextParallel
 from joformer.attention._options import (
     Backend,
     Options,
     Transport,
     Weighting,
     check_options,
+    check_parallel,
     check_qkv,
     checked_frames,
     checked_mask,
@@ -59,6 +61,7 @@ def journey_attention(
     weighting: Weighting = "softmax",
     backend: Backend = "auto",
     format: Format = "bthd",
+    parallel: ContextParallel | None = None,
 ) -> Float[Tensor, "batch queries heads value_dim"]:
     """``c_i = Σ_j α_ij P_{j→i} v_j`` with ``α_i = softmax_j(scale · q_iᵀ P_{j→i} k_j)`` and ``P_{j→i} = A_i⁻¹ A_j``.
 
@@ -84,6 +87,8 @@ def journey_attention(
             frames.
         backend: "auto", "sdpa", "flex", or "reference", which is slow, obvious and the oracle of the tests.
         format: "bthd", or "bhtd" where q, k, v and the result are ``(batch, heads, tokens, head_dim)``.
+        parallel: The processes that share each sequence. q, k, v and frames are of this process's tokens, and so is the
+            result; mask and segments have the keys of all. Dropout is drawn in each process by its own generator.
 
     Returns:
         ``(batch, queries, heads, value_dim)``, in q's dtype.
@@ -109,9 +114,12 @@ def journey_attention(
     check_options(window, dropout, weighting, backend)
     if frames is key_frames and k.shape[1] != q.shape[1] and transport != "none":
         raise ValueError(f"{q.shape[1]} queries but {k.shape[1]} keys: give the keys' frames as key_frames=")
-    mask, segments = checked_mask(mask, segments, window, (q.shape[0], q.shape[2], q.shape[1], k.shape[1]))
+    alone, local = frames is key_frames and k.shape[1] == q.shape[1], window is not None or segments is not None
+    check_parallel(parallel, frames, causal, backend, alone=alone, local=local)
+    keys = k.shape[1] * (1 if parallel is None else parallel.count)
+    mask, segments = checked_mask(mask, segments, window, (q.shape[0], q.shape[2], q.shape[1], keys))
     scale = 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
-    options = Options(causal, mask, segments, window, scale, dropout, weighting)
+    options = Options(causal, mask, segments, window, scale, dropout, weighting, parallel)
     if backend == "reference":
         for t, its, used in ((q, frames, scores), (k, key_frames, scores), (v, value_key_frames, values)):
             if used:
@@ -138,7 +146,9 @@ def attend(
     backend: Backend,
 ) -> Float[Tensor, "batch queries heads value_dim"]:
     """Attention on tensors that are already rotated: the middle of `journey_attention`."""
-    causal, mask, segments, window, scale, dropout, weighting = options
+    causal, mask, segments, window, scale, dropout, weighting, parallel = options
+    if parallel is not None:
+        return _attend_across(q, k, v, options, backend, parallel)
     plain = weighting == "softmax" and dropout == 0.0
     # Block-sparse kernels pay on a GPU, compiled along with the model, where there are blocks to skip.
     sparse = mask is None and (window is not None or segments is not None) and q.device.type == "cuda"
@@ -161,6 +171,36 @@ def attend(
         attn_mask=mask, dropout_p=dropout, is_causal=flag, scale=scale, enable_gqa=grouped,
     )  # fmt: skip
     return out.transpose(1, 2)
+
+
+def _attend_across(
+    q: Tensor, k: Tensor, v: Tensor, options: Options, backend: Backend, parallel: ContextParallel
+) -> Tensor:
+    """This process's queries and the keys of all: its head, then its tail, each as the last queries of what it sees."""
+    k, v = parallel.gather(torch.cat((k, v), -1)).split((k.shape[-1], v.shape[-1]), -1)
+    options = options._replace(parallel=None)
+    causal, mask, segments, window, scale, dropout, weighting, _ = options
+    if not causal:
+        return attend(q, k, v, options, backend)
+    plain = all(one is None for one in (mask, segments, window)) and weighting == "softmax" and backend != "flex"
+    size, out = q.shape[1] // 2, []
+    for rows, number in zip((slice(0, size), slice(size, None)), parallel.chunks, strict=True):
+        end = (number + 1) * size
+        if plain and q.device.type == "cuda":
+            from torch.nn.attention.bias import causal_lower_right
+
+            # Kernels there know this triangle; a mask of queries × keys would be kept for the backward of every layer.
+            queries, keys, values = (t.transpose(1, 2) for t in (q[:, rows], k[:, :end], v[:, :end]))
+            part = F.scaled_dot_product_attention(
+                queries, keys, values, causal_lower_right(size, end), dropout,
+                scale=scale, enable_gqa=q.shape[2] != k.shape[2],
+            )  # fmt: skip
+            out.append(part.transpose(1, 2))
+            continue
+        seen = None if mask is None else mask[..., rows if mask.shape[-2] > 1 else slice(None), :end]
+        own = options._replace(mask=seen, segments=None if segments is None else segments[:, :end])
+        out.append(attend(q[:, rows], k[:, :end], v[:, :end], own, backend))
+    return torch.cat(out, 1)
 
 
 def _visible(

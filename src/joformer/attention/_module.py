@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from joformer._parallel import ContextParallel
 from joformer.attention._cache import JourneyCache, Unchanged
 from joformer.attention._functional import attend, journey_attention
 from joformer.attention._options import (
@@ -22,6 +23,7 @@ from joformer.attention._options import (
     Transport,
     Weighting,
     check_options,
+    check_parallel,
     checked_frames,
     checked_mask,
     sides,
@@ -125,6 +127,7 @@ class JourneyAttention(nn.Module):
         segments: Int[Tensor, "*batch keys"] | None = None,
         cache: JourneyCache | None = None,
         inner: Inner | None = None,
+        parallel: ContextParallel | None = None,
     ) -> Float[Tensor, "batch tokens dim"]:
         """Attends to x, to `context`, or to the tokens of a cache and x.
 
@@ -142,6 +145,8 @@ class JourneyAttention(nn.Module):
                 later calls leave both out.
             inner: Attends in place of the backend: gets q, k and v rotated into the common frame and returns a tensor
                 that may be overwritten. Masks, caches and dropout are then its own.
+            parallel: The processes that share each sequence, as in `journey_attention`: x and frames are of this
+                process's tokens.
 
         Returns:
             ``(batch, tokens, dim)``.
@@ -152,6 +157,9 @@ class JourneyAttention(nn.Module):
         self._check_call(x, context, key_frames, cache)
         if inner is not None and (self.backend == "reference" or any(t is not None for t in (mask, segments, cache))):
             raise ValueError("inner has masks and caches of its own: give it alone, and no reference backend")
+        alone = cache is None and inner is None and context is None
+        local = self.window is not None or segments is not None
+        check_parallel(parallel, frames, self.causal, self.backend, alone=alone, local=local)
         dropout = self.dropout if self.training else 0.0
         if self.backend == "reference":
             q, k, v = self._project(x, context, [None, None, None])
@@ -166,11 +174,11 @@ class JourneyAttention(nn.Module):
         )
         crossing = self.context_dim is not None
         new = 0 if crossing and context is None else (x if context is None else context).shape[1]
-        keys = new + (0 if cache is None else cache.tokens)
+        keys = new * (1 if parallel is None else parallel.count) + (0 if cache is None else cache.tokens)
         mask, segments = checked_mask(mask, segments, self.window, (x.shape[0], self.heads, x.shape[1], keys))
-        options = Options(self.causal, mask, segments, self.window, self.scale, dropout, self.weighting)
+        options = Options(self.causal, mask, segments, self.window, self.scale, dropout, self.weighting, parallel)
         scores, values = sides(self.transport)
-        alone = cache is None and inner is None and context is None and frames is value_frames is value_key_frames
+        alone = alone and frames is value_frames is value_key_frames
         if is_flat(frames) and alone and self._halves_pay(frames):
             return self._forward_in_halves(x, frames, options)
         side = (frames.dual if scores else None, key_frames if scores else None, value_key_frames if values else None)

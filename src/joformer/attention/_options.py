@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from joformer._parallel import ContextParallel
 from joformer.frames import Frames
 from joformer.frames._types import check_is_frames
 
@@ -32,6 +33,7 @@ class Options(NamedTuple):
     scale: float
     dropout: float
     weighting: Weighting
+    parallel: ContextParallel | None = None
 
 
 def sides(transport: str) -> tuple[bool, bool]:
@@ -66,6 +68,24 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"{q.shape[2]} query heads cannot share {k.shape[2]} key heads: need a multiple")
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
+
+
+def check_parallel(
+    parallel: ContextParallel | None, frames: Frames, causal: bool, backend: str, *, alone: bool, local: bool
+) -> None:
+    """One-line errors across processes: `alone` if a sequence attends to itself, `local` with a window or segments."""
+    if parallel is None:
+        return
+    if not alone or backend == "reference":
+        raise ValueError(
+            "parallel= is for self-attention over a whole sequence, and for fast backends: leave it out with a cache, "
+            "an inner attention, a context, key_frames or backend='reference'"
+        )
+    if local and not causal:
+        raise ValueError("a window or segments across processes need causal=True: leave out parallel=, or use a mask")
+    if frames.end is not None:
+        raise ValueError("these frames accumulate the tokens of this process alone: give parallel= to their module too")
+    parallel.check(frames.tokens * parallel.count)
 
 
 def checked_mask(

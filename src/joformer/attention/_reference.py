@@ -25,7 +25,7 @@ def reference_attention(
     q: Tensor, k: Tensor, v: Tensor, score_frames: Pair | None, value_frames: Pair | None, options: Options
 ) -> Tensor:
     """Shapes as in `journey_attention`; a side without frames is not rotated."""
-    causal, mask, segments, window, scale, dropout, weighting = options
+    causal, mask, segments, window, scale, dropout, weighting, _ = options
     queries, heads, keys, group = q.shape[1], q.shape[2], k.shape[1], q.shape[2] // k.shape[2]
     given = q.dtype
     q, k, v = (t.to(torch.promote_types(given, torch.float32)) for t in (q, k, v))

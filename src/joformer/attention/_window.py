@@ -86,7 +86,7 @@ def attend_in_blocks(
     options: Options,
 ) -> Float[Tensor, "batch queries heads value_dim"]:
     """`window_attention` for options that were checked."""
-    causal, mask, segments, window, scale, dropout, weighting = options
+    causal, mask, segments, window, scale, dropout, weighting, _ = options
     assert window is not None
     queries, keys = q.shape[1], k.shape[1]
     if mask is not None:

@@ -24,6 +24,7 @@ from joformer.models._vit import FramesName, eighths
 from joformer.training import ImageTask, LanguageTask, Recipe, Source, Stopped, Task, Tokenizer
 from joformer.training.augment.named import Augmentation
 from joformer.training.opened import Weights
+from joformer.training.processes import require_teams
 from joformer.training.runs import TOKENIZER
 
 
@@ -65,7 +66,9 @@ class Run:
         if not self.dry_run:
             make_folder(self.out)
 
-    def train(self, command: Any, config: Any, task: Task, recipe: Recipe, notes: dict[str, Any]) -> int:
+    def train(
+        self, command: Any, config: Any, task: Task, recipe: Recipe, notes: dict[str, Any], context_parallel: int = 1
+    ) -> int:
         """Trains and shows the last metrics; returns the exit code."""
         if self.dry_run:
             count = sum(weight.numel() for weight in blank(config).parameters())
@@ -78,7 +81,7 @@ class Run:
         try:
             result = training.train(
                 config, task, recipe, self.out, seed=self.seed, drift=self.drift, notes=notes, shard=self.shard,
-                start=self.start, loggers=() if self.log == "none" else (self.log,),
+                context_parallel=context_parallel, start=self.start, loggers=() if self.log == "none" else (self.log,),
             )  # fmt: skip
         except Stopped as stopped:
             logger.warning(f"joformer: {stopped}")
@@ -100,6 +103,8 @@ class LM:
             own source), wikipedia, openwebtext, hub:OWNER/NAME.
         column: The column of a table that holds the text; by default "text", or the only one.
         context: Tokens in a window.
+        context_parallel: Of several processes (torchrun), how many share the tokens of each window: for windows too
+            long for one.
         batch: Windows per step, of all processes together.
     """
 
@@ -107,6 +112,7 @@ class LM:
     data: str = "stdlib"
     column: str | None = None
     context: int = 512
+    context_parallel: int = 1
     batch: int = 32
     model: LMConfig = field(default_factory=LMConfig)
     recipe: Recipe = field(default_factory=Recipe)
@@ -114,12 +120,13 @@ class LM:
     def run(self) -> int:
         """Runs the command and returns its exit code."""
         self.output.check(self.recipe)
+        require_teams(self.context_parallel)
         source = training.resolve(self.data, kind="text", column=self.column)
         text = training.load_text(source, vocab=self.model.vocab, tokenizer=self.output.tokenizer())
         task = LanguageTask(text, context=self.context, batch=self.batch)
         config = replace(self.model, vocab=text.tokenizer.vocab)
         notes = {"data": source.spec, "column": self.column, "vocab": self.model.vocab}
-        return self.output.train(self, config, task, self.recipe, notes)
+        return self.output.train(self, config, task, self.recipe, notes, context_parallel=self.context_parallel)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from joformer._parallel import ContextParallel
 from joformer._precision import KeepsPrecision, exact_device, has_float64, readable
 from joformer.frames._types import At, FlatFrames, Frames, Layout, check_planes
 from joformer.positions import check_precision
@@ -31,6 +32,7 @@ class Inputs(NamedTuple):
     grid: tuple[int, ...] | None
     state: Tensor | None
     every: bool
+    parallel: ContextParallel | None = None
 
 
 class FramesModule(KeepsPrecision):
@@ -73,6 +75,7 @@ class FramesModule(KeepsPrecision):
         grid: tuple[int, ...] | None = None,
         state: Tensor | None = None,
         every: bool = False,
+        parallel: ContextParallel | None = None,
     ) -> Frames:
         """The frame ``A_t`` of each token. Every module takes all arguments and ignores what it does not need.
 
@@ -83,6 +86,8 @@ class FramesModule(KeepsPrecision):
             grid: The shape that the last tokens form; read by cumulative frames on several axes.
             state: Where the sequence stopped, the `end` of the frames before; read where `stateful` is True.
             every: Return the `end` after each token rather than after the last; read where `stateful` is True.
+            parallel: The processes that share the sequence, of which positions and x are this one's tokens; read where
+                `stateful` is True.
 
         Returns:
             A frames value broadcastable to ``(batch, tokens, heads, planes)``, on x's device where x is given, on the
@@ -91,7 +96,7 @@ class FramesModule(KeepsPrecision):
         Raises:
             ValueError: If positions or x have another shape, or positions are infinite or in half precision.
         """
-        return self.make(Inputs(positions, x, layer, grid, state, every))
+        return self.make(Inputs(positions, x, layer, grid, state, every, parallel))
 
     def make(self, given: Inputs) -> Frames:
         """The frames of one call."""

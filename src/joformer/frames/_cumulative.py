@@ -31,7 +31,8 @@ class CumulativeFrames(ContentFrames):
     Tokens are accumulated in their order; a token at the identity adds nothing. A sequence is continued with `state=`
     the `end` of the frames before, which a `JourneyCache` keeps as `cache.angles`. With several axes the call names
     the `grid` that the last tokens form, e.g. ``grid=(14, 14)``. With ``every=True`` the `end` is the state after each
-    token, (batch, tokens, heads, planes), for a caller that may have to go back.
+    token, (batch, tokens, heads, planes), for a caller that may have to go back. With `parallel=` the tokens are one of
+    several processes', and the sum is over those of all.
 
     With ``steps="selective"`` or ``"carope"`` they are the angles of Selective RoPE (Movahedi et al. 2025) and CARoPE
     (Veisi et al. 2025), ``θ_t = Σ_{s≤t} φ(x_s)``: another φ, which counts the token itself too (s ≤ t, not s < t), and
@@ -81,23 +82,27 @@ class CumulativeFrames(ContentFrames):
         """The frames of one call."""
         x, known = self.checked(given)
         shape = (x.shape[0], 1, self.heads, self.planes)
+        if given.parallel is not None and (given.state is not None or given.every or self.axes > 1):
+            raise ValueError("processes share whole sequences on one axis: leave out parallel=, or state= and every=")
         if given.state is not None and tuple(given.state.shape) not in (shape, (1, *shape[1:])):
             raise ValueError(f"state must be the `end` of earlier frames, {shape}, got {tuple(given.state.shape)}")
         steps = self.projector(x).unflatten(-1, (self.axes, self.heads, self.planes))
         # Sums of thousands of angles lose float32 digits; devices without float64 keep what they have.
         own, wide = steps.dtype, widest(x.device, steps.dtype)
         steps = steps.to(wide) * known[..., None, None, None]
+        end: Tensor | None = None
         if self.axes == 1:
             steps = steps.squeeze(2)
-            after = steps.cumsum(1)
+            after = steps.cumsum(1) if given.parallel is None else given.parallel.cumsum(steps)
             if given.state is not None:
                 after = after + given.state.to(wide)
             angles = after - steps if self.steps == "projected" else after
-            end = wrap(after if given.every else after[:, -1:])
+            if given.parallel is None:  # else the sequence's last token may be another process's
+                end = wrap(after if given.every else after[:, -1:])
         else:
             if given.state is not None:
                 raise ValueError("state continues a sequence: frames on several axes see their whole grid at once")
-            angles, end = _along_grid(steps, given.grid, given.positions), None
+            angles = _along_grid(steps, given.grid, given.positions)
         if self.base is not None:
             angles = angles + self.base.angles(given.positions, x).to(wide)
         # A token at the identity stays there whatever came before it.

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from joformer.attention import JourneyAttention, JourneyCache
+from joformer.attention import ContextParallel, JourneyAttention, JourneyCache
 from joformer.attention._module import Inner
 from joformer.frames import Frames, FramesModule
 
@@ -85,8 +85,9 @@ class Block(nn.Module):
         frames: Frames,
         *,
         cache: JourneyCache | None = None,
-        segments: Int[Tensor, "*batch tokens"] | None = None,
+        segments: Int[Tensor, "*batch _keys"] | None = None,
         inner: Inner | None = None,
+        parallel: ContextParallel | None = None,
     ) -> Float[Tensor, "batch tokens dim"]:
         """What the block makes of its tokens.
 
@@ -96,11 +97,13 @@ class Block(nn.Module):
             cache: The keys and values of earlier tokens, extended in place.
             segments: Integers: tokens attend to those of the same segment alone (packed sequences).
             inner: Computes the weighted sum of the values instead, see `JourneyAttention`.
+            parallel: The processes that share each sequence.
 
         Returns:
             ``(batch, tokens, dim)``.
         """
-        x = x + self._kept(self.attention(self.norm1(x), frames, cache=cache, segments=segments, inner=inner))
+        attended = self.attention(self.norm1(x), frames, cache=cache, segments=segments, inner=inner, parallel=parallel)
+        x = x + self._kept(attended)
         return x + self._kept(self.down(F.gelu(self.up(self.norm2(x)))))
 
     def _kept(self, added: Tensor) -> Tensor:
@@ -125,6 +128,7 @@ class LayerFrames:
         x: The tokens of the first layer, ``(batch, tokens, dim)``.
         grid: The shape that the last tokens form.
         caches: One cache per layer, whose `angles` continue cumulative frames.
+        parallel: The processes that share each sequence.
 
     Example:
         >>> from joformer import FixedFrames, positions
@@ -142,9 +146,11 @@ class LayerFrames:
         *,
         grid: tuple[int, ...] | None = None,
         caches: Sequence[JourneyCache] | None = None,
+        parallel: ContextParallel | None = None,
     ) -> None:
         self.modules: list[Any] = list(modules)
         self.positions, self.grid, self.caches = positions, grid, caches
+        self._across = {} if parallel is None else {"parallel": parallel}
         self._made: dict[tuple[FramesModule, int], Frames] = {}
         for layer, module in enumerate(self.modules):
             if not module.content and (key := self._key(layer)) not in self._made:
@@ -157,7 +163,7 @@ class LayerFrames:
     def by_content(self, layer: int, x: Float[Tensor, "batch tokens dim"]) -> Frames:
         """The frames of a layer whose module reads the tokens."""
         state = None if self.caches is None else self.caches[layer].angles
-        return self.modules[layer](self.positions, x, layer=layer, grid=self.grid, state=state)
+        return self.modules[layer](self.positions, x, layer=layer, grid=self.grid, state=state, **self._across)
 
     def _key(self, layer: int) -> tuple[FramesModule, int]:
         module = self.modules[layer]

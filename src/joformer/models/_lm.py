@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from joformer import positions
-from joformer.attention import JourneyAttention, JourneyCache
+from joformer.attention import ContextParallel, JourneyAttention, JourneyCache
 from joformer.attention._cache import Unchanged
 from joformer.attention._options import Transport
 from joformer.frames import CumulativeFrames, FixedFrames, LearnedFrames, NoFrames, ProjectedFrames
@@ -153,9 +153,10 @@ class JoFormerLM(nn.Module):
         tokens: Int[Tensor, "batch tokens"],
         where: Float[Tensor, "*batch tokens 1"] | None = None,
         *,
-        segments: Int[Tensor, "*batch tokens"] | None = None,
+        segments: Int[Tensor, "*batch _keys"] | None = None,
         caches: Sequence[JourneyCache] | None = None,
         targets: Int[Tensor, "batch tokens"] | None = None,
+        parallel: ContextParallel | None = None,
     ) -> Float[Tensor, "batch tokens vocab"] | Float[Tensor, ""]:
         """Logits, or with `targets` the mean loss.
 
@@ -169,19 +170,22 @@ class JoFormerLM(nn.Module):
             caches: One cache per layer, see `caches()`; extended in place.
             targets: The token that should follow each, ``(batch, tokens)``; −100 does not count. The logits then never
                 exist as a whole, unless the head is more than its weights (hooks, adapters).
+            parallel: The processes that share each sequence: all but `segments`, which are of all tokens, is of this
+                process's, and so is the loss. Its mean over the processes is that of all tokens where each counts as
+                many.
 
         Returns:
             Logits ``(batch, tokens, vocab)``, or the mean cross-entropy, a scalar.
 
         Raises:
-            ValueError: If there are not as many caches as layers, or caches with segments.
+            ValueError: If there are not as many caches as layers, or caches with segments or with `parallel`.
 
         Example:
             >>> model, tokens = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2)), torch.randint(50, (3, 8))
             >>> model(tokens[:, :-1], targets=tokens[:, 1:]).shape
             torch.Size([])
         """
-        x = self._read(tokens, where, caches, segments)
+        x = self._read(tokens, where, caches, segments, parallel)
         if targets is not None and is_plain(self.head) and self.head.bias is None:
             return linear_cross_entropy(x, self.head.weight, targets)
         logits = self.head(x)
@@ -193,23 +197,27 @@ class JoFormerLM(nn.Module):
         where: Tensor | None,
         caches: Sequence[JourneyCache] | None,
         segments: Tensor | None = None,
+        parallel: ContextParallel | None = None,
     ) -> Float[Tensor, "batch tokens dim"]:
         """What the head reads its logits from."""
         if caches is not None and len(caches) != len(self.blocks):
             raise ValueError(f"{len(caches)} caches for {len(self.blocks)} layers: make them with model.caches()")
-        if caches is not None and segments is not None:
-            raise ValueError("segments are for sequences that are read whole: leave out caches, or segments")
+        if caches is not None and (segments is not None or parallel is not None):
+            name = "segments" if parallel is None else "processes (parallel=)"
+            raise ValueError(f"{name} are for sequences that are read whole: leave out caches, or {name}")
         if where is None:
-            where = positions.sequence(tokens.shape[1], offset=caches[0].tokens if caches else 0, device=tokens.device)
+            count = tokens.shape[1] * (1 if parallel is None else parallel.count)
+            where = positions.sequence(count, offset=caches[0].tokens if caches else 0, device=tokens.device)
             where = where if segments is None else _restarted(where, segments)
+            where = where if parallel is None else parallel.share(where, dim=-2)
         with nullcontext() if caches is None else Unchanged(*caches):  # all of them, whichever layer raises
             x = self.embed(tokens)
-            frames = LayerFrames(self.frames, where, x, caches=caches)
-            if segments is None:
+            frames = LayerFrames(self.frames, where, x, caches=caches, parallel=parallel)
+            if segments is None and parallel is None:
                 return self.norm(last(run_blocks(self.blocks, frames, x, caches=caches)))
 
             def packed(layer: int, block: nn.Module, x: Tensor) -> Tensor:
-                return block(x, frames(layer, x), segments=segments)
+                return block(x, frames(layer, x), segments=segments, parallel=parallel)
 
             return self.norm(last(run_blocks(self.blocks, frames, x, call=packed)))
 

@@ -52,6 +52,7 @@ def train(
     drift: bool = False,
     notes: Mapping[str, Any] | None = None,
     shard: bool = False,
+    context_parallel: int = 1,
     start: str | os.PathLike[str] | None = None,
     loggers: Sequence[recorder.Logger] = ("tensorboard",),
 ) -> dict[str, Any]:
@@ -70,6 +71,7 @@ def train(
         drift: Resume although the bits cannot be the same: with another number of processes or threads, or elsewhere.
         notes: Written into config.json and without effect: where the data was, for example.
         shard: With several processes, a shard of the model in each instead of a copy.
+        context_parallel: Of several processes, how many share the tokens of each sample, where it is too long for one.
         start: The folder of a run, or of a checkpoint, whose weights (averaged, where there are averages) come first.
         loggers: "tensorboard" (where it is installed), "wandb", "trackio", or functions called with every line.
 
@@ -93,7 +95,7 @@ def train(
         >>> result["step"], result["bits_per_byte"] < 10
         (3, True)
     """
-    run = _Run(model, task, recipe, Path(out), seed, drift, dict(notes or {}), shard, start, loggers)
+    run = _Run(model, task, recipe, Path(out), seed, drift, dict(notes or {}), shard, context_parallel, start, loggers)
     watched, exact = run.processes.watched(), deterministic(recipe.deterministic)
     with ExitStack() as held, only_one(), watched, closing(task), exact, signals() as received:
         # One run per folder; the first process holds the lock for all.
@@ -125,14 +127,16 @@ class _Run:
     drift: bool
     notes: dict[str, Any]
     shard: bool
+    context_parallel: int
     start: str | os.PathLike[str] | None
     loggers: Sequence[recorder.Logger]
 
     def __post_init__(self) -> None:
-        self.processes = Processes(self.recipe.precision, self.shard)
-        count, start = self.processes.count, self.start
-        self.parts = count * self.recipe.accumulate
-        self.mine = range(self.processes.rank, self.parts, count)  # the parts of a step that this process works through
+        self.processes = Processes(self.recipe.precision, self.shard, self.context_parallel)
+        teams, start = self.processes.teams, self.start
+        self.parts = teams * self.recipe.accumulate
+        self.mine = range(self.processes.team, self.parts, teams)  # the parts of a step that this process works through
+        self.task.divide(self.processes.parallel)
         ours = type(self.config) in MODELS.values()
         self.task.check(self.config.config if ours else self.config, self.mine, self.parts)
         if isinstance(self.config, nn.Module) and not any(p.requires_grad for p in self.config.parameters()):
@@ -148,7 +152,9 @@ class _Run:
         if self.weights is not None:
             settings["start"] = checksum(self.weights.files[-1])
         self.settings = json.loads(json.dumps(settings))
-        self.circumstances = runs.circumstances(self.processes.device, count, self.processes.sharded)
+        self.circumstances = runs.circumstances(
+            self.processes.device, self.processes.count, self.processes.sharded, self.context_parallel
+        )
         self.log, self.speed = Log(self.out / METRICS), Log(self.out / SPEED)
         self.step = self.stage = 0
         self.last: dict[str, Any] = {}  # line of the log, once the run has ended
@@ -350,7 +356,8 @@ class _Run:
     def _batch(self, part: int) -> Any:
         """A part of this step's batch; the randomness of its loss is set."""
         batch = self.task.batch(self.seed, self.step, part, self.parts)
-        reseed(self.seed, "step", self.step, part)
+        parallel = self.processes.parallel
+        reseed(self.seed, "step", self.step, part, *(() if parallel is None else (parallel.rank,)))
         return batch
 
     def _broken(self, what: str) -> ValueError:

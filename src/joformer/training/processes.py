@@ -3,6 +3,7 @@
     joformer train …                                             one process, no process group
     torchrun --nproc-per-node 2 -m joformer.cli train …          a copy of the model in each (DDP)
     torchrun --nproc-per-node 2 -m joformer.cli train … --shard  a shard of the model in each (FSDP2)
+    torchrun … -m joformer.cli train lm … --context-parallel 2   a share of each window's tokens in each of a team of 2
 
 All of it is torch.distributed. accelerate did this before: its environment variables had to be hidden from it, its
 sharding was not used (it has none on the CPU, and its mixed precision rounds learned frequencies to bfloat16), and its
@@ -21,6 +22,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, distributed, nn
 
+from joformer._parallel import ContextParallel
 from joformer._precision import KeepsPrecision
 
 T = TypeVar("T")
@@ -29,14 +31,18 @@ TIMEOUT = "JOFORMER_TIMEOUT"
 
 
 class Processes:
-    """The processes that train together: this one is `rank` of `count`, on `device`.
+    """The processes that train together: this one is `rank` of `count`, on `device`, and in team `team` of `teams`.
+
+    The processes of a team work on the same samples: one has them whole, several share their tokens by `parallel`.
 
     Args:
         precision: What matrix products are computed in: "fp32", "bf16" or "fp16".
         shard: Give each process a shard of the model (FSDP2) instead of a copy (DDP); one process has it all.
+        context: How many processes share the tokens of a sample.
 
     Raises:
-        ValueError: If the device does not have this precision, or the other processes do not answer.
+        ValueError: If the device does not have this precision, the processes do not divide into teams, or the others
+            do not answer.
 
     Example:
         >>> alone = Processes("fp32")
@@ -44,15 +50,17 @@ class Processes:
         (0, 1, 7)
     """
 
-    def __init__(self, precision: str = "fp32", shard: bool = False) -> None:
+    def __init__(self, precision: str = "fp32", shard: bool = False, context: int = 1) -> None:
         self.timeout = _timeout()
         self.count = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0")) if self.count > 1 else 0
         self.main, self.sharded = self.rank == 0, shard and self.count > 1
+        self.teams, self.team = require_teams(context), self.rank // context
         found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         self.device = found or torch.device("cpu")
         if self.count > 1:
             self._join()
+        self.parallel = self._teamed(context) if context > 1 else None
         kind = self.device.type
         self._dtype = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
         if precision == "fp16" and kind == "cpu":
@@ -75,6 +83,11 @@ class Processes:
         ):
             distributed.init_process_group(backend, timeout=timedelta(seconds=self.timeout))
 
+    def _teamed(self, context: int) -> ContextParallel:
+        """This process's team: as many neighbours as share the tokens of a sample."""
+        group, _ = distributed.new_subgroups(context, timeout=timedelta(seconds=self.timeout))
+        return ContextParallel(group)
+
     def wrap(self, model: nn.Module, compiled: bool = False) -> nn.Module:
         """The model on this device, its gradients shared with the other processes; parameters keep their names."""
         model.to(self.device)
@@ -85,7 +98,10 @@ class Processes:
         if self.sharded or self.count == 1:
             return model
         devices = None if self.device.type == "cpu" else [self.device.index]
-        return nn.parallel.DistributedDataParallel(model, device_ids=devices)
+        # Else DDP regroups gradients after its first step: sums over three processes or more would then be in one order
+        # in the first step after a resume and in another without it.
+        warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified", category=UserWarning)
+        return nn.parallel.DistributedDataParallel(model, device_ids=devices, find_unused_parameters=True)
 
     @contextmanager
     def share(self, model: Any, last: bool) -> Iterator[None]:
@@ -134,8 +150,9 @@ class Processes:
         try:
             yield
         except RuntimeError as error:
-            # What torch or gloo raises where another process does not answer.
-            if not isinstance(error, getattr(distributed, "DistError", ())) and "gloo" not in str(error):
+            # What torch or gloo raises where another process does not answer; one of gloo's errors does not name it.
+            known = any(word in str(error) for word in ("gloo", "timeout caused pair closure"))
+            if not known and not isinstance(error, getattr(distributed, "DistError", ())):
                 raise
             raise ValueError(otherwise) from None
 
@@ -146,6 +163,24 @@ class Processes:
         found: list[Any] = [None] * self.count
         distributed.all_gather_object(found, value)
         return found
+
+
+def require_teams(context: int) -> int:
+    """How many teams of `context` processes there are; raises ValueError where the processes do not divide into them.
+
+    >>> require_teams(1)
+    1
+    """
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    if context < 1:
+        raise ValueError(f"--context-parallel must be 1 or more, got {context}")
+    if count % context:
+        here = "is 1" if count == 1 else f"are {count}"
+        raise ValueError(
+            f"--context-parallel {context} needs a multiple of {context} processes, here {here}: torchrun "
+            f"--nproc-per-node {context} starts as many"
+        )
+    return count // context
 
 
 def _timeout() -> float:

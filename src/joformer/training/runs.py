@@ -116,7 +116,7 @@ class Log:
         return data[:at], data[at:]
 
 
-def circumstances(device: torch.device, processes: int, sharded: bool) -> dict[str, Any]:
+def circumstances(device: torch.device, processes: int, sharded: bool, context: int = 1) -> dict[str, Any]:
     """What the last bits of a result depend on beside the command.
 
     >>> circumstances(torch.device("cpu"), 1, False)["processes"]
@@ -133,6 +133,7 @@ def circumstances(device: torch.device, processes: int, sharded: bool) -> dict[s
         "threads": torch.get_num_threads() if on == "cpu" else 0,
         "processes": processes,
         "sharded": sharded,
+        **({"context_parallel": context} if context > 1 else {}),
         **{name: os.environ[name] for name in ("ONEDNN_MAX_CPU_ISA", "MKL_CBWR") if on == "cpu" and name in os.environ},
     }
 

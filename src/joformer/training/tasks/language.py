@@ -7,6 +7,7 @@ Bits per byte compare vocabularies; perplexity does not.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from joformer._parallel import ContextParallel
 from joformer._seeding import generator
 from joformer.training.data import Text, windows
 from joformer.training.processes import Processes
@@ -38,6 +40,7 @@ class LanguageTask(Task):
             raise ValueError(f"context, batch and held_out are 1 or more, got {context}, {batch} and {held_out}")
         self.text, self.context, self.size, self.held_out = text, context, batch, held_out
         self.parts = 1
+        self.parallel: ContextParallel | None = None
         for split in ("train", "valid"):
             self.fits(split, context)
 
@@ -59,6 +62,15 @@ class LanguageTask(Task):
         vocab, known = self.text.tokenizer.vocab, getattr(config, "vocab", 0)
         if not isinstance(config, nn.Module) and known < vocab:
             raise ValueError(f"the text has {vocab} tokens, the model {known or 'none'}: say vocab={vocab}")
+        own = isinstance(config, nn.Module) and "parallel" not in inspect.signature(config.forward).parameters
+        if self.parallel is not None and own:
+            raise ValueError(f"{type(config).__name__}.forward has no parallel=: give it one, or no --context-parallel")
+
+    def divide(self, parallel: ContextParallel | None) -> None:
+        """Windows are divided into heads and tails; raises ValueError where the context does not divide."""
+        if parallel is not None:
+            parallel.check(self.context)
+        self.parallel = parallel
 
     def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
         """This part of the step's batch, on the device."""
@@ -69,7 +81,7 @@ class LanguageTask(Task):
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """The mean loss of the batch."""
         tokens, targets = batch
-        return model(tokens, targets=targets)
+        return model(tokens, targets=targets, **self._across())
 
     @torch.no_grad()
     def evaluate(
@@ -92,7 +104,7 @@ class LanguageTask(Task):
         # A batch is as many tokens as in training: a longer context must not need more memory.
         for mine, weight in rounds(starts, max(1, self.size // self.parts * self.context // context), processes):
             inputs, targets = self._windows(tokens, mine, context)
-            nats, n = float(model(inputs, targets=targets)) * targets.numel(), targets.numel()
+            nats, n = float(model(inputs, targets=targets, **self._across())) * targets.numel(), targets.numel()
             sums += weight * torch.tensor([nats, n, float(lengths[targets.cpu()].sum())], dtype=torch.float64)
         nats, n, size = processes.total(sums.to(self.device)).tolist()
         loss = nats / n
@@ -104,4 +116,11 @@ class LanguageTask(Task):
 
     def _windows(self, tokens: Any, starts: Tensor, context: int) -> tuple[Tensor, Tensor]:
         both = windows(tokens, starts, context + 1).to(self.device, non_blocking=True)
-        return both[:, :-1], both[:, 1:]
+        inputs, targets = both[:, :-1], both[:, 1:]
+        if self.parallel is not None:
+            inputs, targets = self.parallel.share(inputs), self.parallel.share(targets)
+        return inputs, targets
+
+    def _across(self) -> dict[str, Any]:
+        """What the model is called with where processes share the tokens."""
+        return {} if self.parallel is None else {"parallel": self.parallel}

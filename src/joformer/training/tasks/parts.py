@@ -22,8 +22,8 @@ def share(size: int, part: int, parts: int) -> slice:
 
 
 def rounds(items: Tensor, size: int, processes: Processes) -> Iterator[tuple[Tensor, int]]:
-    """Batches of this process and whether they count; all processes get as many, since sharded models work together."""
+    """Batches of this team and whether they count; all processes get as many, since sharded models work together."""
     pieces = items.split(size)
-    for at in range(0, len(pieces), processes.count):
-        mine = at + processes.rank
+    for at in range(0, len(pieces), processes.teams):
+        mine = at + processes.team
         yield pieces[min(mine, len(pieces) - 1)], int(mine < len(pieces))

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from joformer._parallel import ContextParallel
 from joformer.training.processes import Processes
 
 
@@ -60,6 +61,19 @@ class Task(ABC):
             mine: The parts of every step that this process will request, in this order.
             parts: How many parts a step has.
         """
+
+    def divide(self, parallel: ContextParallel | None) -> None:
+        """Called first: whose share of each sample's tokens `batch` is to give, None for all of them.
+
+        Args:
+            parallel: The processes that share the tokens of every sample; `batch` gives this one's (`parallel.share`),
+                `loss` calls the model with ``parallel=parallel``, and `evaluate` does both.
+
+        Raises:
+            ValueError: If samples are no sequences that can be divided, as by default.
+        """
+        if parallel is not None:
+            raise ValueError(f"{type(self).__name__} has no sequences to divide: leave out --context-parallel")
 
     def to(self, device: torch.device) -> None:
         """Moves to the device what stays there; `self.device` is where batches belong."""
