@@ -100,8 +100,8 @@ class Processes:
         devices = None if self.device.type == "cpu" else [self.device.index]
         # Else DDP regroups gradients after its first step: sums over three processes or more would then be in one order
         # in the first step after a resume and in another without it.
-        warnings.filterwarnings("ignore", message="find_unused_parameters=True was specified", category=UserWarning)
-        return nn.parallel.DistributedDataParallel(model, device_ids=devices, find_unused_parameters=True)
+        beside = _Beside(model).to(self.device)
+        return nn.parallel.DistributedDataParallel(beside, device_ids=devices, find_unused_parameters=True)
 
     @contextmanager
     def share(self, model: Any, last: bool) -> Iterator[None]:
@@ -230,6 +230,17 @@ def reshard(model: nn.Module) -> None:
     for module in model.modules():
         if hasattr(module, "reshard"):
             module.reshard()  # type: ignore[operator]
+
+
+class _Beside(nn.Module):
+    """A model and a parameter that it does not use: without any DDP warns that it need not have looked for some."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.unused = model, nn.Parameter(torch.zeros(1))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
 
 
 def _shard(model: nn.Module) -> None:
