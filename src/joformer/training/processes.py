@@ -86,6 +86,7 @@ class Processes:
     def _teamed(self, context: int) -> ContextParallel:
         """This process's team: as many neighbours as share the tokens of a sample."""
         group, _ = distributed.new_subgroups(context, timeout=timedelta(seconds=self.timeout))
+        distributed.barrier()  # all find each other through the first process, which may end on bad input
         return ContextParallel(group)
 
     def wrap(self, model: nn.Module, compiled: bool = False) -> nn.Module:
