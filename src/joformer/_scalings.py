@@ -115,7 +115,20 @@ class DynamicNTK(_ByFactor):
 
 
 @dataclass(frozen=True)
-class YaRN(_ByFactor):
+class _ByRevolutions(_ByFactor):
+    original_length: int
+    fast: float = 32.0
+    slow: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.original_length < 1 or not self.fast > self.slow > 0:
+            name = type(self).__name__
+            raise ValueError(f"{name} needs original_length ≥ 1 and fast > slow > 0 revolutions, got {self}")
+
+
+@dataclass(frozen=True)
+class YaRN(_ByRevolutions):
     """Fast planes keep ``ω_b``, slow ones get ``ω_b / factor``, those between are blended by their index.
 
     YaRN also sharpens the scores by a temperature; it belongs on the score scale, not in the frames, which must stay
@@ -137,15 +150,6 @@ class YaRN(_ByFactor):
         >>> (scaled[0] / geometric(32)[0]).item(), (scaled[-1] / geometric(32)[-1]).item()
         (1.0, 0.25)
     """
-
-    original_length: int
-    fast: float = 32.0
-    slow: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.original_length < 1 or not self.fast > self.slow > 0:
-            raise ValueError(f"YaRN needs original_length ≥ 1 and fast > slow > 0 revolutions, got {self}")
 
     def apply(self, frequencies: Float[Tensor, "planes"], base: float) -> Float[Tensor, "planes"]:
         """The scaled spectrum, of the same shape."""
@@ -173,7 +177,7 @@ class YaRN(_ByFactor):
 
 
 @dataclass(frozen=True)
-class Llama3(_ByFactor):
+class Llama3(_ByRevolutions):
     """Fast planes keep ``ω_b``, slow ones get ``ω_b / factor``, those between are blended by their revolutions.
 
     Args:
@@ -192,14 +196,7 @@ class Llama3(_ByFactor):
         (1.0, 0.125)
     """
 
-    original_length: int
     fast: float = 4.0
-    slow: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.original_length < 1 or not self.fast > self.slow > 0:
-            raise ValueError(f"Llama3 needs original_length ≥ 1 and fast > slow > 0 revolutions, got {self}")
 
     def apply(self, frequencies: Float[Tensor, "planes"], base: float) -> Float[Tensor, "planes"]:
         """The scaled spectrum, of the same shape."""

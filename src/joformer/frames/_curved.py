@@ -1,4 +1,4 @@
-"""Frames that are matrices, A_t, orthogonal or with their inverses; and what all frames values share of tensors.
+"""Frames that are matrices, A_t, orthogonal or with their inverses.
 
     scores   q_iᵀ A_i⁻¹ A_j k_j = (A_i⁻ᵀ q_i)ᵀ (A_j k_j)        values   A_i⁻¹ Σ_j α_ij A_j v_j
 
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
-import torch.utils._pytree as pytree
 from jaxtyping import Float
 from torch import Tensor
 
-from joformer._precision import Device, has_float64, readable
+from joformer._precision import Device, readable
+from joformer.frames._tensors import moved, register, select
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,39 +146,6 @@ def inverse(matrices: Float[Tensor, "*batch n n"], name: str) -> Float[Tensor, "
         if not (size < 0.1 / torch.finfo(matrices.dtype).eps).all():
             raise ValueError(f"{name} must be invertible and finite: a singular matrix has no journey back")
     return found
-
-
-def moved(t: Tensor, device: Device) -> Tensor:
-    """A tensor on another device, float32 where that has no float64."""
-    return (t.float() if t.dtype == torch.float64 and not has_float64(device) else t).to(device)
-
-
-def select(t: Tensor, tokens: slice | Sequence[int] | Tensor) -> Tensor:
-    """The tokens (dimension 1) of a slice, of indices (kept,), or of indices per row (batch, kept)."""
-    if isinstance(tokens, slice):
-        return t[:, tokens]
-    index = torch.as_tensor(tokens, device=t.device)
-    if index.dtype == torch.bool:
-        raise ValueError("tokens to select are given by their indices: use mask.nonzero().flatten()")
-    if index.dim() == 1:
-        return t.index_select(1, index)
-    if index.dim() != 2:
-        raise ValueError(f"tokens must be a slice, (kept,) or (batch, kept) indices, got {tuple(index.shape)}")
-    if t.shape[0] == 1:
-        return t[0][index]
-    return t[torch.arange(t.shape[0], device=t.device)[:, None], index]
-
-
-def register(cls: type, tensors: tuple[str, ...], rest: tuple[str, ...]) -> None:
-    """Frames are pytrees, so that vmap, export and checkpointing see the tensors inside."""
-
-    def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
-        return [getattr(value, name) for name in tensors], tuple(getattr(value, name) for name in rest)
-
-    def unflatten(leaves: Any, context: Any) -> Any:
-        return cls(**dict(zip(tensors, leaves, strict=True)), **dict(zip(rest, context, strict=True)))
-
-    pytree.register_pytree_node(cls, flatten, unflatten, serialized_type_name=f"joformer.{cls.__name__}")
 
 
 register(CurvedFrames, ("matrices", "inverses"), ("content", "repeat"))

@@ -19,7 +19,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from joformer._precision import Device, has_float64, readable, widest
-from joformer.frames._curved import CurvedFrames, register, select
+from joformer.frames._curved import CurvedFrames
+from joformer.frames._tensors import register, select
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
