@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joformer import FixedFrames, JourneyAttention, LearnedFrames, ProjectedFrames, positions, rotate
-from joformer.rotation import _eager, _ops, _triton
+from joformer.rotation import _eager, _kernels, _ops, _triton
+
+PLACES = (True, "cuda"), (False, "cpu")
 
 
 def obvious(x, theta, half, inverse):
@@ -288,6 +291,18 @@ def test_the_operator_is_what_its_schema_says():
 
     right = obvious(q, torch.atan2(unit[..., 1], unit[..., 0]), True, False) + 1
     torch.testing.assert_close(compiled(q).double(), right, rtol=1e-5, atol=1e-5)
+
+
+def test_the_kernel_is_chosen_by_device_unless_it_is_turned_off(monkeypatch):
+    card, host = (SimpleNamespace(is_cuda=on, device=torch.device(kind), dtype=torch.bfloat16) for on, kind in PLACES)
+    for wanted, found in (("", (True, False)), ("triton", (True, True)), ("eager", (False, False))):
+        monkeypatch.setattr(_kernels, "_WANTED", wanted)
+        _kernels._triton_is_here.cache_clear()
+        assert (_kernels.has_kernels(card), _kernels.has_kernels(host)) == found
+    _kernels._triton_is_here.cache_clear()
+    card.dtype = torch.float64
+    monkeypatch.setattr(_kernels, "_WANTED", "")
+    assert not _kernels.has_kernels(card)
 
 
 def test_no_layout_in_memory_is_too_odd():
