@@ -61,8 +61,8 @@ def stage(name: str, source: TextSource) -> Table:
         ]
     else:
         table, title, models = "sizes", "Sizes, and the grid of frames and sides", NAMES
-        some = {"small": (FIVE, "0.1M", 5), "middle": (FIVE, "0.4M", 5), "grid": (NAMES, "0.4M", 3),
-                "large": ((BASELINE, FIXED, "both, projected"), "1M", 3)}  # fmt: skip
+        some = {"small": (FIVE, "0.1M", 5), "pair": ((BASELINE, FIXED), "0.4M", 5), "middle": (FIVE, "0.4M", 5),
+                "grid": (NAMES, "0.4M", 3), "large": ((BASELINE, FIXED, "both, projected"), "1M", 3)}  # fmt: skip
         names, size, seeds = some[name]
         how = recipe(SIZES[size][1], RATE)
         found = [cells(model, size, seed, how) for seed in range(seeds) for model in names]
@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("stages", nargs="*", default=["rates", "small", "middle", "grid", "large"])
+    parser.add_argument("stages", nargs="*", default=["rates", "small", "pair", "middle", "grid", "large"])
     asked = parser.parse_args()
     source = TextSource(asked.data, context=256, batch=16, held_out=200)
     for name in asked.stages:
