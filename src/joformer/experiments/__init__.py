@@ -7,9 +7,9 @@ Each table is one file here. `engine` runs their cells, `report` shows what came
 
 from __future__ import annotations
 
-from joformer.experiments import cifar100, imagenet, length, mnist, overhead, speech, transport, wikipedia
+from joformer.experiments import cifar100, imagenet, length, mnist, overhead, separation, speech, transport, wikipedia
 from joformer.experiments.running import run
-from joformer.experiments.sources import ImageSource, TextSource
+from joformer.experiments.sources import ImageSource, SequenceSource, TextSource
 from joformer.experiments.tables import Cell, Table, plan
 
 TABLES = {
@@ -19,9 +19,12 @@ TABLES = {
     "wikipedia": wikipedia.tables,
     "length": length.tables,
     "transport": transport.tables,
+    "separation": separation.tables,
     "speech": speech.tables,
     "overhead": overhead.tables,
 }
 """The tables by name, in the order in which they are run."""
+NAMED_ONLY = ("separation",)
+"""Tables that are run where they are named, and not among all: they take as long as the others together."""
 
-__all__ = ["TABLES", "Cell", "ImageSource", "Table", "TextSource", "plan", "run"]
+__all__ = ["NAMED_ONLY", "TABLES", "Cell", "ImageSource", "SequenceSource", "Table", "TextSource", "plan", "run"]

@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from joformer.experiments.sequences import SequenceTask
 from joformer.training import ImageTask, LanguageTask, Streamed, Task, Text, augmentation, load_labelled, load_text
 from joformer.training.augment.named import Augmentation
 
@@ -119,4 +120,36 @@ class ImageSource(_Source):
         return {**options, "size": self.stream or self.size, "stream": self.stream is not None}
 
 
-Source = TextSource | ImageSource
+@dataclass(frozen=True)
+class SequenceSource(_Source):
+    """Sequences that are drawn, with a question each; `data` is the question's name (sequences.py).
+
+    >>> SequenceSource("window, alone").context, SequenceSource("order").identity()
+    (8, 'order')
+    """
+
+    data: str
+    batch: int = 64
+    held_out: int = 1024
+
+    def load(self) -> SequenceTask:
+        """The task itself: there is nothing to read."""
+        return SequenceTask(self.data, batch=self.batch, held_out=self.held_out)
+
+    task = load
+
+    def identity(self) -> str:
+        """The question."""
+        return self.data
+
+    @property
+    def context(self) -> int:
+        """How many tokens a sequence has."""
+        return self.load().held_out.tokens.shape[1]
+
+    def notes(self) -> dict[str, Any]:
+        """The question."""
+        return {"data": self.data}
+
+
+Source = TextSource | ImageSource | SequenceSource
