@@ -25,11 +25,11 @@ from joformer.training import Recipe
 MODELS = ("none", *(f"{side}, {frames}" for frames in ("fixed", "learned") for side in SIDES))
 TITLES = {
     "displacement": ("How far back is the mark, among other kinds", 12.5),
-    "displacement, alone": ("How far apart are two tokens that are alike", 12.5),
+    "displacement-alone": ("How far apart are two tokens that are alike", 12.5),
     "order": ("Which of two kinds comes first", 50.0),
     "before": ("What stands three before", 100 / 7),
     "window": ("How many marks within a window, among others", 12.5),
-    "window, alone": ("How many tokens within a window, all alike", 12.5),
+    "window-alone": ("How many tokens within a window, all alike", 12.5),
     "presence": ("Which kind is there: a control that needs no position", 12.5),
 }
 """What is asked, and how many per cent are right without knowing where any token is."""

@@ -1,11 +1,11 @@
 """Short sequences whose answer needs to know where tokens are; the last token is asked.
 
     displacement         A C M B A D      how far back is M                      1 … 8
-    displacement, alone  M     M          how far apart are the two
+    displacement-alone  M     M          how far apart are the two
     order                . A . . B .      which of the two kinds comes first     of 8 kinds
     before               A D B E C F      what stands 3 before the last          of 8 kinds
     window               . M . M|M . .    how many M among the last 8            0 … 7
-    window, alone        M   M M|M   M    how many others within the last 8
+    window-alone        M   M M|M   M    how many others within the last 8
     presence             . . A . . .      which kind is there (a control)        of 8 kinds
 
 Where other kinds stand between, an answer may hide in how attention is shared out among kinds. Alone there is one kind
@@ -74,7 +74,7 @@ def draw(question: str, count: int, random: torch.Generator) -> Sequences:
         ValueError: If there is no such question.
 
     Example:
-        >>> alone = draw("window, alone", 1, torch.Generator().manual_seed(0))
+        >>> alone = draw("window-alone", 1, torch.Generator().manual_seed(0))
         >>> where, last = alone.where[0, :-1, 0], alone.where[0, -1, 0]
         >>> int((last - where <= 8).sum()) == alone.answers.item()
         True
@@ -216,11 +216,11 @@ def _presence(count: int, random: torch.Generator) -> Sequences:
 
 QUESTIONS: dict[str, Callable[[int, torch.Generator], Sequences]] = {
     "displacement": _displacement,
-    "displacement, alone": _displacement_alone,
+    "displacement-alone": _displacement_alone,
     "order": _order,
     "before": _before,
     "window": _window,
-    "window, alone": _window_alone,
+    "window-alone": _window_alone,
     "presence": _presence,
 }
 """The questions by name."""

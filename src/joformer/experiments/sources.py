@@ -124,7 +124,7 @@ class ImageSource(_Source):
 class SequenceSource(_Source):
     """Sequences that are drawn, with a question each; `data` is the question's name (sequences.py).
 
-    >>> SequenceSource("window, alone").context, SequenceSource("order").identity()
+    >>> SequenceSource("window-alone").context, SequenceSource("order").identity()
     (8, 'order')
     """
 

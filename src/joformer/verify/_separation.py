@@ -60,11 +60,10 @@ def few_numbers(draw: Draw) -> Measured:
     kinds, count = 3, 60
     placed = draw.whole(count, 9, low=0, high=kinds)
     at = torch.arange(9.0, dtype=torch.float64)[:, None]
-    table = [draw.noise(kinds, 8) for _ in range(3)]
-    q, k, v = (one[placed][:, :, None] for one in table)
-    q = table[0][:1].expand(count, 1, 1, 8)  # the same query, asked after all others
+    k, v = (draw.noise(kinds, 8)[placed][:, :, None] for _ in range(2))
+    q = draw.noise(8).expand(count, 1, 1, 8)  # asked after all others
 
-    def spread(transport: Any) -> Tensor:
+    def spread(transport: Transport) -> Tensor:
         frames = FixedFrames(8, base=100.0)
         asked = frames(at[-1:] + 1)
         o = journey_attention(q, k, v, asked, key_frames=frames(at), transport=transport)[:, 0, 0]
@@ -83,25 +82,21 @@ def selecting(draw: Draw) -> Measured:
     others, mark = draw.noise(PLACES, 1, 8), draw.noise(1, 1, 8)
     at, frames = torch.arange(PLACES + 1.0, dtype=torch.float64)[:, None], FixedFrames(8, base=100.0)
     asked, placed = frames(at[-1:]), frames(at[:-1])
+    # In the plane that turns slowest, so that the token is selected wherever it is.
+    axis = torch.tensor([0.0] * 6 + [1.0, 0.0], dtype=torch.float64)
+
+    def head(chosen: Tensor, v: Tensor, side: Transport) -> Tensor:
+        q, k = axis.expand(1, 1, 1, 8), 9 * chosen * axis
+        return journey_attention(q, k[None], v[None], asked, key_frames=placed, transport=side, scale=1.0)[0, 0, 0]
+
     scores, both, bounds = [], [], []
     for place in range(PLACES):
         chosen = torch.arange(PLACES)[:, None, None] == place
         v = torch.where(chosen, mark, others)
-        # In the plane that turns slowest, so that the token is selected wherever it is.
-        k = torch.where(chosen, 9.0, 0.0) * torch.tensor([0.0] * 6 + [1.0, 0.0], dtype=torch.float64)
-        q = torch.tensor([0.0] * 6 + [1.0, 0.0], dtype=torch.float64).expand(1, 1, 1, 8)
-        weights, o, moved = (
-            journey_attention(q, k[None], given, asked, key_frames=placed, transport=side, scale=1.0)[0, 0, 0]
-            for given, side in (
-                (torch.eye(PLACES, dtype=torch.float64)[None, :, None], "scores"),
-                (v[None], "scores"),
-                (v[None], "both"),
-            )
-        )
-        epsilon = 1 - weights[place]
+        epsilon = 1 - head(chosen, torch.eye(PLACES).double()[:, None], "scores")[place]
         bounds.append(float(epsilon * (v - mark).norm(dim=-1).max()))
-        scores.append(float((o - mark[0, 0]).norm()) - bounds[-1])
-        both.append(moved)
+        scores.append(float((head(chosen, v, "scores") - mark[0, 0]).norm()) - bounds[-1])
+        both.append(head(chosen, v, "both"))
     apart = min(float((a - b).norm()) for i, a in enumerate(both) for b in both[:i])
     return Measured(max(0.0, *scores), gap=apart - 2 * max(bounds))
 
