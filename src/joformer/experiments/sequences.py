@@ -107,7 +107,9 @@ class SequenceTask(Task):
         divides(self.size, parts)
         known = getattr(config, "vocab", 0)
         if not isinstance(config, nn.Module) and known < KINDS:
-            raise ValueError(f"the sequences have {KINDS} kinds of tokens, the model {known or 'none'}: vocab={KINDS}")
+            raise ValueError(
+                f"the sequences have {KINDS} kinds of tokens, the model {known or 'none'}: say vocab={KINDS}"
+            )
 
     def to(self, device: torch.device) -> None:
         """Moves the held-out sequences to the device."""
