@@ -107,9 +107,7 @@ class SequenceTask(Task):
         divides(self.size, parts)
         known = getattr(config, "vocab", 0)
         if not isinstance(config, nn.Module) and known < KINDS:
-            raise ValueError(
-                f"the sequences have {KINDS} kinds of tokens, the model {known or 'none'}: say vocab={KINDS}"
-            )
+            raise ValueError(f"there are {KINDS} kinds of tokens, the model knows {known or 'none'}: say vocab={KINDS}")
 
     def to(self, device: torch.device) -> None:
         """Moves the held-out sequences to the device."""
