@@ -7,7 +7,7 @@ Each table is one file here. `engine` runs their cells, `report` shows what came
 
 from __future__ import annotations
 
-from joformer.experiments import cifar100, imagenet, length, mnist, overhead, speech, transport, wikipedia
+from joformer.experiments import cifar100, hierarchy, imagenet, length, mnist, overhead, speech, transport, wikipedia
 from joformer.experiments.running import run
 from joformer.experiments.sources import ImageSource, TextSource
 from joformer.experiments.tables import Cell, Table, plan
@@ -19,6 +19,7 @@ TABLES = {
     "wikipedia": wikipedia.tables,
     "length": length.tables,
     "transport": transport.tables,
+    "hierarchy": hierarchy.tables,
     "speech": speech.tables,
     "overhead": overhead.tables,
 }

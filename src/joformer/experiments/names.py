@@ -49,7 +49,7 @@ _VISION = {"none": "no positions", "learned": "additive embedding"} | {
     for name, row in VARIANTS.items()
     if row.frames in ANGLES
 }
-_GRID = {"none": "no positions"} | {
+_GRID = {"none": "no positions", "alibi": "ALiBi", "shaw": "Shaw's clipped distances"} | {
     f"{sides}, {frames}": Rotating(frames, sides)
     for frames in ("fixed", "learned", "projected", "cumulative")
     for sides in SIDES
@@ -63,6 +63,13 @@ MODELS: dict[str, dict[str, str | Rotating]] = {
     },
     "wikipedia": {**_LANGUAGE, "projected": "projected angles as printed"},
     "length": {**_LANGUAGE, "projected": Rotating("projected", "both", ", late")},
+    "hierarchy": {
+        **_GRID,
+        "linear attention, scores": "linear attention, RoPE",
+        "linear attention, both": "linear attention, RoPE + values",
+        "linear ssm": "linear SSM",
+        "selective ssm": "selective SSM",
+    },
     **{name: {**_VISION} for name in ("cifar100", "cifar100-liere", "imagenet", "speech", "overhead")},
     **{name: {**_GRID} for name in ("transport", "compare", "cost", "sizes", "rates")},
 }
