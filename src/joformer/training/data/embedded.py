@@ -153,3 +153,58 @@ def _in_noise(waves: Tensor, decibels: Tensor, draws: torch.Generator) -> Tensor
     power = waves.square().mean(1, keepdim=True)
     noise = torch.randn(waves.shape, generator=draws)
     return (waves + noise * (power * 10 ** (-decibels[:, None].float() / 10)).sqrt()) * 0.25
+
+
+def family() -> list[tuple[str, str, str]]:
+    """A family over four generations as triples (person, relation, person): 16 kinds of kin, those of the Kinship data.
+
+    Relations compose (the father's brother is an uncle) and do not commute (the brother's father is the father).
+
+    >>> facts = family()
+    >>> len(facts), len({relation for _, relation, _ in facts}), len({head for head, _, _ in facts})
+    (920, 16, 62)
+    """
+    draws = generator("family")
+    mothers: dict[str, str] = {}
+    fathers: dict[str, str] = {}
+    couples = [(f"0-{number}-f", f"0-{number}-m") for number in range(8)]
+    spouses, married = [], couples
+    for generation in (1, 2, 3):
+        children = []
+        for mother, father in married:
+            for _ in range(2 + int(torch.rand((), generator=draws) < 0.5)):
+                sex = "fm"[len(children) % 2]
+                child = f"{generation}-{len(children)}-{sex}"
+                mothers[child], fathers[child] = mother, father
+                children.append(child)
+        spouses += married
+        women, men = ([child for child in children if child.endswith(sex)] for sex in "fm")
+        shifted = men[3:] + men[:3]  # nobody marries a sibling
+        married = [
+            (wife, husband) for wife, husband in zip(women, shifted, strict=False) if mothers[wife] != mothers[husband]
+        ][:8]
+    facts: dict[tuple[str, str, str], None] = {}
+
+    def add(person: str, other: str, names: tuple[str, str]) -> None:
+        facts[person, names[other.endswith("m")], other] = None
+
+    for wife, husband in spouses:
+        add(wife, husband, ("wife", "husband"))
+        add(husband, wife, ("wife", "husband"))
+    for child in mothers:
+        parents = (mothers[child], fathers[child])
+        for parent in parents:
+            add(child, parent, ("mother", "father"))
+            add(parent, child, ("daughter", "son"))
+            for grand in (mothers.get(parent), fathers.get(parent)):
+                if grand:
+                    add(child, grand, ("grandmother", "grandfather"))
+                    add(grand, child, ("granddaughter", "grandson"))
+            for other in mothers:
+                if other != parent and mothers[other] == mothers.get(parent):
+                    add(child, other, ("aunt", "uncle"))
+                    add(other, child, ("niece", "nephew"))
+        for other in mothers:
+            if other != child and mothers[other] == mothers[child]:
+                add(child, other, ("sister", "brother"))
+    return list(facts)
