@@ -299,8 +299,9 @@ class Relations:
     Example: joformer train relations --data kg/umls --dim 128 --steps 2000 --out runs/umls
 
     Attributes:
-        data: A file or folder of triples: lines "head TAB relation TAB tail"; CSV, TSV, JSON lines or parquet with columns
-            head, relation and tail. Files named train, valid and test are the splits.
+        data: A file or folder of triples: lines "head TAB relation TAB tail"; CSV, TSV, JSON lines or parquet with
+            columns head, relation and tail; family (embedded). Files named
+            train, valid and test are the splits.
         dim: Length of an entity's vector.
         block: Entries that a relation rotates together. 2 is RotatE, whose relations commute; those of larger blocks
             (4) need not.
@@ -311,7 +312,7 @@ class Relations:
     """
 
     output: Run
-    data: str
+    data: str = "family"
     dim: int = 128
     block: int = 2
     margin: float = 6.0

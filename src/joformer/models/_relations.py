@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -137,6 +138,7 @@ class RotatE(KeepsPrecision):
         relation: Int[Tensor, "..."],
         tail: Int[Tensor, "..."],
         *,
+        rotate: Literal["head", "tail"] = "head",
         wrong: Int[Tensor, "2 _triples _negatives"] | None = None,
         temperature: int | float = 1.0,
     ) -> Float[Tensor, "..."]:
@@ -146,6 +148,8 @@ class RotatE(KeepsPrecision):
             head: Numbers of entities, ``(...)``.
             relation: Numbers of relations, ``(...)``.
             tail: Numbers of entities, ``(...)``; the three broadcast.
+            rotate: Which side to rotate, R_r h or R_r⁻¹ t: the distance is the same, so that of many heads and one tail
+                rather the tail.
             wrong: Numbers of wrong tails, then of wrong heads, for each of n triples ``(2, n, negatives)``.
             temperature: How much the hardest of these count, see `loss`.
 
@@ -158,8 +162,7 @@ class RotatE(KeepsPrecision):
         self._check_ids(head, relation, tail)
         if wrong is not None:
             return self._loss(head, relation, tail, wrong, temperature)
-        # A rotation keeps distances, so that the side with fewer entities is the one to rotate.
-        if head.numel() <= tail.numel():
+        if rotate == "head":
             return self._score(self._rotate(relation, self.entities[head]), self.entities[tail])
         return self._score(self._rotate(relation, self.entities[tail], inverse=True), self.entities[head])
 
@@ -283,7 +286,7 @@ def wrong_entities(
 
 
 def ranks(
-    score: Callable[[Tensor, Tensor, Tensor], Tensor],
+    score: Callable[..., Tensor],
     triples: Int[Tensor, "_triples 3"],
     entities: int,
     *,
@@ -295,7 +298,7 @@ def ranks(
     Triples and entities are compared block by block, so that memory depends on neither their number nor their product.
 
     Args:
-        score: Called as score(head, relation, tail) with tensors that broadcast.
+        score: Called as score(head, relation, tail, rotate=) with tensors that broadcast; `rotate` the side with fewer.
         triples: Head, relation and tail, ``(n, 3)``.
         entities: How many there are.
         known: Triples ``(m, 3)`` that are no errors.
@@ -305,8 +308,8 @@ def ranks(
         Ranks of heads and tails, ``(n, 2)``.
 
     Example:
-        >>> ranks(lambda h, r, t: -((t - h - r) ** 2), torch.tensor([[2, 1, 3], [2, 1, 4]]), 5).tolist()
-        [[1, 1], [2, 2]]
+        >>> ranks(lambda h, r, t, rotate: -((t - h - r) ** 2), torch.tensor([[2, 1, 3], [2, 1, 4]]), 5).tolist()
+        [[1, 1], [3, 3]]
     """
     across = max(1, min(entities, MOST // width))
     down = max(1, MOST // (width * across))
@@ -315,12 +318,14 @@ def ranks(
         better = []
         for rows in triples.split(down):
             head, relation, tail = (column.unsqueeze(1) for column in rows.unbind(-1))
-            own, right = score(head, relation, tail), rows[:, side, None]
+            rotate, right = "head" if side else "tail", rows[:, side, None]
+            own = score(head, relation, tail, rotate=rotate)  # rounded as those it is compared with: ties stay ties
             row, answer = _others(rows, known, side)
             count = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
             for start in range(0, entities, across):
                 every = torch.arange(start, min(start + across, entities), device=rows.device)
-                scores = score(head, relation, every[None]) if side else score(every[None], relation, tail)
+                given = (head, relation, every[None]) if side else (every[None], relation, tail)
+                scores = score(*given, rotate=rotate)
                 ahead = (scores >= own) & (every != right)
                 here = (answer >= start) & (answer < start + len(every))
                 ahead[row[here], answer[here] - start] = False

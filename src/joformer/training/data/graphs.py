@@ -67,7 +67,7 @@ def load_graph(source: Place | Source) -> Graph:
         ...     _ = Path(folder, "hours.tsv").write_text("".join(facts))
         ...     graph = load_graph(folder)
         >>> len(graph.entities), graph.relations, len(graph.train)
-        (24, ('next',), 20)
+        (24, ('next',), 22)
     """
     graph, notes = read_graph(resolve(source, kind="graph"))
     log(notes)
