@@ -19,7 +19,8 @@ class Compare:
 
     Attributes:
         data: Text, images or sounds: a file, a folder (one folder per class), a table; or stdlib, digits, tones, words.
-            `joformer check` says what is understood.
+            Triples of a knowledge graph, or family: relations that commute against those that need not. `joformer
+            check` says what is understood.
         seeds: How many seeds: 0, 1, …
         steps: Steps of every run.
         longer: Run again for so many times the steps, to see whether it lasts; 1 does not look.
