@@ -61,6 +61,7 @@ MODELS: dict[str, dict[str, str | Rotating]] = {
         "diagonal": "DFT as printed (diagonal)",
         "mlp": "MLP on the pixels",
     },
+    "relations": {"planes": "RotatE, planes", "blocks of 4": "rotations in blocks of 4"},
     "wikipedia": {**_LANGUAGE, "projected": "projected angles as printed"},
     "length": {**_LANGUAGE, "projected": Rotating("projected", "both", ", late")},
     "hierarchy": {
