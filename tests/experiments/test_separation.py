@@ -90,7 +90,8 @@ def test_a_cell_runs_and_keeps_its_curve(tmp_path):
     cell = table.cells[0]
     result = run(cell, tmp_path)
     assert cell.name == "order-separation/none/1-layer/seed-0"
-    assert result["task"] == {"question": "order", "batch": 64, "held_out": 1024}
+    assert result["task"] == cell.source.task().describe()
+    assert result["task"]["sequences"] != SequenceTask("before").describe()["sequences"]
     assert [line["step"] for line in result["curve"] if "accuracy" in line] == [1, 2, 3, 4]
     assert 0 <= result["measured"]["1 layer"]["accuracy"] <= 100
     assert run(cell, tmp_path) == result

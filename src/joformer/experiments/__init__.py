@@ -7,9 +7,21 @@ Each table is one file here. `engine` runs their cells, `report` shows what came
 
 from __future__ import annotations
 
-from joformer.experiments import cifar100, imagenet, length, mnist, overhead, separation, speech, transport, wikipedia
+from joformer.experiments import (
+    cifar100,
+    hierarchy,
+    imagenet,
+    length,
+    mnist,
+    overhead,
+    relations,
+    separation,
+    speech,
+    transport,
+    wikipedia,
+)
 from joformer.experiments.running import run
-from joformer.experiments.sources import ImageSource, SequenceSource, TextSource
+from joformer.experiments.sources import GraphSource, ImageSource, SequenceSource, TextSource
 from joformer.experiments.tables import Cell, Table, plan
 
 TABLES = {
@@ -19,12 +31,25 @@ TABLES = {
     "wikipedia": wikipedia.tables,
     "length": length.tables,
     "transport": transport.tables,
+    "hierarchy": hierarchy.tables,
     "separation": separation.tables,
     "speech": speech.tables,
+    "relations": relations.tables,
     "overhead": overhead.tables,
 }
 """The tables by name, in the order in which they are run."""
 NAMED_ONLY = ("separation",)
 """Tables that are run where they are named, and not among all: they take as long as the others together."""
 
-__all__ = ["NAMED_ONLY", "TABLES", "Cell", "ImageSource", "SequenceSource", "Table", "TextSource", "plan", "run"]
+__all__ = [
+    "NAMED_ONLY",
+    "TABLES",
+    "Cell",
+    "GraphSource",
+    "ImageSource",
+    "SequenceSource",
+    "Table",
+    "TextSource",
+    "plan",
+    "run",
+]

@@ -15,6 +15,7 @@ a layer can answer at all.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,9 +99,17 @@ class SequenceTask(Task):
         self.question, self.size = question, batch
         self.held_out = draw(question, held_out, generator(question, "held out"))
 
+    @property
+    def fingerprint(self) -> str:
+        """A checksum of the held-out sequences: another way to draw them is other data."""
+        drawn = self.held_out.to(torch.device("cpu"))
+        parts = (drawn.tokens, drawn.where.long(), drawn.answers)
+        return hashlib.sha256(b"".join(part.numpy().astype("<i8").tobytes() for part in parts)).hexdigest()
+
     def describe(self) -> dict[str, Any]:
         """Everything that decides the batches, as JSON."""
-        return {"question": self.question, "batch": self.size, "held_out": len(self.held_out.answers)}
+        size = {"batch": self.size, "held_out": len(self.held_out.answers)}
+        return {"question": self.question, "sequences": self.fingerprint, **size}
 
     def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
         """Raises ValueError where the model does not fit the data, or the batch cannot be divided."""

@@ -9,8 +9,22 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from joformer.experiments.sequences import SequenceTask
-from joformer.training import ImageTask, LanguageTask, Streamed, Task, Text, augmentation, load_labelled, load_text
+import torch
+
+from joformer.experiments.sequences import SequenceTask, draw
+from joformer.training import (
+    Graph,
+    ImageTask,
+    LanguageTask,
+    RelationsTask,
+    Streamed,
+    Task,
+    Text,
+    augmentation,
+    load_graph,
+    load_labelled,
+    load_text,
+)
 from joformer.training.augment.named import Augmentation
 
 Scale = Literal["laptop", "paper"]
@@ -18,6 +32,7 @@ Scale = Literal["laptop", "paper"]
 LATER = ("column", "rate", "seconds", "bands", "hop")
 # Cells that share data load it once per process.
 _text, _images = lru_cache(maxsize=4)(load_text), lru_cache(maxsize=4)(load_labelled)
+_graph = lru_cache(maxsize=4)(load_graph)
 _streamed: Any = lru_cache(maxsize=4)(Streamed)
 
 
@@ -121,11 +136,36 @@ class ImageSource(_Source):
 
 
 @dataclass(frozen=True)
+class GraphSource(_Source):
+    """The triples of a knowledge graph.
+
+    >>> GraphSource("kg/umls").batch
+    512
+    """
+
+    data: str
+    batch: int = 512
+    negatives: int = 64
+
+    def load(self) -> Graph:
+        """The triples of all splits."""
+        return _graph(self.data)
+
+    def task(self) -> Task:
+        """The task on this data."""
+        return RelationsTask(self.load(), batch=self.batch, negatives=self.negatives)
+
+    def notes(self) -> dict[str, Any]:
+        """What `joformer evaluate` needs to find the data again."""
+        return {"data": self.data}
+
+
+@dataclass(frozen=True)
 class SequenceSource(_Source):
     """Sequences that are drawn, with a question each; `data` is the question's name (sequences.py).
 
-    >>> SequenceSource("window-alone").context, SequenceSource("order").identity()
-    (8, 'order')
+    >>> SequenceSource("window-alone").context
+    8
     """
 
     data: str
@@ -138,18 +178,14 @@ class SequenceSource(_Source):
 
     task = load
 
-    def identity(self) -> str:
-        """The question."""
-        return self.data
-
     @property
     def context(self) -> int:
         """How many tokens a sequence has."""
-        return self.load().held_out.tokens.shape[1]
+        return draw(self.data, 1, torch.Generator()).tokens.shape[1]
 
     def notes(self) -> dict[str, Any]:
         """The question."""
         return {"data": self.data}
 
 
-Source = TextSource | ImageSource | SequenceSource
+Source = TextSource | ImageSource | GraphSource | SequenceSource
