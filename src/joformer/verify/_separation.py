@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, get_args
 
 import torch
@@ -223,6 +224,34 @@ def before_by_values(draw: Draw) -> Measured:
     true = F.one_hot(kinds[-1 - back], PLACES).double()
     best, second = told.topk(2).values
     return Measured(gap(told, true), gap=float(best - second))
+
+
+@claim(110, "window among others, by weights", "O")
+def window_by_weights(draw: Draw) -> Measured:
+    """True: one head of scores alone, in planes of the frequencies 2πp / N: scores can be s inside a window and 0
+    outside, and the share of attention of the marks then tells how many of them are inside
+
+    Gap: one more inside adds to the share at least
+    """
+    places, marks, inside = 3 * PLACES, 7, torch.arange(3 * PLACES) - 1 < PLACES
+    inside[0] = False
+    s, read = float(draw.uniform(1, low=1.0, high=3.0)), _indicator(inside)
+    frames = FixedFrames(len(read), frequencies=[_harmonics(places)])(-torch.arange(places).double()[:, None])
+    k = torch.tensor([1.0, 0.0], dtype=torch.float64).repeat(len(read) // 2).expand(1, places, 1, -1)
+
+    def share(marked: Tensor) -> float:
+        v = marked.double()[None, :, None, None]
+        q = s * read.expand_as(k)
+        return float(journey_attention(q, k, v, frames, transport="scores", scale=1.0)[0, 0, 0, 0])
+
+    total, shares, residual = PLACES * math.exp(s) + places - PLACES, [], 0.0
+    for count in range(marks + 1):
+        near = torch.randperm(PLACES, generator=draw.generator)[:count] + 1
+        far = torch.randperm(places - PLACES - 1, generator=draw.generator)[: marks - count] + PLACES + 1
+        found = share(torch.isin(torch.arange(places), torch.cat((near, far))))
+        shares.append(found)
+        residual = worst(residual, abs((found * total - marks) / (math.exp(s) - 1) - count))
+    return Measured(residual, gap=min(b - a for a, b in pairwise(shares)))
 
 
 def _logits(draw: Draw, transport: Any, frames: Any, tokens: Tensor, where: Tensor, layers: int = 3) -> Tensor:
