@@ -71,8 +71,9 @@ def _table(question: str, scale: Scale, seeds: Sequence[int], recipe: Recipe) ->
         notes=(
             f"{recipe.total} steps of {source.batch} sequences of {source.context} tokens for all, at one learning "
             "rate; 32 wide, 4 heads, parameters matched.",
-            f"Who knows {known} is right in {blind:.3g} %. A limit of docs/separation.md that binds is exact: then every "
-            "seed has the same accuracy, and what has no spread has no interval and no verdict here.",
+            f"Who knows {known} is right in {blind:.3g} %.",
+            "A limit of docs/separation.md that binds is exact: every seed then has the same accuracy, and what has no "
+            "spread has no interval and no verdict here.",
             "Accuracy on 1,024 sequences that are drawn like those of training: it is about what a model can express "
             "and find in so many steps, not about what it generalises to.",
         ),
