@@ -1,6 +1,6 @@
 """What one layer can do: questions about where tokens are, for {none, scores, values, both} × {fixed, learned}.
 
-    joformer reproduce separation                             seven questions, 1 and 2 layers, 3 seeds: twelve minutes
+    joformer reproduce separation                             seven questions, 1 and 2 layers, 3 seeds: ten minutes
     joformer reproduce separation --seeds 5                   what docs/results.md has
 
 Expect: where all tokens are alike (the two "alone"), models without value transport stay at chance at any depth, and
