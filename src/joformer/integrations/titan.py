@@ -150,28 +150,34 @@ class JourneyAttention(GQAttention):
     ) -> Float[Tensor, "batch tokens dim"]:
         """The new tokens; positions are counted from each document's beginning, from the first token by default."""
         q, k, v = self.qkv_linear(x_BLD)
-        if isinstance(q, DTensor):
-            raise ValueError("journey attention computes with local tensors: use --parallelism.spmd_backend spmd_types")
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         scores, values = sides(self.transport)
         frames = self.rope(sequence(q.shape[1], device=q.device) if positions is None else positions.unsqueeze(-1))
         of_values = frames if frames.layout == "half" else FlatFrames.of(frames.angles, layout="half")
         if scores:
-            q, k = rotate(q, frames), rotate(k, frames)
+            q, k = _rotate(q, frames), _rotate(k, frames)
         if values:
-            v = rotate(v, of_values)
+            v = _rotate(v, of_values)
         out = self.inner_attention(
             q, k, v,
             attention_masks=attention_masks, positions=positions, scale=self.scaling, enable_gqa=self.enable_gqa,
         )  # fmt: skip
         if values:
-            out = rotate(out, of_values, inverse=True)
+            out = _rotate(out, of_values, inverse=True)
         return self.wo(out.flatten(2))
 
     def extra_repr(self) -> str:
         """What is transported."""
         return f"transport={self.transport!r}"
+
+
+def _rotate(x: Tensor, frames: FlatFrames, inverse: bool = False) -> Tensor:
+    """Each process rotates the heads it has; which these are stays as it is."""
+    if not isinstance(x, DTensor):
+        return rotate(x, frames, inverse)
+    own = rotate(x.to_local(), frames, inverse)
+    return DTensor.from_local(own, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
 
 
 @override(target=GQAttention.Config, exact=True, description="journeys on scores and values")
