@@ -1,8 +1,8 @@
 """`python titan_on_cpu.py --module … --config …` is `python -m torchtitan.train …` where there is no accelerator.
 
-torchtitan 0.3 takes for granted that there is one (its issue 1661): it names it and reads its memory. And it is made for
-torch 2.14, where a function that it calls after the first step got its public name. These are answered here; everything
-else is torchtitan's.
+torchtitan 0.3 takes for granted that there is one (its issue 1661): it names it and reads its memory. And it belongs to
+torch 2.14, where a function that it calls after the first step got its public name. These are answered here; all else
+is torchtitan's.
 """
 
 import sys

@@ -34,14 +34,13 @@ from joformer.attention._options import Options, Transport, sides
 from joformer.frames import FixedFrames, FlatFrames
 from joformer.frequencies import Llama3, Scaling, YaRN
 from joformer.positions import sequence
-
 from joformer.rotation import rotate
 
 __all__ = ["JourneyAttention", "PackedAttention", "RotaryFrames", "journey_attention"]
 
 
 class RotaryFrames(FixedFrames, Module):
-    """``θ_tp = ω_p t`` with the frequencies of torchtitan's RoPE, made in every forward pass: no table, no longest length.
+    """``θ_tp = ω_p t`` with the frequencies of torchtitan's RoPE, made in each forward pass: no table, no last position.
 
     Angles are float64 up to their sine, where torchtitan's are float32: beyond some thousand tokens these differ.
 
@@ -106,7 +105,9 @@ class PackedAttention(Module):
     ) -> Float[Tensor, "batch tokens heads head_dim"]:
         """``Σ_j α_ij v_j`` over the tokens j ≤ i of the same document; a document begins where positions are 0."""
         if q_BLNH.shape[1] != k_BLNH.shape[1]:
-            raise ValueError("attention='sdpa' has no context parallelism: leave it out, torchtitan's own attention has")
+            raise ValueError(
+                "attention='sdpa' has no context parallelism: leave it out, torchtitan's own attention has"
+            )
         segments = None if positions is None else (positions == 0).cumsum(-1)
         scale = q_BLNH.shape[-1] ** -0.5 if scale is None else scale
         return attend(q_BLNH, k_BLNH, v_BLNH, Options(True, None, segments, None, scale, 0.0, "softmax", None), "sdpa")
