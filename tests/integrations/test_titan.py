@@ -45,9 +45,10 @@ def test_checks(tmp_path):
     write_data(tmp_path)
     path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(TITAN), str(TRITON))))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "--show-capture=no"]
+    home = {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, "--doctest-modules", str(CHECKS), str(MODULE)],
-        env={**os.environ, "PYTHONPATH": path, "TITAN_DATA": str(tmp_path), "HF_HOME": str(tmp_path / "cache")},
+        env={**os.environ, "PYTHONPATH": path, "TITAN_DATA": str(tmp_path), **home},
         capture_output=True,
         text=True,
         cwd=CHECKS.parent,

@@ -6,25 +6,19 @@ import multiprocessing
 import os
 import re
 import socket
-import sys
-import warnings
 from functools import partial
 from pathlib import Path
 
 import pytest
+import titan_on_cpu
 import torch
-from titan_on_cpu import use_the_processor
 from torch import nn
-
-use_the_processor()
-
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torchtitan.models.common import attention as theirs
 from torchtitan.models.common.config_utils import make_gqa_config
 from torchtitan.models.common.rope import ComplexRoPE, CosSinRoPE
 from torchtitan.models.llama3 import llama3_configs
 from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
-from torchtitan.train import main
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from joformer import journey_attention as reference
@@ -216,22 +210,15 @@ def test_refused(call, line):
     assert "\n" not in str(error.value)
 
 
-# By torchtitan's own trainer, in processes that are forked: they need not import it again.
+# By torchtitan's own trainer, in processes forked from one that has imported it and done nothing else.
 
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(["titan_on_cpu"])
 JOURNEY = "joformer.integrations.titan.journey_attention"
 OPTIONS = (
     "--module joformer.integrations.titan --config llama3_debugmodel --training.seq_len 64"
     " --training.local_batch_size 4 --dataloader.dataset c4_test --debug.seed 0 --metrics.disable_color_printing"
 )
-
-
-def process(rank, ranks, port, words, log):
-    warnings.simplefilter("ignore")
-    sys.stdout = sys.stderr = log.open("w")
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    sys.argv = ["train", *words]
-    main()
 
 
 def losses(folder, *words, ranks=1, **arguments):
@@ -243,12 +230,15 @@ def losses(folder, *words, ranks=1, **arguments):
     words = [*OPTIONS.split(), *words, "--dump_folder", folder, "--hf_assets_path", DATA / "tokenizer"]
     words += ["--dataloader.dataset_path", DATA / "text", "--override.imports", f"{JOURNEY}={arguments}"]
     logs = [folder / f"{rank} of {ranks}.log" for rank in range(ranks)]
-    fork = multiprocessing.get_context("fork").Process
-    running = [fork(target=process, args=(r, ranks, port, list(map(str, words)), log)) for r, log in enumerate(logs)]
+    words = list(map(str, words))
+    running = [
+        processes.Process(target=titan_on_cpu.run, args=(rank, ranks, port, words, log), daemon=True)
+        for rank, log in enumerate(logs)
+    ]
     for one in running:
         one.start()
     for one in running:
-        one.join()
+        one.join(300)
     said = logs[0].read_text()
     assert [one.exitcode for one in running] == [0] * ranks, said[-3000:]
     return [float(loss) for loss in re.findall(r"step: +\d+ +loss: +([\d.]+)", said)]

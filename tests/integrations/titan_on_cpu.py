@@ -5,7 +5,9 @@ torch 2.14, where a function that it calls after the first step got its public n
 is torchtitan's.
 """
 
+import os
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
@@ -23,17 +25,23 @@ processor = SimpleNamespace(
 )
 
 
-def use_the_processor():
-    """Before the first import of torchtitan."""
-    assert "torchtitan" not in sys.modules
+if "torchtitan" not in sys.modules:  # which looks for its accelerator when it is imported
     torch._utils._get_available_device_type = lambda: "cpu"
     torch._utils._get_device_module = lambda kind: processor
-    if not hasattr(torch.distributed, "set_timeout"):  # before torch 2.14
-        torch.distributed.set_timeout = c10d._set_pg_timeout
+if not hasattr(torch.distributed, "set_timeout"):  # before torch 2.14
+    torch.distributed.set_timeout = c10d._set_pg_timeout
+
+from torchtitan.train import main
+
+
+def run(rank, ranks, port, words, log):
+    """One of the processes that torchrun would start, with its output in a file."""
+    sys.stdout = sys.stderr = Path(log).open("w")  # noqa: SIM115
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    sys.argv = ["train", *words]
+    main()
 
 
 if __name__ == "__main__":
-    use_the_processor()
-    from torchtitan.train import main
-
     main()

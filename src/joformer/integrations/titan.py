@@ -40,7 +40,7 @@ __all__ = ["JourneyAttention", "PackedAttention", "RotaryFrames", "journey_atten
 
 
 class RotaryFrames(FixedFrames, Module):
-    """``θ_tp = ω_p t`` with the frequencies of torchtitan's RoPE, made in each forward pass: no table, no last position.
+    """``θ_tp = ω_p t`` with the frequencies of torchtitan's RoPE, made in each forward pass: no table is kept.
 
     Angles are float64 up to their sine, where torchtitan's are float32: beyond some thousand tokens these differ.
 
