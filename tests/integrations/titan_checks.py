@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import re
+import shlex
 import socket
 from functools import partial
 from pathlib import Path
@@ -14,11 +15,14 @@ import titan_on_cpu
 import torch
 from torch import nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torchtitan.config import ConfigManager
+from torchtitan.config.override import apply_overrides
 from torchtitan.models.common import attention as theirs
 from torchtitan.models.common.config_utils import make_gqa_config
 from torchtitan.models.common.rope import ComplexRoPE, CosSinRoPE
 from torchtitan.models.llama3 import llama3_configs
 from torchtitan.models.llama3.state_dict_adapter import Llama3StateDictAdapter
+from torchtitan.models.qwen3 import qwen3_configs
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from joformer import journey_attention as reference
@@ -93,6 +97,27 @@ def test_scores_alone_are_torchtitans_own_llama():
     close(built(llama("both", "sdpa"), state)(tokens, PACKED), both)
     differs(both, expected)
     differs(built(llama("scores", "sdpa"), state)(tokens), expected)  # one document
+
+
+@pytest.mark.usefixtures("_eager_flex")
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@torch.no_grad()
+def test_scores_alone_are_torchtitans_own_qwen3():
+    """Whose queries and keys are normalised, and rotated in other planes."""
+
+    def qwen(**arguments):
+        config = qwen3_configs["debugmodel"](attn_backend="flex")
+        config.layers = config.layers[:1]
+        if arguments:
+            config.layers[0].attention = titan.journey_attention(config.layers[0].attention, **arguments)
+        return config
+
+    tokens, plain = torch.randint(VOCAB, PACKED.shape), built(qwen())
+    given = {"positions": PACKED, "attention_masks": plain.get_attention_masks(PACKED)}
+    state, expected = plain.state_dict(), plain(tokens, **given)
+    close(built(qwen(transport="scores"), state)(tokens, **given), expected)
+    close(built(qwen(transport="scores", attention="sdpa"), state)(tokens, PACKED), expected)
+    assert not torch.equal(built(qwen(transport="both"), state)(tokens, **given), expected)
 
 
 @torch.no_grad()
@@ -208,6 +233,19 @@ def test_refused(call, line):
     with pytest.raises(ValueError, match=line) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+def test_commands_of_the_page():
+    """torchtitan understands them, and journey attention is what they build."""
+    page = (Path(titan.__file__).parents[3] / "docs" / "integrations.md").read_text().replace("\\\n", " ")
+    commands = [shlex.split(line) for line in page.splitlines() if "-m torchtitan.train" in line]
+    assert len(commands) == 2
+    for words, transport in zip(commands, ("both", "values")):
+        config = ConfigManager().parse_args(words[words.index("torchtitan.train") + 1 :])
+        config.model_spec.model.update_from_config(config=config)
+        replaced = apply_overrides(config.override, config)
+        assert len(replaced) == len(config.model_spec.model.layers)
+        assert {layer.attention.transport for layer in config.model_spec.model.layers} == {transport}
 
 
 # By torchtitan's own trainer, in processes forked from one that has imported it and done nothing else.
