@@ -114,7 +114,7 @@ class _Pool:
         # Not forked: torch's threads do not survive that.
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
-        process = context.Process(target=_work, args=(there, str(self.out), self.execution, place, os.getpid()))
+        process = context.Process(target=_work, args=(there, str(self.out), self.execution, place))
         process.place = place  # type: ignore[attr-defined]
         process.start()
         there.close()
@@ -139,12 +139,12 @@ class _Pool:
                 process.kill()
 
 
-def _work(connection: Connection, out: str, execution: Execution, place: int, parent: int) -> None:
+def _work(connection: Connection, out: str, execution: Execution, place: int) -> None:
     """What a process does: a cell at a time until the other end is closed."""
     write_to(Path(out) / LOG)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it through who started it, or while training
     os.environ["OMP_NUM_THREADS"] = "1"
-    threading.Thread(target=follow, args=(parent,), daemon=True).start()
+    threading.Thread(target=follow, daemon=True).start()
 
     import torch
 

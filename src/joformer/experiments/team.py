@@ -99,9 +99,7 @@ class Team:
             own = {"RANK": rank, "LOCAL_RANK": (self.place * count + rank) % devices}
             here, there = context.Pipe()
             given = {key: str(value) for key, value in (common | own).items()}
-            process = context.Process(
-                target=_member, args=(there, self.cell, str(self.out), self.execution, given, os.getpid())
-            )
+            process = context.Process(target=_member, args=(there, self.cell, str(self.out), self.execution, given))
             process.start()
             there.close()
             self.members.append((process, here))
@@ -148,16 +146,14 @@ class Team:
                 process.join()
 
 
-def _member(
-    connection: Connection, cell: Cell, out: str, execution: Execution, environment: dict[str, str], parent: int
-) -> None:
+def _member(connection: Connection, cell: Cell, out: str, execution: Execution, environment: dict[str, str]) -> None:
     """What a process of a team does."""
     # Slurm and terminals signal everyone: who started this one decides, and a run takes care of Ctrl-C by itself.
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     os.environ.update(environment)
     write_to(Path(out) / LOG)
-    threading.Thread(target=follow, args=(parent,), daemon=True).start()
+    threading.Thread(target=follow, daemon=True).start()
 
     import torch
 
@@ -177,10 +173,11 @@ def _member(
     os._exit(0)
 
 
-def follow(parent: int) -> None:
+def follow() -> None:
     """End with the process that started this one, saving first: nobody would hear of the result."""
-    while os.getppid() == parent:
-        time.sleep(1)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE)
     os._exit(1)
