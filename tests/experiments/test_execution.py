@@ -133,6 +133,14 @@ def test_another_batch_sees_as_many_samples(offline):
     assert {cell.recipe.total for cell in adapted(some, batch=256, same_steps=True).cells} == {70}
 
 
+@pytest.mark.parametrize("name", [name for name in TABLES if name not in ("transport", "hierarchy")])  # slow to match
+def test_every_table_takes_another_batch_and_precision(offline, name):
+    for table in TABLES[name]("laptop", None, (0,), 10, True):
+        other = adapted(table, batch=2, precision="bf16", same_steps=True)
+        assert {(cell.source.batch, cell.recipe.precision) for cell in other.cells} == {(2, "bf16")}
+        assert [cell.name for cell in other.cells] == [cell.name for cell in table.cells]
+
+
 def test_stages_are_stretched_each(offline):
     (table,) = TABLES["length"]("paper", None, (0,), None, True)
     cells = {cell.model: cell for cell in adapted(table, batch=128).cells}
@@ -362,8 +370,9 @@ def pretended(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_what_slurm_is_asked_for(pretended, mark):
-    pytest.importorskip("submitit", reason="submitit is not installed")
+def test_what_slurm_is_asked_for(pretended, mark, monkeypatch):
+    submitit = pytest.importorskip("submitit", reason="submitit is not installed")
+    monkeypatch.setattr(submitit.Job, "_results_timeout_s", 0)  # of a job that has left no result
     (table,) = mishaps.tables("laptop", mark, (0, 1), None, True)
     given = slurm.options(["time=600", "--partition=gpu", "cpus-per-task=16"])
     events = slurm.run_by_slurm(
