@@ -419,8 +419,11 @@ def test_all_tables_at_once(offline, joformer, folder):
     ("words", "said"),
     [
         (["reproduce", "nosuch"], "there is no table 'nosuch': choose from mnist, cifar100, "),
-        (["reproduce", "mnist", "--seeds", "0"], "--seeds and --steps are 1 or more, got 0 and None"),
-        (["reproduce", "mnist", "--steps", "-1"], "--seeds and --steps are 1 or more, got 3 and -1"),
+        (
+            ["reproduce", "mnist", "--seeds", "0"],
+            "--seeds takes a number of seeds, 1 or more, or several different seeds, got 0",
+        ),
+        (["reproduce", "mnist", "--steps", "-1"], "--steps must be 1 or more, got -1"),
         (["reproduce", "mnist", "--data", "missing"], "--data missing is not there: give a folder that holds mnist"),
         (
             ["reproduce", "mnist", "--only", "nothing"],
@@ -458,9 +461,10 @@ def test_the_options_are_these():
     """An option more is a decision, not an accident."""
     parts = (cli.Reproduce, cli.Compare, cli.Report)
     assert {part.__name__: " ".join(field.name for field in dataclasses.fields(part)) for part in parts} == {
-        "Reproduce": "tables scale data seeds steps only jobs engine out dry_run json",
+        "Reproduce": "tables scale data seeds steps batch precision compile deterministic processes shard accumulate "
+        "workers drift only jobs engine slurm out dry_run json",
         "Compare": "data seeds steps longer grid looks dim layers heads context vocab batch column label size rate "
-        "seconds bands hop lr only jobs engine out dry_run json",
+        "seconds bands hop lr only jobs engine slurm out dry_run json",
         "Report": "runs out text json",
     }
 
@@ -514,7 +518,7 @@ def write_sounds(place):
 def in_turn(monkeypatch):
     """Cells in this process, and briefly: that they could be run in others is tested elsewhere."""
 
-    def one_by_one(cells, out, *, jobs):
+    def one_by_one(cells, out, *, jobs, execution):
         for cell in cells:
             yield Done(cell, run(cell, out))
 

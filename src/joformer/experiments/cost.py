@@ -33,6 +33,8 @@ def measure(cell: Cell) -> dict[str, dict[str, float]]:
     def step_of(name: str, config: Any) -> Callable[[], object]:
         model = initialise(config.build(), cell.seed).to(processes.device).train()
         counts[name] = sum(weight.numel() for weight in model.parameters())
+        if cell.recipe.compile:
+            model.compile()
         optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
         def step() -> None:

@@ -33,6 +33,15 @@ _graph = lru_cache(maxsize=4)(load_graph)
 _streamed: Any = lru_cache(maxsize=4)(Streamed)
 
 
+def cores() -> int:
+    """How many cores this process may use.
+
+    >>> cores() >= 1
+    True
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class _Source(ABC):
     """Data that can tell which it is."""
 
@@ -112,8 +121,8 @@ class ImageSource(_Source):
         if self.stream is None:
             sound = {name: getattr(self, name) for name in ("rate", "seconds", "bands", "hop")}
             return _images(self.data, label=self.label, size=self.size, **sound)
-        crop, workers = "centre" if self.augment == "none" else "resized", min(4, os.cpu_count() or 1)
-        return _streamed(self.data, size=self.stream, train_crop=crop, workers=workers, label=self.label)
+        crop = "centre" if self.augment == "none" else "resized"
+        return _streamed(self.data, size=self.stream, train_crop=crop, workers=cores(), label=self.label)
 
     def task(self) -> Task:
         """The task on this data."""

@@ -247,8 +247,11 @@ def _curve_table(words: Wording, found: dict[str, Curve], rows: int = 8) -> Colu
 
 def _place(cell: Cell) -> str:
     machine, versions = cell.facts("machine"), cell.facts("versions")
-    units = {"cores": "cores", "threads": "threads", "memory_gib": "GiB"}
-    told = [f"{v} {units[name]}" if name in units else str(v) for name, v in machine.items() if v is not None]
+    units = {"cores": "cores", "threads": "threads", "memory_gib": "GiB", "processes": "processes"}
+    units |= {"shard": "(sharded)", "accumulate": "parts of a batch in each"}
+    usual = {"processes": 1, "shard": False, "accumulate": 1}
+    shown = {name: value for name, value in machine.items() if value is not None and value != usual.get(name)}
+    told = [f"{value} {units[name]}" if name in units else str(value) for name, value in shown.items()]
     return ", ".join([*told, *(f"{name} {version}" for name, version in versions.items())])
 
 
