@@ -193,8 +193,8 @@ class ViT(_Labelled):
         stream: Decode images while training, not before: for those that do not fit into memory. 224 × 224
             unless --size.
         workers: Processes that decode, with --stream.
-        augment: none, crop (the paper's Setup A: and flip), cifar (Setup B: with mixup), or imagenet (DeiT's:
-            with mixup, CutMix, smoothed labels).
+        augment: none, crop (the paper's Setup A: and flip), cifar (Setup B: with mixup), imagenet (DeiT's:
+            with mixup, CutMix, smoothed labels) or deit (the same in timm's arithmetic).
         draw: Every image once per epoch, or any image at any time (Setup B).
         model: By the paper's name (rope2d, joformer_old, joformer_axial, …), short for the next four, which
             override it.

@@ -76,7 +76,7 @@ class ImageTask(Task):
         return {
             "images": self.images.fingerprint,
             "batch": self.size,
-            "augment": None if self.augment is None else asdict(self.augment),
+            "augment": None if self.augment is None else self.augment.describe(),
             "mix": None if self.mix is None else asdict(self.mix),
             "draw": self.draw,
             "normalise": self.normalise,
