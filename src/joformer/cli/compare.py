@@ -87,8 +87,8 @@ class Compare:
         found = resolve(self.data, label=self.label, column=self.column)
         source: TextSource | ImageSource
         if found.kind == "text":
-            windows = {"context": self.context, "batch": self.batch or 16}
-            source = TextSource(found.spec, vocab=self.vocab, column=self.column, **windows)
+            batch = self.batch or 16
+            source = TextSource(found.spec, vocab=self.vocab, column=self.column, context=self.context, batch=batch)
         else:
             sound = {name: getattr(self, name) for name in ("rate", "seconds", "bands", "hop")}
             source = ImageSource(found.spec, batch=self.batch or 64, label=self.label, size=self.size, **sound)
