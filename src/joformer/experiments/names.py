@@ -62,7 +62,16 @@ MODELS: dict[str, dict[str, str | Rotating]] = {
         "mlp": "MLP on the pixels",
     },
     "wikipedia": {**_LANGUAGE, "projected": "projected angles as printed"},
-    "length": {**_LANGUAGE, "projected": Rotating("projected", "both", ", late")},
+    **{
+        name: {
+            **_LANGUAGE,
+            "rope, yarn": "RoPE, YaRN",
+            "projected": Rotating("projected", "both", ", late"),
+            "projected from scratch": Rotating("projected", "both"),
+            "none": "no positions",
+        }
+        for name in ("length", "length-150k")
+    },
     **{name: {**_VISION} for name in ("cifar100", "cifar100-liere", "imagenet", "speech", "overhead")},
     **{name: {**_GRID} for name in ("transport", "compare", "cost", "sizes", "rates")},
 }

@@ -17,6 +17,7 @@ import torch
 import joformer
 from joformer._io import make_folder, open_log, sealed, write_whole
 from joformer._log import logger
+from joformer.experiments import extrapolation
 from joformer.experiments.cost import measure
 from joformer.experiments.tables import REMEDY, RESULT, Cell, read
 from joformer.training import LanguageTask, Processes, open_run, train
@@ -74,16 +75,11 @@ def run(cell: Cell, out: Path) -> dict[str, Any]:
 def _trained(cell: Cell, folder: Path) -> dict[str, Any]:
     task = cell.source.task()
     last = train(cell.config, task, cell.recipe, folder, seed=cell.seed, notes=cell.source.notes())
-    measured = {cell.size: {name: value for name, value in last.items() if name != "step"}}
+    found: dict[str, Any] = {"measured": {cell.size: {name: value for name, value in last.items() if name != "step"}}}
     if cell.lengths:
         assert isinstance(task, LanguageTask)
-        processes, model = Processes(), open_run(folder).model
-        task.to(processes.device)
-        model.to(processes.device).eval()
-        measured = {}
-        for length in cell.lengths:
-            logger.info(f"{cell.name}: measuring at {length} tokens")
-            measured[str(length)] = task.evaluate(model, processes, context=length)
+        logger.info(f"{cell.name}: measuring at {', '.join(map(str, cell.lengths))} tokens")
+        found = extrapolation.measure(cell, task, open_run(folder).model)
     pace = _lines(folder / SPEED)
     spent = [line["seconds_per_step"] for line in pace]
     since = [0, *(line["step"] for line in pace)]
@@ -93,7 +89,7 @@ def _trained(cell: Cell, folder: Path) -> dict[str, Any]:
         {key: value for key, value in line.items() if key not in ("lr", "gradient")} for line in held + _thin(seen)
     ]
     return {
-        "measured": measured,
+        **found,
         "curve": sorted(curve, key=lambda line: line["step"]),
         "seconds": sum((line["step"] - at) * s for line, at, s in zip(pace, since, spent, strict=False)),
         "step_ms": 1000 * statistics.median(spent) if spent else None,
