@@ -32,7 +32,7 @@ def measure(cell: Cell, task: LanguageTask, model: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def yarned(model: JoFormerLM, factor: float, original: int) -> Iterator[None]:
+def yarned(model: JoFormerLM, factor: int | float, original: int) -> Iterator[None]:
     """Inside, the fixed frequencies are scaled by YaRN and the scores of these layers by its temperature.
 
     >>> from joformer.models import LMConfig

@@ -203,7 +203,7 @@ class LanguageTask(Task):
         return {} if self.parallel is None else {"parallel": self.parallel}
 
 
-def _measured(nats: float, count: float, size: float) -> dict[str, float]:
+def _measured(nats: float, count: int | float, size: int | float) -> dict[str, float]:
     """What is reported of so many nats over so many tokens of so many bytes."""
     loss = nats / count
     return {"loss": loss, "perplexity": math.exp(min(loss, 700)), "bits_per_byte": nats / math.log(2) / size}
