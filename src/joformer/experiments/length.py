@@ -126,10 +126,11 @@ def _recipe(model: str, total: int, shares: tuple[int, ...], rates: tuple[float,
     counts = [total * share // sum(shares) for share in shares]
     counts[-1] = total - sum(counts[:-1])
     stages = [f"{count}:{rate:g}" for count, rate in zip(counts, rates, strict=False) if count]
+    warmup = min(total // 20, *filter(None, counts))
     if model == "projected":
         stages[-1] += ":projected"
     every = max(1, total // 4)
     return Recipe(
-        stages=tuple(stages), end=0.1, warmup=min(total // 20, *filter(None, counts)), weight_decay=0.01, precision=precision,
+        stages=tuple(stages), end=0.1, warmup=warmup, weight_decay=0.01, precision=precision,
         log_every=10, evaluate_every=every, save_every=min(every, 5000), keep=1,
     )  # fmt: skip

@@ -34,7 +34,7 @@ def tables(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | N
     if scale == "paper":
         where = find(data, ("imagenet",), scale, hub="imagenet", embedded="digits", sole=sole)
         source = ImageSource(where, batch=1024, augment="deit", stream=224)
-        shape: dict[str, Any] = {"classes": len(source.load().classes)}
+        shape: dict[str, Any] = {"classes": len(source.load().classes), "drop_path": 0.1}
     else:  # what a step takes does not depend on what is in the images
         source = ImageSource("digits", batch=64)
         shape = {"shape": (8, 8), "patch": (1, 1), "channels": 1, "classes": 10, "dim": 64, "layers": 4, "heads": 4}
