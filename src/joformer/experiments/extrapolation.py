@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from joformer.frames import FixedFrames
 from joformer.frequencies import YaRN
 from joformer.models import JoFormerLM
 from joformer.training import LanguageTask, Processes
@@ -45,7 +44,7 @@ def yarned(model: JoFormerLM, factor: int | float, original: int) -> Iterator[No
     """
     yarn = YaRN(factor, original_length=original)
     layers: Any = zip(model.frames, model.blocks, strict=True)
-    fixed = [(frames, block.attention) for frames, block in layers if isinstance(frames, FixedFrames)]
+    fixed = [(frames, block.attention) for frames, block in layers if hasattr(frames, "scaling")]
     if not fixed:
         raise ValueError("YaRN scales fixed frequencies, and this model has none: give one with frames='fixed'")
     before = [(frames.scaling, attention.scale) for frames, attention in fixed]
