@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from joformer.training.augment.operations import CODES, OPERATIONS, operate_, pixels, turns
+from joformer.training.transfer import to_device
 
 FOURTEEN = tuple(OPERATIONS)[:14]  # the RandAugment paper's operations, and torchvision's
 MOST = 30  # magnitudes count to this, as in torchvision and kornia; timm's count to 10
@@ -179,7 +180,7 @@ class Augment:
             operate_(x, plan.codes[:, round_], plan.strengths[:, round_], plan.turns[:, round_])
         out = self.normalise(x)
         if self.erase > 0:
-            out.mul_(self._kept(plan, *images.shape[2:]).to(out.device))
+            out.mul_(self._kept(plan, *images.shape[2:], device=out.device))
         return out
 
     def normalise(self, images: Tensor) -> Float[Tensor, "batch channels h w"]:
@@ -189,28 +190,30 @@ class Augment:
         tensor([[[[-1.,  1.]]]])
         """
         self._check(images)
-        shift, scale = torch.tensor((self.mean, self.std), device=images.device).mul_(255)[:, :, None, None]
+        shift, scale = to_device(torch.tensor((self.mean, self.std)).mul_(255), images.device)[:, :, None, None]
         return images.to(torch.float32).sub_(shift).div_(scale)
 
     def _cropped(self, images: Tensor, plan: Plan) -> Tensor:
         if not self.crop_pad and not self.flip:
             return images.clone()
-        h, w = images.shape[2:]
-        columns = torch.arange(w).expand(len(plan), w)
-        columns = torch.where(plan.flipped[:, None], w - 1 - columns, columns) + plan.moved[:, 1:]
-        rows = torch.arange(h) + plan.moved[:, :1]
+        (h, w), device = images.shape[2:], images.device
+        moved, flipped = to_device(plan.moved, device), to_device(plan.flipped, device)
+        columns = torch.arange(w, device=device).expand(len(plan), w)
+        columns = torch.where(flipped[:, None], w - 1 - columns, columns) + moved[:, 1:]
+        rows = torch.arange(h, device=device) + moved[:, :1]
         rows, columns = (n - (n - i.abs()).abs() for i, n in ((rows, h - 1), (columns, w - 1)))
-        return pixels(images, (rows * w).to(images.device)[:, :, None] + columns.to(images.device)[:, None, :])
+        return pixels(images, (rows * w)[:, :, None] + columns[:, None, :])
 
-    def _kept(self, plan: Plan, h: int, w: int) -> Tensor:
+    def _kept(self, plan: Plan, h: int, w: int, *, device: torch.device) -> Tensor:
         extent = torch.tensor((h, w))
         if self.erase_size is None:
             sides = (plan.sides * math.sqrt(h * w)).round().long().minimum(extent)
         else:
             sides = torch.full_like(plan.moved, self.erase_size)
         start = (plan.corner * (extent - sides + 1)).long()
-        stop = start + sides * plan.erased[:, None]
-        rows, columns = torch.arange(h), torch.arange(w)
+        # Two numbers per axis go to the device, and the mask of every pixel is made there.
+        start, stop = to_device(torch.stack((start, start + sides * plan.erased[:, None])), device)
+        rows, columns = torch.arange(h, device=device), torch.arange(w, device=device)
         down = (rows >= start[:, :1]) & (rows < stop[:, :1])
         across = (columns >= start[:, 1:]) & (columns < stop[:, 1:])
         return ~(down[:, :, None] & across[:, None, :])[:, None]

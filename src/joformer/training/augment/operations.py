@@ -25,7 +25,9 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
+from joformer._precision import readable
 from joformer.algebra._checks import in_float64
+from joformer.training.transfer import to_device
 
 Images = UInt8[Tensor, "batch channels h w"]
 Strengths = Float[Tensor, " batch"]
@@ -99,11 +101,18 @@ def _equalize(x: Tensor, _: Tensor, levels: Tensor) -> Tensor:
     batch, channels, h, w = x.shape
     flat = x.flatten(2)
     rows = 256 * torch.arange(batch * channels, device=x.device).view(batch, channels, 1)
-    counts = torch.bincount((flat + rows).flatten(), minlength=256 * batch * channels).view(batch, channels, 256)
+    counts = _counted((flat + rows).flatten(), 256 * batch * channels).view(batch, channels, 256)
     # The brightest level present has nothing above it to be told apart from.
     step = (h * w - counts.gather(-1, flat.amax(-1, keepdim=True).long())) // 255
     table = (step // 2 + counts.cumsum(-1) - counts) // step.clamp(min=1)
     return torch.where(step > 0, table.clamp(max=255), levels)
+
+
+def _counted(x: Tensor, size: int) -> Tensor:
+    """How often each of 0 … size − 1 is in `x`; elsewhere than on the CPU `bincount` waits to learn the largest."""
+    if readable(x):
+        return torch.bincount(x, minlength=size)
+    return x.new_zeros(size).scatter_add_(0, x, x.new_ones(()).expand_as(x))
 
 
 def _contrast(x: Tensor, factor: Tensor, levels: Tensor) -> Tensor:
@@ -183,8 +192,8 @@ def resample(x: Images, codes: Tensor, strengths: Strengths, turn: Float[Tensor,
     tensor([[[[2, 3, 4, 0]]]], dtype=torch.uint8)
     """
     h, w = x.shape[-2:]
-    sides = torch.tensor((w, h), dtype=torch.float32, device=x.device)
-    moved = torch.tensor((CODES["TranslateX"], CODES["TranslateY"]), device=x.device)
+    sides = to_device(torch.tensor((w, h), dtype=torch.float32), x.device)
+    moved = to_device(torch.tensor((CODES["TranslateX"], CODES["TranslateY"])), x.device)
     middle = sides / 2 * (codes == CODES["Rotate"])[:, None]
     home = middle + (sides * strengths[:, None] * (codes[:, None] == moved)).trunc_()
     across = torch.arange(w, device=x.device) + 0.5 - middle[:, :1]
@@ -208,7 +217,7 @@ def look_up(x: Images, codes: Tensor, strengths: Strengths) -> Images:
     tables = torch.empty(*x.shape[:2], 256, dtype=torch.uint8, device=x.device)
     levels = torch.arange(256, dtype=torch.int32, device=x.device)
     for name, table in TABLES.items():
-        rows = (codes == CODES[name]).nonzero()[:, 0].to(x.device)
+        rows = to_device((codes == CODES[name]).nonzero()[:, 0], x.device)
         if len(rows):
             made = table(x.index_select(0, rows), strengths.index_select(0, rows).view(-1, 1, 1), levels)
             tables.index_copy_(0, rows, made.to(torch.uint8).expand(len(rows), x.shape[1], 256))
@@ -227,15 +236,19 @@ def operate_(x: Images, codes: Tensor, strengths: Tensor, turn: Tensor) -> None:
     tensor([[254,  55],
             [  1, 200]], dtype=torch.uint8)
     """
+
+    def there(t: Tensor) -> Tensor:
+        return to_device(t, x.device)
+
     families: tuple[tuple[Tensor, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]], ...] = (
         (_LEVELS[codes], lambda part, code, strength, _: look_up(part, code, strength)),
-        (_GEOMETRY[codes], lambda part, code, strength, m: resample(part, code.to(x.device), strength, m.to(x.device))),
+        (_GEOMETRY[codes], lambda part, code, strength, m: resample(part, there(code), strength, there(m))),
         (codes == CODES["Color"], lambda part, _, strength, __: color(part, strength)),
         (codes == CODES["Sharpness"], lambda part, _, strength, __: sharpness(part, strength)),
     )
     for chosen, result in families:
         rows = chosen.nonzero()[:, 0]
         if len(rows):
-            there = rows.to(x.device)
-            part = x.index_select(0, there)
-            x.index_copy_(0, there, result(part, codes[rows], strengths[rows].to(x.device), turn[rows]))
+            at = there(rows)
+            part = x.index_select(0, at)
+            x.index_copy_(0, at, result(part, codes[rows], there(strengths[rows]), turn[rows]))

@@ -22,6 +22,7 @@ from joformer.training.data import Text, windows
 from joformer.training.processes import Processes
 from joformer.training.tasks.parts import divides, rounds, share
 from joformer.training.tasks.task import Task
+from joformer.training.transfer import to_device
 
 
 class LanguageTask(Task):
@@ -115,7 +116,7 @@ class LanguageTask(Task):
         self.text.tokenizer.save(folder / "tokenizer.json")
 
     def _windows(self, tokens: Any, starts: Tensor, context: int) -> tuple[Tensor, Tensor]:
-        both = windows(tokens, starts, context + 1).to(self.device, non_blocking=True)
+        both = to_device(windows(tokens, starts, context + 1), self.device)
         inputs, targets = both[:, :-1], both[:, 1:]
         if self.parallel is not None:
             inputs, targets = self.parallel.share(inputs), self.parallel.share(targets)
