@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from joformer._io import read_sealed, sealed
 from joformer.models import JoFormerLM, initialise
-from joformer.training import LanguageTask, Processes, Recipe, learning_rate, load_images, open_run, train
+from joformer.training import LanguageTask, Processes, Recipe, learning_rate, load_images, loop, open_run, train
 from joformer.training.recipe import groups
 from joformer.training.state import State
 
@@ -37,6 +37,13 @@ def run(out, kind="lm", *, config=None, task=None, seed=0, heard=None, **recipe)
     task = TASKS[kind](**task) if isinstance(task, dict) else task or TASKS[kind]()
     with logged([] if heard is None else heard):
         return train(config_of(kind, config or {}), task, recipe_of(recipe), out, seed=seed, **options)
+
+
+@pytest.fixture(params=[False, True], ids=["read at once", "deferred"])
+def deferred(request, monkeypatch):
+    """Numbers are read at every step as on the CPU, or left where they are as on a GPU."""
+    if request.param:
+        monkeypatch.setattr(loop, "DEFERRED", ("cpu",))
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
@@ -485,7 +492,7 @@ def broken_gradient(model):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_number_that_is_none_stops_the_run(memory, done, result_of, poison, layer):
+def test_a_number_that_is_none_stops_the_run(memory, done, result_of, poison, layer, deferred):
     task, out = lm_task(), memory / "run"
     task.__class__, task.poison = Poisoned, poison
     last = out / "checkpoints" / "00000006"
@@ -500,7 +507,7 @@ def test_a_number_that_is_none_stops_the_run(memory, done, result_of, poison, la
 @pytest.mark.refused
 @pytest.mark.parametrize("lr", [1e18, 1e30, 3e38])
 @pytest.mark.parametrize("evaluate_every", [1, 100])
-def test_an_absurd_rate_stops_the_run(memory, lr, evaluate_every):
+def test_an_absurd_rate_stops_the_run(memory, lr, evaluate_every, deferred):
     """And leaves no checkpoint that is broken."""
     out = memory / "run"
     recipe = {"lr": lr, "warmup": 0, "save_every": 1, "keep": 9, "log_every": 1, "evaluate_every": evaluate_every}
