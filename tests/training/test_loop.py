@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from joformer._io import read_sealed, sealed
 from joformer.models import JoFormerLM, initialise
-from joformer.training import LanguageTask, Processes, Recipe, learning_rate, load_images, loop, open_run, train
+from joformer.training import LanguageTask, Processes, Recipe, learning_rate, load_images, open_run, state, train
 from joformer.training.recipe import groups
 from joformer.training.state import State
 
@@ -43,7 +43,7 @@ def run(out, kind="lm", *, config=None, task=None, seed=0, heard=None, **recipe)
 def deferred(request, monkeypatch):
     """Numbers are read at every step as on the CPU, or left where they are as on a GPU."""
     if request.param:
-        monkeypatch.setattr(loop, "DEFERRED", ("cpu",))
+        monkeypatch.setattr(state, "DEFERRED", ("cpu",))
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:

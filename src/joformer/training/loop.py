@@ -112,8 +112,6 @@ def train(
         return run.last
 
 
-DEFERRED = ("cuda",)
-"""Devices on which numbers stay until they are needed: those whose fused AdamW leaves out an update by itself."""
 READ_EVERY = 10
 """Steps after which numbers are read from a GPU at the latest: a signal to stop is one of them."""
 
@@ -169,7 +167,6 @@ class _Run:
         self.recent: list[float] = []  # losses since the last line of the log
         self.loss = self.norm = 0.0  # of the newest step that was read
         self.unread: list[tuple[int, Tensor]] = []  # steps, and what each left on the device
-        self.deferred = self.processes.device.type in DEFERRED
         self.saved: Path | None = None  # the newest checkpoint that is known to be good
         self.drifted: list[Any] = []
         self.extended: list[Any] = []
@@ -348,7 +345,7 @@ class _Run:
         if processes.count > 1:
             values = processes.total(values) / processes.count
         self.unread.append((self.step, values))
-        if not self.deferred:
+        if not self.state.deferred:
             stop = self._read()
             self.state.update(rate)
             self.step += 1

@@ -13,9 +13,14 @@ from joformer.training.checkpoints import Checkpoint
 from joformer.training.processes import Processes, fill, whole
 from joformer.training.recipe import Recipe, groups
 
+DEFERRED = ("cuda",)
+"""Devices on which numbers stay until they are needed: those whose fused AdamW leaves out an update by itself."""
+
 
 class State:
     """The model `raw` ready to train: `model` is what is called, `parameters` are named as in `raw`.
+
+    Where `deferred`, reading a number would stop the device: `update` is told by a tensor what to leave out.
 
     >>> state = State(nn.Linear(2, 2), Recipe(average=0.9), Processes())
     >>> state.model(torch.ones(1, 2)).sum().backward()
@@ -30,8 +35,9 @@ class State:
         self.recipe, self.processes = recipe, processes
         self.raw, self.model = raw, processes.wrap(raw, recipe.compile)
         self.parameters = dict(raw.named_parameters())
-        # The fused one alone can leave an update out without the host having to look.
-        fused = processes.device.type == "cuda" or (processes.device.type == "cpu" and not processes.sharded)
+        kind = processes.device.type
+        self.deferred = kind in DEFERRED
+        fused = self.deferred or (kind == "cpu" and not processes.sharded)
         self.optimizer = torch.optim.AdamW(groups(raw, recipe.weight_decay), betas=recipe.betas, fused=fused)
         self.optimizer.register_step_pre_hook(self._leave_out)
         self._broken: Tensor | None = None

@@ -136,7 +136,7 @@ class ImageTask(Task):
             logits = model(self._plain(images)).float()
             hits = logits.topk(best, -1).indices == labels[:, None]
             loss = F.cross_entropy(logits, labels, reduction="sum")
-            one = hits.new_tensor(len(labels), dtype=torch.int64)
+            one = hits.new_full((), len(labels), dtype=torch.int64)
             sums += weight * torch.stack((loss, hits[:, 0].sum(), hits.sum(), one))
         loss, first, five, n = processes.total(sums).tolist()
         return {"loss": loss / n, "accuracy": 100 * first / n, f"top_{best}": 100 * five / n}
