@@ -5,9 +5,9 @@
         x.sum().item()
     device.waits                              # ["_local_scalar_dense"]
 
-Everything computes as on the CPU, so that results can be compared. What counts as waiting is what waits on CUDA: reading
-a number, a shape that depends on numbers (nonzero, masks as indices, bincount), and copies that are not non_blocking.
-Tensors of both places in one operation are an error, as there.
+Everything computes as on the CPU, so that results can be compared. What counts as waiting is what waits on CUDA:
+reading a number, a shape that depends on numbers (nonzero, masks as indices, bincount), and copies that are not
+non_blocking. Tensors of both places in one operation are an error, as there.
 """
 
 from __future__ import annotations

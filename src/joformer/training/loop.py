@@ -165,7 +165,8 @@ class _Run:
         self.last: dict[str, Any] = {}  # line of the log, once the run has ended
         self.damage: tuple[str, ...] = ()  # to the files of a run that has ended
         self.recent: list[float] = []  # losses since the last line of the log
-        self.loss = self.norm = 0.0  # of the newest step that was read
+        self.shown: dict[str, float] = {}  # the loss of the newest step that was read, beside the bar
+        self.norm = 0.0  # of its gradient
         self.unread: list[tuple[int, Tensor]] = []  # steps, and what each left on the device
         self.saved: Path | None = None  # the newest checkpoint that is known to be good
         self.drifted: list[Any] = []
@@ -326,7 +327,7 @@ class _Run:
                 rate = learning_rate(recipe.sequence[stage], at, warmup=recipe.warmup, end=recipe.end)
                 self.task.prepare(self.state.raw, self.step)
                 stop = self._step(rate, received())
-                progress.update(self.step, loss=self.loss)
+                progress.update(self.step, None, **self.shown)
                 if self.step % recipe.log_every == 0 or self.step == total:
                     mean = math.fsum(self.recent) / len(self.recent)
                     self._write({"step": self.step, "train_loss": mean, "lr": rate, "gradient": self.norm}, record)
@@ -388,16 +389,16 @@ class _Run:
         steps, values = zip(*self.unread, strict=True)
         self.unread = []
         for step, numbers in zip(steps, torch.stack(values).tolist(), strict=True):
-            self.loss, self.norm, signalled = numbers
+            loss, self.norm, signalled = numbers
             if not all(map(math.isfinite, numbers[: self._judged])):
                 if self.step != step:  # others came after it: its gradients have to be computed again
                     self.step = step
                     self.state.optimizer.zero_grad(set_to_none=True)
                     self._backward()
                     self.state.norm()
-                what = f"the loss is {self.loss} and the norm of its gradient {self.norm} at step {step + 1}"
-                raise self._broken(what)
-            self.recent.append(self.loss)
+                raise self._broken(f"the loss is {loss} and the norm of its gradient {self.norm} at step {step + 1}")
+            self.recent.append(loss)
+            self.shown = {"loss": loss}
         return bool(signalled)
 
     def _batch(self, part: int) -> Any:
