@@ -122,7 +122,7 @@ class Evaluate:
         source = resolve(data, label=self.label or notes.get("label"))
         images: Images | Streamed
         if notes.get("stream"):
-            images = Streamed(source, size=notes.get("size") or 224, workers=2)
+            images = Streamed(source, size=notes.get("size") or 224)
         else:
             sound = {name: notes.get(name) for name in ("rate", "seconds", "bands", "hop")}
             images = load_labelled(source, size=notes.get("size"), **sound)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -128,8 +127,8 @@ class ImageSource(_Source):
         if self.stream is None:
             sound = {name: getattr(self, name) for name in ("rate", "seconds", "bands", "hop")}
             return _images(self.data, label=self.label, size=self.size, **sound)
-        crop, workers = "centre" if self.augment == "none" else "resized", min(4, os.cpu_count() or 1)
-        return _streamed(self.data, size=self.stream, train_crop=crop, workers=workers, label=self.label)
+        crop = "centre" if self.augment == "none" else "resized"
+        return _streamed(self.data, size=self.stream, train_crop=crop, label=self.label)
 
     def task(self) -> Task:
         """The task on this data."""

@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from joformer.training.augment.operations import CODES, OPERATIONS, TIMM, operate_, pixels, turns
+from joformer.training.transfer import to_device
 
 FOURTEEN = tuple(OPERATIONS)[:14]  # the RandAugment paper's operations, and torchvision's
 MOST = 30  # magnitudes count to this, as in torchvision and kornia; timm's count to 10
@@ -216,10 +217,11 @@ class Augment:
             operate_(x, plan.codes[:, round_], plan.strengths[:, round_], plan.turns[:, round_], fill)
         out = self.normalise(x)
         if self.erase > 0 and self.erase_with == "zeros":
-            out.mul_(self._kept(plan, *images.shape[2:]).to(out.device))
+            out.mul_(self._kept(plan, *images.shape[2:], device=out.device))
         elif self.erase > 0 and len(erased := plan.erased.nonzero()[:, 0]):
-            there, kept = erased.to(out.device), self._kept(plan, *images.shape[2:])[erased].to(out.device)
-            noise = normal(plan.noise[erased].to(out.device), images.shape[1:].numel()).view(-1, *images.shape[1:])
+            there, numbers = to_device(erased, out.device), to_device(plan.noise[erased], out.device)
+            kept = self._kept(plan, *images.shape[2:], device=out.device).index_select(0, there)
+            noise = normal(numbers, images.shape[1:].numel()).view(-1, *images.shape[1:])
             out.index_copy_(0, there, torch.where(kept, out.index_select(0, there), noise))
         return out
 
@@ -239,34 +241,34 @@ class Augment:
         tensor([[[[-1.,  1.]]]])
         """
         self._check(images)
-        shift, scale = torch.tensor((self.mean, self.std), device=images.device).mul_(255)[:, :, None, None]
+        shift, scale = to_device(torch.tensor((self.mean, self.std)).mul_(255), images.device)[:, :, None, None]
         return images.to(torch.float32).sub_(shift).div_(scale)
 
     def _cropped(self, images: Tensor, plan: Plan) -> Tensor:
         if not self.crop_pad and not self.flip:
             return images.clone()
-        h, w = images.shape[2:]
-        columns = torch.arange(w).expand(len(plan), w)
-        columns = torch.where(plan.flipped[:, None], w - 1 - columns, columns) + plan.moved[:, 1:]
-        rows = torch.arange(h) + plan.moved[:, :1]
-        if self.crop_border == "zeros":
-            inside = [((i >= 0) & (i < n)).to(images.device) for i, n in ((rows, h), (columns, w))]
-            rows, columns = rows.clamp(0, h - 1), columns.clamp(0, w - 1)
-        rows, columns = (n - (n - i.abs()).abs() for i, n in ((rows, h - 1), (columns, w - 1)))
-        out = pixels(images, (rows * w).to(images.device)[:, :, None] + columns.to(images.device)[:, None, :])
-        if self.crop_border == "zeros":
-            out.mul_(inside[0][:, None, :, None] & inside[1][:, None, None, :])
-        return out
+        (h, w), device = images.shape[2:], images.device
+        moved, flipped = to_device(plan.moved, device), to_device(plan.flipped, device)
+        columns = torch.arange(w, device=device).expand(len(plan), w)
+        columns = torch.where(flipped[:, None], w - 1 - columns, columns) + moved[:, 1:]
+        rows = torch.arange(h, device=device) + moved[:, :1]
+        if self.crop_border == "reflect":
+            rows, columns = (n - (n - i.abs()).abs() for i, n in ((rows, h - 1), (columns, w - 1)))
+            return pixels(images, (rows * w)[:, :, None] + columns[:, None, :])
+        inside = ((rows >= 0) & (rows < h))[:, :, None] & ((columns >= 0) & (columns < w))[:, None, :]
+        at = rows.clamp(0, h - 1)[:, :, None] * w + columns.clamp(0, w - 1)[:, None, :]
+        return pixels(images, at).mul_(inside[:, None])
 
-    def _kept(self, plan: Plan, h: int, w: int) -> Tensor:
+    def _kept(self, plan: Plan, h: int, w: int, *, device: torch.device) -> Tensor:
         extent = torch.tensor((h, w))
         if self.erase_size is None:
             sides = (plan.sides * math.sqrt(h * w)).round().long().minimum(extent)
         else:
             sides = torch.full_like(plan.moved, self.erase_size)
         start = (plan.corner * (extent - sides + 1)).long()
-        stop = start + sides * plan.erased[:, None]
-        rows, columns = torch.arange(h), torch.arange(w)
+        # Two numbers per axis go to the device, and the mask of every pixel is made there.
+        start, stop = to_device(torch.stack((start, start + sides * plan.erased[:, None])), device)
+        rows, columns = torch.arange(h, device=device), torch.arange(w, device=device)
         down = (rows >= start[:, :1]) & (rows < stop[:, :1])
         across = (columns >= start[:, 1:]) & (columns < stop[:, 1:])
         return ~(down[:, :, None] & across[:, None, :])[:, None]
@@ -300,7 +302,7 @@ def normal(numbers: Int[Tensor, " count"], size: int) -> Float[Tensor, "count si
     (True, True, 1.0)
     """
     x = torch.arange(size, dtype=torch.int32, device=numbers.device) + _hashed(numbers.to(torch.int32))[:, None]
-    return _quantiles().to(numbers.device)[(_hashed(x) & 0xFFFF).long()]
+    return to_device(_quantiles(), numbers.device)[(_hashed(x) & 0xFFFF).long()]
 
 
 def _hashed(x: Tensor) -> Tensor:

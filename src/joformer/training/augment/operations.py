@@ -26,7 +26,9 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
+from joformer._precision import readable
 from joformer.algebra._checks import in_float64
+from joformer.training.transfer import to_device
 
 Images = UInt8[Tensor, "batch channels h w"]
 Strengths = Float[Tensor, " batch"]
@@ -106,11 +108,18 @@ def _equalize(x: Tensor, _: Tensor, levels: Tensor) -> Tensor:
     batch, channels, h, w = x.shape
     flat = x.flatten(2)
     rows = 256 * torch.arange(batch * channels, device=x.device).view(batch, channels, 1)
-    counts = torch.bincount((flat + rows).flatten(), minlength=256 * batch * channels).view(batch, channels, 256)
+    counts = _counted((flat + rows).flatten(), 256 * batch * channels).view(batch, channels, 256)
     # The brightest level present has nothing above it to be told apart from.
     step = (h * w - counts.gather(-1, flat.amax(-1, keepdim=True).long())) // 255
     table = (step // 2 + counts.cumsum(-1) - counts) // step.clamp(min=1)
     return torch.where(step > 0, table.clamp(max=255), levels)
+
+
+def _counted(x: Tensor, size: int) -> Tensor:
+    """How often each of 0 … size − 1 is in `x`; elsewhere than on the CPU `bincount` waits to learn the largest."""
+    if readable(x):
+        return torch.bincount(x, minlength=size)
+    return x.new_zeros(size).scatter_add_(0, x, x.new_ones(()).expand_as(x))
 
 
 def _contrast(x: Tensor, factor: Tensor, levels: Tensor) -> Tensor:
@@ -211,7 +220,7 @@ def bicubic(
     dx, dy = ((at - 0.5 - first).unsqueeze(1) for at, first in ((column, left), (row, top)))
     columns, rows = ([(first.int() + k).clamp_(0, n - 1) for k in (-1, 0, 1, 2)] for first, n in ((left, w), (top, h)))
     lines = [_cubic([pixels(x, (r * w + c).long()).float() for c in columns], dx) for r in rows]
-    colour = torch.tensor(fill, dtype=torch.uint8, device=x.device).view(-1, 1, 1)
+    colour = to_device(torch.tensor(fill, dtype=torch.uint8), x.device).view(-1, 1, 1)
     return torch.where(inside[:, None], _cubic(lines, dy).clamp_(0, 255).to(torch.uint8), colour)
 
 
@@ -224,8 +233,8 @@ def _cubic(v: list[Tensor], d: Tensor) -> Tensor:
 def _sources(x: Tensor, codes: Tensor, strengths: Tensor, turn: Tensor, *, whole: bool) -> tuple[Tensor, Tensor]:
     """M (p − c) + c + t for the centre p of every pixel, (column, row), each (batch, h, w)."""
     h, w = x.shape[-2:]
-    sides = torch.tensor((w, h), dtype=torch.float32, device=x.device)
-    moved = torch.tensor((CODES["TranslateX"], CODES["TranslateY"]), device=x.device)
+    sides = to_device(torch.tensor((w, h), dtype=torch.float32), x.device)
+    moved = to_device(torch.tensor((CODES["TranslateX"], CODES["TranslateY"])), x.device)
     middle = sides / 2 * (codes == CODES["Rotate"])[:, None]
     by = sides * strengths[:, None] * (codes[:, None] == moved)
     home = middle + (by.trunc_() if whole else by)
@@ -248,7 +257,7 @@ def look_up(x: Images, codes: Tensor, strengths: Strengths) -> Images:
     tables = torch.empty(*x.shape[:2], 256, dtype=torch.uint8, device=x.device)
     levels = torch.arange(256, dtype=torch.int32, device=x.device)
     for name, table in TABLES.items():
-        rows = (codes == CODES[name]).nonzero()[:, 0].to(x.device)
+        rows = to_device((codes == CODES[name]).nonzero()[:, 0], x.device)
         if len(rows):
             made = table(x.index_select(0, rows), strengths.index_select(0, rows).view(-1, 1, 1), levels)
             tables.index_copy_(0, rows, made.to(torch.uint8).expand(len(rows), x.shape[1], 256))
@@ -270,8 +279,11 @@ def operate_(x: Images, codes: Tensor, strengths: Tensor, turn: Tensor, fill: tu
             [  1, 200]], dtype=torch.uint8)
     """
 
+    def there(t: Tensor) -> Tensor:
+        return to_device(t, x.device)
+
     def moved(part: Tensor, code: Tensor, strength: Tensor, m: Tensor) -> Tensor:
-        code, m = code.to(x.device), m.to(x.device)
+        code, m = there(code), there(m)
         return resample(part, code, strength, m) if fill is None else bicubic(part, code, strength, m, fill)
 
     families: tuple[tuple[Tensor, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]], ...] = (
@@ -283,6 +295,6 @@ def operate_(x: Images, codes: Tensor, strengths: Tensor, turn: Tensor, fill: tu
     for chosen, result in families:
         rows = chosen.nonzero()[:, 0]
         if len(rows):
-            there = rows.to(x.device)
-            part = x.index_select(0, there)
-            x.index_copy_(0, there, result(part, codes[rows], strengths[rows].to(x.device), turn[rows]))
+            at = there(rows)
+            part = x.index_select(0, at)
+            x.index_copy_(0, at, result(part, codes[rows], there(strengths[rows]), turn[rows]))

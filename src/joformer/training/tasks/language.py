@@ -23,6 +23,7 @@ from joformer.training.data import Text, windows
 from joformer.training.processes import Processes
 from joformer.training.tasks.parts import divides, rounds, share
 from joformer.training.tasks.task import Task
+from joformer.training.transfer import to_device
 
 
 class LanguageTask(Task):
@@ -192,7 +193,7 @@ class LanguageTask(Task):
         return torch.linspace(first, last, count, dtype=torch.float64).long()
 
     def _windows(self, tokens: Any, starts: Tensor, context: int) -> tuple[Tensor, Tensor]:
-        both = windows(tokens, starts, context + 1).to(self.device, non_blocking=True)
+        both = to_device(windows(tokens, starts, context + 1), self.device)
         inputs, targets = both[:, :-1], both[:, 1:]
         if self.parallel is not None:
             inputs, targets = self.parallel.share(inputs), self.parallel.share(targets)
