@@ -135,7 +135,11 @@ def test_what_waits_is_found(how, wait, memory, accelerator):
 EVERY = Augment(rand_from=tuple(OPERATIONS), rand_ops=3, rand_magnitude=15, erase_size=5)
 
 
-@pytest.mark.parametrize("augment", [EVERY, Augment.imagenet(crop_pad=3)], ids=["every operation", "imagenet"])
+@pytest.mark.parametrize(
+    "augment",
+    [EVERY, Augment.imagenet(crop_pad=3), Augment.deit(crop_pad=3, crop_border="zeros", rand_magnitude=20)],
+    ids=["every operation", "imagenet", "deit"],
+)
 def test_augmentation_runs_on_the_device(augment):
     random = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (64, 3, 16, 20), dtype=torch.uint8, generator=random)
