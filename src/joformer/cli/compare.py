@@ -92,8 +92,8 @@ class Compare:
         source: TextSource | ImageSource = TextSource(found.spec)
         graph = GraphSource(found.spec, batch=self.batch or 512) if found.kind == "graph" else None
         if found.kind == "text":
-            windows = {"context": self.context, "batch": self.batch or 16}
-            source = TextSource(found.spec, vocab=self.vocab, column=self.column, **windows)
+            batch = self.batch or 16
+            source = TextSource(found.spec, vocab=self.vocab, column=self.column, context=self.context, batch=batch)
         elif graph is None:
             sound = {name: getattr(self, name) for name in ("rate", "seconds", "bands", "hop")}
             source = ImageSource(found.spec, batch=self.batch or 64, label=self.label, size=self.size, **sound)

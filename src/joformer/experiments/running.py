@@ -17,9 +17,9 @@ import torch
 import joformer
 from joformer._io import make_folder, open_log, read_sealed, sealed, write_whole
 from joformer._log import logger
+from joformer.experiments import extrapolation
 from joformer.experiments.cost import measure
 from joformer.experiments.execution import Execution
-from joformer.experiments.sources import cores
 from joformer.experiments.tables import REMEDY, RESULT, Cell, read
 from joformer.training import LanguageTask, Processes, Streamed, open_run, train
 from joformer.training.checkpoints import STATE
@@ -86,24 +86,18 @@ def run(cell: Cell, out: Path, execution: Execution | None = None) -> dict[str, 
 def _trained(cell: Cell, folder: Path, execution: Execution) -> dict[str, Any]:
     task = cell.source.task()
     images = getattr(task, "images", None)
-    if isinstance(images, Streamed):
-        workers = max(1, cores() // execution.processes) if execution.workers is None else execution.workers
-        images.workers = images.test.workers = workers
+    if isinstance(images, Streamed) and execution.workers is not None:
+        images.workers = images.test.workers = execution.workers
     recipe = replace(cell.recipe, accumulate=execution.accumulate)
     last = train(
         cell.config, task, recipe, folder, seed=cell.seed, drift=execution.drift, notes=cell.source.notes(),
         shard=execution.shard,
     )  # fmt: skip
-    measured = {cell.size: {name: value for name, value in last.items() if name != "step"}}
+    found: dict[str, Any] = {"measured": {cell.size: {name: value for name, value in last.items() if name != "step"}}}
     if cell.lengths:
         assert isinstance(task, LanguageTask)
-        processes, model = Processes(), open_run(folder).model
-        task.to(processes.device)
-        model.to(processes.device).eval()
-        measured = {}
-        for length in cell.lengths:
-            logger.info(f"{cell.name}: measuring at {length} tokens")
-            measured[str(length)] = task.evaluate(model, processes, context=length)
+        logger.info(f"{cell.name}: measuring at {', '.join(map(str, cell.lengths))} tokens")
+        found = extrapolation.measure(cell, task, open_run(folder).model)
     pace = _lines(folder / SPEED)
     spent = [line["seconds_per_step"] for line in pace]
     since = [0, *(line["step"] for line in pace)]
@@ -113,7 +107,7 @@ def _trained(cell: Cell, folder: Path, execution: Execution) -> dict[str, Any]:
         {key: value for key, value in line.items() if key not in ("lr", "gradient")} for line in held + _thin(seen)
     ]
     return {
-        "measured": measured,
+        **found,
         "curve": sorted(curve, key=lambda line: line["step"]),
         "seconds": sum((line["step"] - at) * s for line, at, s in zip(pace, since, spent, strict=False)),
         "step_ms": 1000 * statistics.median(spent) if spent else None,
