@@ -33,17 +33,21 @@ types: $(INSTALLED)
 # their own, so there is one process more than there are cores here.
 check: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 3 --dist worksteal -m "compiled or refused" tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --doctest-modules --ignore=src/joformer/rotation/_triton.py src
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --doctest-modules --ignore=src/joformer/rotation/_triton.py \
+	    --ignore=src/joformer/integrations/titan.py src
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 3 --dist worksteal -m "not compiled and not refused" $(SHAPES) tests
 
 # timm brings torchvision, whose build does not load beside torch for the CPU and would break transformers: both lie in
-# a folder of their own, which only the tests of timm look into. Triton, which comes with torch for GPUs, likewise.
+# a folder of their own, which only the tests of timm look into. Triton, which comes with torch for GPUs, likewise; and
+# torchtitan, which wants another torch and other datasets, with what it imports of its needs.
 # The stamp is newer than what it was made from unless that changed: the second run needs no network.
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) -e ".[dev]"
 	$(PIP) --no-deps --upgrade --target $(VENV)/timm timm torchvision
 	$(PIP) --no-deps --upgrade --target $(VENV)/triton triton
+	$(PIP) --no-deps --upgrade --target $(VENV)/titan "torchtitan; python_version >= '3.11'" torchdata \
+	    torch-checkpointing spmd-types tensorboard absl-py
 	touch $@
 
 OLDEST := algebra frames attention spectral monoidal models test_rotation.py test_positions.py test_frequencies.py

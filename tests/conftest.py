@@ -24,6 +24,7 @@ WAITING = (
     "test_engine",
     "test_killed",
     "test_timm",
+    "test_titan",
     "test_triton",
     "test_commands",
     "test_convert",

@@ -7,7 +7,8 @@
     mishaps/refused      has no data
     mishaps/lingers      takes two minutes, unless the file MARK/open is there
 
-Every step that is taken leaves a line in MARK/FATE-SEED: what was done twice, or not at all, is no guess.
+Every step that is taken leaves a line in MARK/FATE-SEED: what was done twice, or not at all, is no guess. Of several
+processes of a cell it is the last that leaves them, and to which things happen.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Fated(TextSource):
         usual = task.batch
 
         def batch(seed, step, part, parts):
+            if part < parts - 1:
+                return usual(seed, step, part, parts)
             before = steps_of(Path(self.mark), self.fate, seed)
             with open(Path(self.mark) / f"{self.fate}-{seed}", "a") as log:
                 print(step, file=log)
@@ -50,6 +53,8 @@ class Fated(TextSource):
                 os.kill(os.getpid(), signal.SIGKILL)
             if step == AT and self.fate == "fails":
                 raise RuntimeError("nobody foresaw this\nnor where it would be")
+            if (Path(self.mark) / "slowly").exists():
+                time.sleep(0.3)
             if self.fate == "lingers" and not (Path(self.mark) / "open").exists():
                 time.sleep(0.3 if step < 150 else 2)  # it must not end by itself on a busy machine
             return usual(seed, step, part, parts)

@@ -73,7 +73,7 @@ def start():
 def joformer(joformer, monkeypatch):
     """The command with the table of mishaps; its cells in this process too, one after the other."""
 
-    def in_turn(cells, out, *, jobs):
+    def in_turn(cells, out, *, jobs, execution):
         for cell in cells:
             yield Done(cell, run(cell, out))
 

@@ -17,6 +17,7 @@ from joformer import cli, paper
 from joformer.experiments import NAMED_ONLY, TABLES, ImageSource, TextSource, run, sources
 from joformer.experiments.compare import tables as compared
 from joformer.experiments.engine import Done
+from joformer.experiments.metrics import METRICS
 from joformer.experiments.places import find
 from joformer.experiments.running import finished
 from joformer.experiments.sequences import QUESTIONS
@@ -94,7 +95,8 @@ def model_of(config):
 @pytest.mark.parametrize("given", [False, True], ids=["embedded", "data"])
 def test_every_table_is_whole(offline, folder, tmp_path, scale, given):
     tables = [(name, table) for name in TABLES for table in planned(name, scale, folder if given else None)]
-    assert {table.recipe for _, table in tables} == {*TABLES, *(["cifar100-liere"] if scale == "paper" else [])}
+    more = ["cifar100-liere", "length-150k"] if scale == "paper" else []
+    assert {table.recipe for _, table in tables} == {*TABLES, *more}
     names = [cell.name for _, table in tables for cell in table.cells]
     assert len(set(names)) == len(names)
     for name, table in tables:
@@ -118,7 +120,9 @@ def test_every_table_is_whole(offline, folder, tmp_path, scale, given):
             assert cell.work > 0
             assert cell.alone == (name == "overhead")
         run = {name for cell in table.cells for name, _ in cell.rivals} or {cell.model for cell in table.cells}
-        assert run == set(table.models)
+        assert run | {cell.yarn for cell in table.cells if cell.yarn} == set(table.models)
+        assert set(table.also) <= set(METRICS)
+        assert set(table.also_paper) <= set(table.also)
         about = table.about()
         assert about["cells"] == [cell.name for cell in table.cells]
         assert about["unit"]
@@ -138,7 +142,8 @@ def test_the_models_are_as_large_as_the_paper_says(offline):
     sizes = {
         (name, cell.model): cell.parameters / 1e6
         for name in ("cifar100", "imagenet", "length")
-        for cell in planned(name, "paper", seeds=(0,))[-1].cells
+        for table in planned(name, "paper", seeds=(0,))
+        for cell in table.cells
     }
     assert sizes["cifar100", "liere64"] == pytest.approx(14.9, rel=0.005)
     assert sizes["imagenet", "rope2d"] == sizes["imagenet", "joformer_old"] == pytest.approx(22, rel=0.005)
@@ -153,7 +158,7 @@ def test_steps_shorten_every_run(offline):
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_the_rows_of_the_length_table_are_trained_equally(offline, scale):
-    (plan,) = planned("length", scale)
+    plan, *shorter = planned("length", scale)
     assert len({cell.recipe.total for cell in plan.cells}) == 1
     assert scale == "laptop" or plan.cells[0].recipe.total == 200_000
     assert {cell.lengths for cell in plan.cells} == {tuple(map(int, plan.sizes))}
@@ -162,15 +167,23 @@ def test_the_rows_of_the_length_table_are_trained_equally(offline, scale):
         assert plan.cells[0].lengths[:4] == paper.LENGTHS
     assert {cell.config.pattern.count("N") for cell in plan.cells} == {1 if scale == "laptop" else 3}
     stages = {cell.model: [stage.frames for stage in cell.recipe.sequence] for cell in plan.cells}
-    assert stages == {
-        "rope": [None] * 3,
-        "fixed": [None] * 3,
-        "projected": [None, None, "projected"],
-        "cumulative": [None] * 3,
-    }
+    names = ("rope", "fixed", "learned", "projected from scratch", "cumulative", "none")
+    assert stages == dict.fromkeys(names, [None] * 3) | {"projected": [None, None, "projected"]}
+    assert {cell.model: cell.yarn for cell in plan.cells if cell.yarn} == {"rope": "rope, yarn"}
     assert len({tuple((s.steps, s.lr) for s in cell.recipe.sequence) for cell in plan.cells}) == 1
+    # The row that the paper lacks ends as the staged one does.
+    from joformer.training.stages import changed
+
+    ends = {cell.model: changed(cell.config, cell.recipe.sequence[-1].frames) for cell in plan.cells}
+    assert ends["projected"] == ends["projected from scratch"]
+    for table in shorter:  # the paper's budget of RoPE: its first two stages
+        assert {cell.model for cell in table.cells} == {*names}
+        assert {tuple((s.steps, s.lr) for s in cell.recipe.sequence) for cell in table.cells} == {
+            ((100_000, 5e-4), (50_000, 2e-4))
+        }
     # With odd numbers too.
-    assert {cell.recipe.total for cell in planned("length", scale, steps=11)[0].cells} == {11}
+    for steps in (11, 2, 1):
+        assert {cell.recipe.total for cell in planned("length", scale, steps=steps)[0].cells} == {steps}
 
 
 def test_the_printed_figures_are_the_papers(offline):
@@ -185,22 +198,55 @@ def test_the_printed_figures_are_the_papers(offline):
         assert printed["cifar100"][model] == dict(zip(("D = 32", "D = 64", "D = 128", "D = 256"), row))
     for without, rotated, a, b, _ in paper.V_ROTATION.values():
         assert (printed["cifar100"][without]["D = 256"], printed["cifar100"][rotated]["D = 256"]) == (a, b)
-    assert printed["cifar100-liere"]["liere64_v"] == {"": 69.41}
-    assert printed["cifar100-liere"]["axial_dense"] == {"": 70.61}
+    assert printed["cifar100-liere"]["liere64_v"] == {"400 epochs": 69.41}
+    assert printed["cifar100-liere"]["axial_dense"] == {"400 epochs": 70.61}
+    assert planned("cifar100", "paper", steps=9)[1].paper["liere64_v"] == {"": 69.41}
     assert printed["imagenet"] == {"rope2d": {"": 80.71}, "joformer_old": {"": 81.11}}
     for size, row in paper.WIKIPEDIA.items():
         assert (
             tuple(printed["wikipedia"][model][size] for model in ("roformer", "fixed", "learned", "projected")) == row
         )
-    for model, row in paper.LENGTH.items():
-        assert printed["length"][model] == dict(zip(("512", "1024", "2048", "4096"), row))
+    # Beside the budget that they are of.
+    for table, models in (("length", {"projected"}), ("length-150k", {"fixed", "rope"})):
+        assert set(printed[table]) == models
+        for model in models:
+            assert printed[table][model] == dict(zip(("512", "1024", "2048", "4096"), paper.LENGTH[model]))
     assert printed["overhead"]["joformer_axial"][""] == round(94 / 72, 2)
+    beside = {plan.recipe: plan.also_paper for name in TABLES for plan in planned(name, "paper", seeds=(0,))}
+    assert beside["imagenet"] == {"top_5": {"rope2d": {"": 95.26}, "joformer_old": {"": 95.53}}}
+    assert beside["overhead"]["hours"]["rope2d"] == {"": 72.0}
+    assert {one for table, one in beside.items() if table not in ("imagenet", "overhead") for one in one} == set()
     assert printed["transport"] == printed["speech"] == printed["separation"] == {}
     # At another scale only what is under the same heading is named.
     assert planned("wikipedia")[0].paper["roformer"] == {"n100, L2": 7.24}
     assert planned("cifar100")[0].paper["rope2d"] == {"D = 32": 50.91}
     # … and lengths by their multiple of the length of training.
     assert planned("length")[0].paper["rope"] == {"256": 26.82, "512": 41.90, "1024": 90.10, "2048": 168.67}
+
+
+def test_the_papers_scale_is_the_papers(offline, tmp_path):
+    setup_b, setup_a = planned("cifar100", "paper", seeds=(0,))
+    assert {"rope2dv2_literal", "joformer_fixed_literal"} <= set(setup_b.models)
+    assert ("rope2dv2_literal", "joformer_fixed_literal") in setup_b.pairs
+    assert "rope2dv2_literal" not in planned("cifar100")[0].models
+    assert setup_a.sizes == ("200 epochs", "400 epochs")
+    assert {cell.recipe.total for cell in setup_a.cells if cell.size == "200 epochs"} == {200 * 50_000 // 128}
+    (wiki,) = planned("wikipedia", "paper", seeds=(0,))
+    assert (wiki.cells[0].source.percent, wiki.cells[0].source.held_out) == (1, None)
+    # Hours are those of 300 epochs, of every model, the baseline itself among them.
+    (timed,) = planned("overhead", "paper", seeds=(0,))
+    assert timed.cells[0].recipe.total == round(300 * 1_281_167 / 1024)
+    assert timed.models[0] == "rope2d"
+    assert timed.cells[0].rivals[0] == ("rope2d", timed.cells[0].config)
+    # GPT-2's tokenizer, where it is; where it lies is no part of a description.
+    (tmp_path / "openwebtext").mkdir()
+    (tmp_path / "gpt2").mkdir()
+    assert planned("length", "paper", tmp_path)[0].cells[0].source.tokenizer is None
+    (tmp_path / "gpt2" / "tokenizer.json").touch()
+    table = planned("length", "paper", tmp_path)[0]
+    assert table.cells[0].source.tokenizer == str(tmp_path / "gpt2" / "tokenizer.json")
+    assert table.cells[0].describe()["source"]["tokenizer"] == "gpt2"
+    assert any("GPT-2's" in note for note in table.notes)
 
 
 @pytest.mark.refused
@@ -384,7 +430,7 @@ def test_what_the_files_tell_to_type(offline, joformer, folder, typed):
     assert (code, told) == (0, "")
     table = words[1]
     assert all(
-        re.fullmatch(r"\S+/seed-\d  ([\d,]+ parameters|\d models timed), [\d,]+ steps, \S+", line)
+        re.fullmatch(r"\S+/seed-\d  ([\d,]+ parameters|\d+ models timed), [\d,]+ steps, \S+", line)
         for line in said.splitlines()
     )
     assert any(re.match(rf"(\S+-)?{table}/", line) for line in said.splitlines())
@@ -422,8 +468,11 @@ def test_all_tables_at_once(offline, joformer, folder):
     ("words", "said"),
     [
         (["reproduce", "nosuch"], "there is no table 'nosuch': choose from mnist, cifar100, "),
-        (["reproduce", "mnist", "--seeds", "0"], "--seeds and --steps are 1 or more, got 0 and None"),
-        (["reproduce", "mnist", "--steps", "-1"], "--seeds and --steps are 1 or more, got 3 and -1"),
+        (
+            ["reproduce", "mnist", "--seeds", "0"],
+            "--seeds takes a number of seeds, 1 or more, or several different seeds, got 0",
+        ),
+        (["reproduce", "mnist", "--steps", "-1"], "--steps must be 1 or more, got -1"),
         (["reproduce", "mnist", "--data", "missing"], "--data missing is not there: give a folder that holds mnist"),
         (
             ["reproduce", "mnist", "--only", "nothing"],
@@ -461,9 +510,10 @@ def test_the_options_are_these():
     """An option more is a decision, not an accident."""
     parts = (cli.Reproduce, cli.Compare, cli.Report)
     assert {part.__name__: " ".join(field.name for field in dataclasses.fields(part)) for part in parts} == {
-        "Reproduce": "tables scale data seeds steps only jobs engine out dry_run json",
+        "Reproduce": "tables scale data seeds steps batch precision compile deterministic processes shard accumulate "
+        "workers drift only jobs engine slurm out dry_run json",
         "Compare": "data seeds steps longer grid looks dim layers heads context vocab batch column label size rate "
-        "seconds bands hop lr only jobs engine out dry_run json",
+        "seconds bands hop lr only jobs engine slurm out dry_run json",
         "Report": "runs out text json",
     }
 
@@ -517,7 +567,7 @@ def write_sounds(place):
 def in_turn(monkeypatch):
     """Cells in this process, and briefly: that they could be run in others is tested elsewhere."""
 
-    def one_by_one(cells, out, *, jobs):
+    def one_by_one(cells, out, *, jobs, execution):
         for cell in cells:
             yield Done(cell, run(cell, out))
 

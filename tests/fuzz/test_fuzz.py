@@ -206,7 +206,10 @@ TABLES = {
     "classes": (named(PICTURES), load_images),
     "clips": (held(CLIPS), load_audio),
     "either": (held(CLIPS), load_labelled),
-    "streamed": (named(PICTURES), lambda path, cache: list(Streamed(path, size=8, cache=cache).batches([[(0, 0)]]))),
+    "streamed": (
+        named(PICTURES),
+        lambda path, cache: list(Streamed(path, size=8, workers=0, cache=cache).batches([[(0, 0)]])),
+    ),
 }
 
 

@@ -1,9 +1,12 @@
 """Augmentation: bit for bit what Pillow does one image at a time, plans that can be divided, mixing in pairs."""
 
+import importlib.util
 import math
+import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +16,7 @@ from hypothesis import strategies as st
 
 from joformer.training.augment import Augment, Mix, MixPlan
 from joformer.training.augment.images import FOURTEEN
-from joformer.training.augment.operations import CODES, GEOMETRY, OPERATIONS
+from joformer.training.augment.operations import CODES, GEOMETRY, OPERATIONS, TIMM
 
 Image = pytest.importorskip("PIL.Image")
 from PIL import ImageEnhance, ImageOps
@@ -217,17 +220,18 @@ def test_order_against_pillow():
 # --- crop, flip, normalisation, erasing -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("border", "mode"), [("reflect", "reflect"), ("zeros", "constant")])
 @pytest.mark.parametrize("pad", [0, 1, 4])
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 7, 12)])
-def test_crop_and_flip_against_slices(pad, shape):
+def test_crop_and_flip_against_slices(pad, shape, border, mode):
     x = photos(40, *shape)
-    augment = only(shape[0], crop_pad=pad, flip=0.5)
+    augment = only(shape[0], crop_pad=pad, crop_border=border, flip=0.5)
     plan = augment.plan(40, dice())
     got = grey_levels(augment(x, plan))
     assert 5 < plan.flipped.sum() < 35
     assert plan.moved.unique().tolist() == list(range(-pad, pad + 1))
     for one, out, (down, across), flipped in zip(x.numpy(), got.numpy(), plan.moved.tolist(), plan.flipped):
-        padded = np.pad(one, ((0, 0), (pad, pad), (pad, pad)), mode="reflect")
+        padded = np.pad(one, ((0, 0), (pad, pad), (pad, pad)), mode=mode)
         crop = padded[:, pad + down : pad + down + shape[1], pad + across : pad + across + shape[2]]
         assert (out == (crop[..., ::-1] if flipped else crop)).all()
 
@@ -264,6 +268,76 @@ def test_erasing_against_a_loop(size, h, w):
         assert 0.25 < max(areas) < 0.37
 
 
+def test_noise_fills_the_rectangle_and_nothing_else():
+    x = photos(400, 3, 12, 14)
+    settings = {"crop_pad": 0, "flip": 0.0, "rand_ops": 0, "erase": 0.5, "erase_size": None}
+    by_zeros, by_noise = Augment(**settings), Augment(**settings, erase_with="noise")
+    plan = by_noise.plan(400, dice())
+    zeros = by_zeros(x, plan)
+    assert torch.equal(by_zeros.plan(400, dice()).corner, plan.corner), "the other draws stay as they are"
+    got, rectangle = by_noise(x, plan), (zeros == 0).all(1, keepdim=True).expand_as(zeros)
+    assert torch.equal(torch.where(rectangle, zeros, got), zeros)
+    drawn = got[rectangle]
+    assert len(drawn) > 10_000
+    # N(0, 1) by its moments, and by how much lies below each of a few quantiles.
+    moments = [drawn.double().pow(k).mean().item() for k in (1, 2, 3, 4)]
+    assert moments == pytest.approx([0, 1, 0, 3], abs=0.12)
+    for q, share in ((-1.0, 0.1587), (0.0, 0.5), (2.0, 0.9772)):
+        assert (drawn < q).double().mean().item() == pytest.approx(share, abs=0.012)
+    # Neither channels nor neighbours nor samples share theirs.
+    each = got[plan.erased]
+    assert len(drawn.unique()) > 0.8 * min(len(drawn), 65536 * (1 - math.exp(-len(drawn) / 65536)))
+    assert not torch.equal(each[0], each[1])
+    assert abs(torch.corrcoef(torch.stack((drawn[:-1], drawn[1:])))[0, 1]) < 0.03
+
+
+def timm_operations():
+    """timm's own file of them, alone: the package around it would import torchvision."""
+    root = Path(os.environ.get("JOFORMER_TIMM", Path(sys.prefix) / "timm"))
+    file = root / "timm" / "data" / "auto_augment.py"
+    if not file.is_file():
+        pytest.skip("no timm here: pip install --no-deps --target .venv/timm timm torchvision")
+    spec = importlib.util.spec_from_file_location("auto_augment_of_timm", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_deit_is_timms_randaugment(monkeypatch):
+    """Every operation of "rand-m9-mstd0.5-inc1", by timm's own code, with our magnitudes and signs."""
+    theirs = timm_operations()
+    mean, fill = Augment.deit().mean, (124, 116, 104)
+    ops = theirs.rand_augment_transform("rand-m9-mstd0.5-inc1", {"img_mean": fill, "interpolation": Image.BICUBIC}).ops
+    ours = {name.removesuffix("Increasing").removesuffix("Rel"): name for name in (op.name for op in ops)}
+    assert set(ours) == set(Augment.deit().rand_from)
+    assert {(op.prob, op.magnitude, op.magnitude_std, op.magnitude_max) for op in ops} == {(0.5, 9, 0.5, None)}
+    x = photos(12, 3, 20, 37)
+    for name, known in ours.items():
+        augment = only(rand_ops=1, rand_from=(name,), rand_as="timm", rand_magnitude=20, rand_std=8.0)
+        augment = replace(augment, mean=mean, std=(1.0, 1.0, 1.0))  # whose colour fills
+        plan = augment.plan(12, dice(3))
+        got = grey_levels(augment(x, plan) + torch.tensor(mean).view(3, 1, 1))
+        rest, slope, _ = {**OPERATIONS, **TIMM}[name]
+        for one, out, strength in zip(x, got, plan.strengths[:, 0].tolist()):
+            level = 10 * (strength - rest) / slope if slope else 0.0
+            monkeypatch.setattr(theirs, "_randomly_negate", lambda v, s=level: math.copysign(v, s) if v else v)
+            op = next(op for op in ops if op.name == known)
+            if name == "Posterize":  # its number of bits is whole, so the level is one of several
+                assert strength in (0, 1, 2, 3, 4)
+                level = 10 * (4 - strength) / 4
+            args = op.level_fn(abs(level), op.hparams) if op.level_fn else ()
+            expected = from_pil(op.aug_fn(to_pil(one), *args, **op.kwargs), one)
+            apart = (out.int() - expected.int()).abs()
+            if name in GEOMETRY:  # float32 and truncation: a level off, and at the very border one inside, one out
+                assert (apart > 1).float().mean() <= 0.003, (name, strength)
+                assert (apart > 0).float().mean() <= 0.02, (name, strength)
+            else:
+                assert apart.max() <= (1 if name in ("Color", "Sharpness", "Brightness", "Contrast") else 0), name
+    posterised = replace(Augment.deit(), rand_from=("Posterize",), rand_probability=1.0).plan(2000, dice())
+    assert posterised.strengths.unique().tolist() == [0, 1, 2]
+    assert (posterised.strengths == 1).float().mean() > 0.9
+
+
 def test_a_square_reaches_every_corner():
     augment = only(erase=1.0, erase_size=3)
     gone = augment(torch.full((200, 3, 5, 5), 255, dtype=torch.uint8), augment.plan(200, dice())) == 0
@@ -277,6 +351,8 @@ AUGMENTS = {
     "setup B": Augment(),
     "grey": Augment(mean=(0.5,), std=(0.25,), erase_size=4),
     "imagenet": Augment.imagenet(),
+    "deit": Augment.deit(),
+    "setup A": Augment(crop_border="zeros", rand_ops=0, erase=0.0),
     "all operations": Augment(rand_ops=3, rand_from=tuple(OPERATIONS), rand_std=9.0, erase_size=None),
 }
 
@@ -498,6 +574,9 @@ def test_bad_images_and_plans_are_refused():
         {"rand_magnitude": 31},
         {"rand_std": -1.0},
         {"crop_pad": -1},
+        {"crop_border": "wrap"},
+        {"erase_with": "grey"},
+        {"rand_as": "kornia"},
         {"rand_ops": -1},
         {"erase_size": 0},
         {"rand_from": ("Blur",)},

@@ -7,6 +7,7 @@ import random
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 
 from joformer._io import read_sealed, sealed
 from joformer.models import JoFormerLM, initialise
-from joformer.training import LanguageTask, Processes, Recipe, learning_rate, load_images, open_run, train
+from joformer.training import LanguageTask, Processes, Recipe, learning_rate, load_images, loop, open_run, state, train
 from joformer.training.recipe import groups
 from joformer.training.state import State
 
@@ -37,6 +38,13 @@ def run(out, kind="lm", *, config=None, task=None, seed=0, heard=None, **recipe)
     task = TASKS[kind](**task) if isinstance(task, dict) else task or TASKS[kind]()
     with logged([] if heard is None else heard):
         return train(config_of(kind, config or {}), task, recipe_of(recipe), out, seed=seed, **options)
+
+
+@pytest.fixture(params=[False, True], ids=["read at once", "deferred"])
+def deferred(request, monkeypatch):
+    """Numbers are read at every step as on the CPU, or left where they are as on a GPU."""
+    if request.param:
+        monkeypatch.setattr(state, "DEFERRED", ("cpu",))
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
@@ -97,6 +105,47 @@ def test_the_same_command_gives_the_same_bits(memory, result_of, kind):
     run(outs[2], kind, seed=1)
     other = weights(outs[2])
     assert not any(torch.equal(value, other[key]) for key, value in weights(outs[0]).items() if value.dim() == 2)
+
+
+def test_numbers_read_late_are_the_same(done, memory, result_of, monkeypatch):
+    """Bits do not depend on when the host looks, and it looks where something is logged, saved or evaluated."""
+    monkeypatch.setattr(state, "DEFERRED", ("cpu",))
+    looks, read = [], loop._Run._read
+    monkeypatch.setattr(loop._Run, "_read", lambda self: looks.append(self.step) or read(self))
+    run(memory / "run")
+    assert result_of(memory / "run") == result_of(done)
+    assert looks == [2, 4, 5, 6, 8, 10, 12]
+    looks.clear()
+    run(memory / "other", log_every=99, save_every=99, evaluate_every=99)
+    assert looks == [10, 12]
+
+
+def test_processes_look_at_the_same_steps():
+    """A signal that one of them received changes nothing about when: the others would not know."""
+    recipe = Recipe(steps=40, log_every=15, save_every=40, evaluate_every=32)
+    for count, received, steps in ((2, 0, [10, 15, 20, 30, 32, 40]), (2, 15, [10, 15, 20, 30, 32, 40]), (1, 15, None)):
+        due = []
+        for step in range(1, 41):
+            found = SimpleNamespace(recipe=recipe, step=step, stage=0, processes=SimpleNamespace(count=count))
+            due += [step] * loop._Run._due(found, received)
+        assert due == (steps or list(range(1, 41)))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_broken_update_is_left_out_and_so_are_all_after_it(scaled):
+    processes, model = Processes(), torch.nn.Linear(3, 1)
+    processes.scaler = torch.amp.GradScaler("cpu", enabled=scaled, init_scale=4.0)
+    made = State(model, Recipe(), processes)
+    seen = []
+    for broken in (False, True, False):
+        processes.scaler.scale(model(torch.ones(1, 3)).sum() * (torch.nan if broken else 1.0)).backward()
+        norm = made.norm()
+        assert bool(norm.isfinite()) == (not broken)
+        made.update(0.1, ~norm.isfinite())
+        moments = made.tensors()["optimizer"]
+        seen.append([model.weight.detach().clone(), *(moments[name] for name in sorted(moments))])
+    assert all(value.isfinite().all() for value in seen[0])
+    assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*seen, strict=True))
 
 
 def test_saving_and_evaluating_change_nothing(done, memory):
@@ -485,7 +534,7 @@ def broken_gradient(model):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_number_that_is_none_stops_the_run(memory, done, result_of, poison, layer):
+def test_a_number_that_is_none_stops_the_run(memory, done, result_of, poison, layer, deferred):
     task, out = lm_task(), memory / "run"
     task.__class__, task.poison = Poisoned, poison
     last = out / "checkpoints" / "00000006"
@@ -500,7 +549,7 @@ def test_a_number_that_is_none_stops_the_run(memory, done, result_of, poison, la
 @pytest.mark.refused
 @pytest.mark.parametrize("lr", [1e18, 1e30, 3e38])
 @pytest.mark.parametrize("evaluate_every", [1, 100])
-def test_an_absurd_rate_stops_the_run(memory, lr, evaluate_every):
+def test_an_absurd_rate_stops_the_run(memory, lr, evaluate_every, deferred):
     """And leaves no checkpoint that is broken."""
     out = memory / "run"
     recipe = {"lr": lr, "warmup": 0, "save_every": 1, "keep": 9, "log_every": 1, "evaluate_every": evaluate_every}

@@ -314,7 +314,7 @@ def test_images_stand_upright_and_what_was_converted_is_counted(tmp_path):
         for number, mode in enumerate(["RGBA", "P", "LA", "RGB"]):
             save(tmp_path / "set" / name / f"{number}.png", number, mode, (8, 6))
     plain = load_images(tmp_path / "set", cache=tmp_path / "cache")
-    streamed = Streamed(tmp_path / "set", size=4)
+    streamed = Streamed(tmp_path / "set", size=4, workers=0)
     (tmp_path / "set" / "a" / "4.png").write_bytes(path.read_bytes())
     said = []
     for _ in range(2):
@@ -324,7 +324,7 @@ def test_images_stand_upright_and_what_was_converted_is_counted(tmp_path):
             "  4 images: alpha dropped", "  2 images: palette to colours", "  1 image: rotated as EXIF says",
         ]  # fmt: skip
     with logged(said):
-        again = Streamed(tmp_path / "set", size=4)
+        again = Streamed(tmp_path / "set", size=4, workers=0)
     assert said[-1].endswith("images that were looked at: rotated as EXIF says")
     assert again.fingerprint != streamed.fingerprint
     assert turned.fingerprint != plain.fingerprint

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from runner import logged
 
-from joformer.training.data import resolve, sources
+from joformer.training.data import resolve, sources, streamed
 from joformer.training.data.examples import hold_out, open_examples
 from joformer.training.data.streamed import Streamed, centred, decode_image
 from joformer.training.data.streamed import random_box as box_of
@@ -55,7 +55,7 @@ def order(data, batches=3, size=4):
 
 
 def test_a_batch_is_a_function_of_index_and_seed(pictures):
-    data = Streamed(pictures, size=16)
+    data = Streamed(pictures, size=16, workers=0)
     assert (len(data), len(data.test), data.classes) == (8, 3, ("cat", "dog"))
     asked = order(data)
     before = torch.get_rng_state()
@@ -75,8 +75,29 @@ def test_a_batch_is_a_function_of_index_and_seed(pictures):
     assert not torch.equal(a, b)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_is_divided_among_workers(pictures, workers, monkeypatch):
+    """Whatever the size of a chunk: batches of one chunk, of several, of a part of one, and none at all."""
+    asked = [[(row % 8, row) for row in range(size)] for size in (5, 0, 2, 3, 1)]
+    whole = list(Streamed(pictures, size=8, workers=0).batches(iter(asked)))
+    monkeypatch.setattr(streamed, "CHUNK", 2)
+    parted = list(Streamed(pictures, size=8, workers=workers).batches(iter(asked)))
+    assert [len(labels) for _, labels in parted] == [5, 0, 2, 3, 1]
+    assert all(torch.equal(a, b) for first, second in zip(whole, parted, strict=True) for a, b in zip(first, second))
+
+
+def test_as_many_workers_as_cores(pictures, monkeypatch):
+    monkeypatch.setattr(streamed.os, "sched_getaffinity", lambda _: set(range(12)), raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert Streamed(pictures, size=8).workers == 12
+    assert Streamed(pictures, size=8, workers=3).test.workers == 3
+    for processes, each in ((4, 3), (16, 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+        assert Streamed(pictures, size=8).workers == each
+
+
 def test_training_crops_are_the_box_scaled(pictures):
-    data = Streamed(pictures, size=16)
+    data = Streamed(pictures, size=16, workers=0)
     for index, seed in [(0, 1), (5, 2), (7, 3)]:
         image = Image.open(data.records.name(index)).convert("RGB")
         want = image.resize((16, 16), Image.Resampling.BICUBIC, box=box_of(*image.size, seed))
@@ -93,7 +114,7 @@ def test_evaluation_is_resize_then_centre_crop(tmp_path):
         (tmp_path / "set" / name).mkdir(parents=True)
         for number in range(5):
             smooth.save(tmp_path / "set" / name / f"{number}.png")
-    data = Streamed(tmp_path / "set", size=28, train_crop="centre")
+    data = Streamed(tmp_path / "set", size=28, train_crop="centre", workers=0)
     for part in (data, data.test):
         images, _ = next(part.batches([[(0, 1), (0, 2)]]))
         assert torch.equal(images[0], images[1])
@@ -131,14 +152,14 @@ def test_boxes_cover_the_whole_range():
 
 
 def test_parquet_streams_like_files_and_survives_a_damaged_copy(pictures, tmp_path):
-    files = Streamed(pictures, size=16)
+    files = Streamed(pictures, size=16, workers=0)
     for split, part in (("train", files), ("test", files.test)):
         data = [part.records.read(row) for row in range(len(part))]
         half = (len(data) + 1) // 2
         for number, some in enumerate((slice(0, half), slice(half, None))):
             name = tmp_path / "rows" / "data" / f"{split}-0000{number}-of-00002.parquet"
             write_parquet(name, data[some], label=part.labels[some].tolist())
-    rows = Streamed(tmp_path / "rows", size=16, cache=tmp_path / "cache")
+    rows = Streamed(tmp_path / "rows", size=16, workers=0, cache=tmp_path / "cache")
     assert rows.records.name(5).endswith("train-00001-of-00002.parquet, row 1")
     assert rows.classes == ("0", "1")
     want = next(files.batches([[(0, 1), (7, 2)]]))
@@ -148,7 +169,7 @@ def test_parquet_streams_like_files_and_survives_a_damaged_copy(pictures, tmp_pa
     )
     (copied,) = (tmp_path / "cache").rglob("train/**/*.arrow")
     copied.write_bytes(copied.read_bytes()[:300])
-    again = Streamed(tmp_path / "rows", size=16, cache=tmp_path / "cache")
+    again = Streamed(tmp_path / "rows", size=16, workers=0, cache=tmp_path / "cache")
     assert all(torch.equal(a, b) for a, b in zip(next(again.batches([[(0, 1), (7, 2)]])), want))
 
 
@@ -256,7 +277,7 @@ def test_the_hub_is_read_like_tables(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "hub", lambda name: tables)
     said = []
     with logged(said):
-        data = Streamed("imagenet", size=16, train_crop="centre", cache=tmp_path)
+        data = Streamed("imagenet", size=16, train_crop="centre", workers=0, cache=tmp_path)
     assert said == [
         "fetching imagenet from the hub",
         "data: imagenet, images",

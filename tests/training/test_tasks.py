@@ -68,7 +68,7 @@ def pictures(tmp_path):
         pixels = np.random.default_rng(number).integers(0, 256, (30, 40, 3), dtype=np.uint8)
         pixels[..., 0] = 20 * number
         Image.fromarray(pixels).save(path)
-    return Streamed(tmp_path, size=16)
+    return Streamed(tmp_path, size=16, workers=0)
 
 
 def require_joined(pieces, whole):

@@ -115,7 +115,7 @@ def test_a_row_reads_no_file_outside_of_the_data(outside, tmp_path, how):
         given = data / "train.parquet"
     said = one_line(reads(given, tmp_path / "cache"), "train.parquet, row 3: image names ", "outside of")
     assert repr(path) in said
-    streamed = Streamed(given, size=8, cache=tmp_path / "cache")
+    streamed = Streamed(given, size=8, workers=0, cache=tmp_path / "cache")
     everything = [[(row, 0)] for row in range(len(streamed))]
     one_line(lambda: [list(part.batches(everything)) for part in (streamed,)], "outside of")
 
@@ -129,7 +129,7 @@ def test_a_row_reads_files_of_its_own_folder(tmp_path):
     cells = [{"path": f"more/{k}.dat"} for k in range(3)] + [{"path": str(data / "more" / "3.dat")}]
     table(data / "train.parquet", cells, [0, 1, 0, 1])
     for given in (data, data / "train.parquet"):
-        found = Streamed(given, size=8, cache=tmp_path / "cache")
+        found = Streamed(given, size=8, workers=0, cache=tmp_path / "cache")
         both = sorted(part.records.read(row) for part in (found, found.test) for row in range(len(part)))
         assert both == sorted(png(k) for k in range(4))
 
@@ -138,7 +138,7 @@ def test_a_row_reads_files_of_its_own_folder(tmp_path):
 def test_paths_that_lead_nowhere_are_named(tmp_path, path):
     (tmp_path / "data").mkdir()
     table(tmp_path / "data" / "train.parquet", [{"bytes": png(0)}, {"path": path}, {"bytes": png(1)}], [0, 1, 0])
-    found = Streamed(tmp_path / "data", size=8, cache=tmp_path / "cache")
+    found = Streamed(tmp_path / "data", size=8, workers=0, cache=tmp_path / "cache")
     one_line(lambda: [part.records.read(row) for part in (found, found.test) for row in range(len(part))], "row 1")
 
 

@@ -42,8 +42,10 @@ class Compare:
         hop: Sounds: milliseconds between frames, 16 by default.
         lr: The highest learning rate.
         only: Run these cells alone, by name or pattern: 'compare/*-fixed/*'
-        jobs: Processes at work at once; as many as there are GPUs, or cores, by default.
-        engine: local: processes here. ray: the cluster of RAY_ADDRESS, or a small one started here.
+        jobs: Cells at work at once; as many as there are GPUs, or cores, by default.
+        engine: local: processes here. ray: the cluster of RAY_ADDRESS, or a small one started here. slurm: a job for
+            every cell.
+        slurm: Options of sbatch for --engine slurm: time=MINUTES partition=NAME account=NAME …
         out: Where everything is kept; the report too.
         dry_run: Print the cells and stop.
         json: Print the report as JSON instead of sentences.
@@ -72,6 +74,7 @@ class Compare:
     only: tuple[str, ...] = ()
     jobs: int | None = None
     engine: Engine = "local"
+    slurm: tuple[str, ...] = ()
     out: Path = Path("runs/compare")
     dry_run: bool = False
     json: bool = False
@@ -89,8 +92,8 @@ class Compare:
         source: TextSource | ImageSource = TextSource(found.spec)
         graph = GraphSource(found.spec, batch=self.batch or 512) if found.kind == "graph" else None
         if found.kind == "text":
-            windows = {"context": self.context, "batch": self.batch or 16}
-            source = TextSource(found.spec, vocab=self.vocab, column=self.column, **windows)
+            batch = self.batch or 16
+            source = TextSource(found.spec, vocab=self.vocab, column=self.column, context=self.context, batch=batch)
         elif graph is None:
             sound = {name: getattr(self, name) for name in ("rate", "seconds", "bands", "hop")}
             source = ImageSource(found.spec, batch=self.batch or 64, label=self.label, size=self.size, **sound)

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure a trained model on held-out data: perplexity and bits per byte at each given length, accuracy, or ranks.
+    """Measure a trained model on held-out data: perplexity and bits per byte, accuracy, or ranks.
+
+    At several lengths the same tokens are scored, as many as the shortest has, with more of the text before them.
 
     Example: joformer evaluate runs/enwik8 --lengths 512 1024 2048 4096 --split test
 
@@ -76,13 +78,13 @@ class Evaluate:
 
         trained, tokenizer, vocab = opened.run.get("task", {}), opened.tokenizer(), opened.notes.get("vocab")
         source = resolve(data, kind="text", column=self.column or opened.notes.get("column"))
-        text = None
+        text, cut = None, {"percent": percent} if (percent := opened.notes.get("percent")) else {}
         if self.data is None and vocab is not None:
-            text = load_text(source, vocab=vocab)  # as it was prepared for training, if it is still the same
+            text = load_text(source, vocab=vocab, **cut)  # as it was prepared for training, if it is still the same
             if text.fingerprint != trained.get("text"):
                 logger.warning(f"{data} has changed since the model was trained on it")
         if text is None or text.tokenizer != tokenizer:
-            text = load_text(source, tokenizer=tokenizer)
+            text = load_text(source, tokenizer=tokenizer, **({} if self.data else cut))
         lengths = self.lengths or (trained.get("context", 512),)
         # Checked for all before the first is measured.
         task = LanguageTask(text, context=1, batch=max(lengths), held_out=self.windows)
@@ -93,7 +95,10 @@ class Evaluate:
         model = opened.model.to(processes.device)
         with Progress("evaluating", len(lengths), unit="lengths") as progress:
             for length in lengths:
-                found = task.evaluate(model, processes, split=self.split, context=length)
+                (found,) = task.by_length(
+                    model, processes, (length,), split=self.split, targets=min(lengths), longest=max(lengths)
+                ).values()
+                del found["by_position"]
                 rows.append({"length": length, "split": self.split, **found})
                 progress.advance()
         return rows
@@ -117,7 +122,7 @@ class Evaluate:
         source = resolve(data, label=self.label or notes.get("label"))
         images: Images | Streamed
         if notes.get("stream"):
-            images = Streamed(source, size=notes.get("size") or 224, workers=2)
+            images = Streamed(source, size=notes.get("size") or 224)
         else:
             sound = {name: notes.get(name) for name in ("rate", "seconds", "bands", "hop")}
             images = load_labelled(source, size=notes.get("size"), **sound)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,13 +21,14 @@ from joformer.cli.options import changed, positional, words, write_config
 
 if TYPE_CHECKING:
     from joformer.experiments import Cell, Table
+    from joformer.experiments.execution import Execution
 
-Engine = Literal["local", "ray"]
+Engine = Literal["local", "ray", "slurm"]
 
 
 def chosen(planned: Sequence[Table], command: Any, **instead: Any) -> list[Table]:
     """The tables with the cells that `command.only` asks for, each with the command that runs it alone."""
-    given = changed(command, ("only", "jobs", "engine")) | instead
+    given = changed(command, ("only", "jobs", "engine", "slurm", "workers", "drift")) | instead
     for name in ("data", "out"):  # as it was typed, but nobody's whole path
         if name in given and Path(given[name]).is_absolute():
             given[name] = Path(given[name]).name
@@ -53,26 +56,43 @@ def show_cells(tables: Sequence[Table]) -> None:
             say(f"{cell.name}  {what}, {cell.recipe.total:,} steps, {cell.source.data}")
 
 
-def run_tables(tables: Sequence[Table], command: Any, order: Callable[[Cell], Any] = lambda cell: cell.seed) -> int:
+def run_tables(
+    tables: Sequence[Table],
+    command: Any,
+    execution: Execution | None = None,
+    order: Callable[[Cell], Any] = lambda cell: cell.seed,
+) -> int:
     """Run every cell that is not finished; how many could not be. Only one command at a time may, in a folder.
 
     By default a seed of every model before the next: whoever stops early has pairs.
     """
     from joformer._io import Lock
+    from joformer.experiments.execution import Execution
+
+    if command.jobs is not None and command.jobs < 1:
+        raise ValueError(f"--jobs must be 1 or more, got {command.jobs}")
+    engine = _engine(command, execution or Execution())
+    with Lock(command.out):  # two at once would find each other's cells in use, and call them failed
+        return _run_cells(tables, command, engine, order)
+
+
+def _engine(command: Any, execution: Execution) -> Callable[[Sequence[Cell], Path], Any]:
+    """What runs cells, by the options of the command; raises ValueError where it is not there."""
     from joformer.experiments.cluster import run_on_ray
     from joformer.experiments.engine import run_local, usable_devices
+    from joformer.experiments.slurm import options, run_by_slurm
 
-    jobs = usable_devices() if command.jobs is None else command.jobs
-    if jobs < 1:
-        raise ValueError(f"--jobs must be 1 or more, got {jobs}")
-    engine = {"local": run_local, "ray": run_on_ray}[command.engine]
-    with Lock(command.out):  # two at once would find each other's cells in use, and call them failed
-        return _run_cells(tables, command, jobs, engine, order)
+    if command.slurm and command.engine != "slurm":
+        raise ValueError("--slurm is for --engine slurm: give both, or none")
+    if command.engine == "slurm":
+        return partial(run_by_slurm, jobs=command.jobs, execution=execution, options=options(command.slurm))
+    # A cluster's devices are not those that are here.
+    most = usable_devices(1 if os.environ.get("RAY_ADDRESS") else execution.processes)
+    run = {"local": run_local, "ray": run_on_ray}[command.engine]
+    return partial(run, jobs=command.jobs or most, execution=execution)
 
 
-def _run_cells(
-    tables: Sequence[Table], command: Any, jobs: int, engine: Callable[..., Any], order: Callable[[Cell], Any]
-) -> int:
+def _run_cells(tables: Sequence[Table], command: Any, engine: Callable[..., Any], order: Callable[[Cell], Any]) -> int:
     from joformer.experiments.running import finished
     from joformer.experiments.tables import RESULT
 
@@ -86,7 +106,7 @@ def _run_cells(
     left = sorted((cell for cell in cells if cell.name not in done), key=order)
     failed, asked = 0, list[int]()
     clock = _Clock(left, out)
-    events = engine(left, out, jobs=jobs)
+    events = engine(left, out)
     try:
         with _asked_to_stop(asked), Progress(f"{len(left)} cells", clock.total) as progress:
             for event in events:

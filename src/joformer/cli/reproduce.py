@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -28,11 +29,24 @@ class Reproduce:
         scale: laptop: small models, short runs, the same code. paper: its models, data and recipes, for GPUs.
         data: A folder that holds mnist, cifar100, imagenet, enwik8, wikitext-2 or fsdd, or for one table its
             data itself; what is not there is embedded data or, at the paper's scale, the hub's.
-        seeds: How many seeds: 0, 1, …
+        seeds: How many seeds, 0, 1, …; or several numbers, which are the seeds themselves: 42 43 44. Three by default;
+            one seed alone is --seeds 43 --only '*/seed-42'.
         steps: Steps of every run, instead of the scale's.
+        batch: Samples per step of all processes together, instead of the table's. As many samples are seen, in more or
+            fewer steps, unless --steps; the learning rate stays as it is, and the paper's figures are not shown.
+        precision: What matrix products are computed in, instead of the table's.
+        compile: Compile the models.
+        deterministic: Allow only operations whose result does not depend on chance; without, GPUs may be faster.
+        processes: Processes of every cell, on a GPU each where there are some; they share its batch.
+        shard: Give each process of a cell a shard of the model (FSDP2) instead of a copy (DDP).
+        accumulate: Parts in which each process works through its share of a batch, to save memory.
+        workers: Processes that decode streamed images, for each process of a cell; its share of the cores by default.
+        drift: Resume cells although their bits cannot be the same: other processes, threads or machine than before.
         only: Run these cells alone, by name or pattern: mnist/learned/*
-        jobs: Processes at work at once; as many as there are GPUs, or cores, by default.
-        engine: local: processes here. ray: the cluster of RAY_ADDRESS, or a small one started here.
+        jobs: Cells at work at once; as many as there are GPUs, or cores, for --processes each, by default.
+        engine: local: processes here. ray: the cluster of RAY_ADDRESS, or a small one started here. slurm: a job for
+            every cell.
+        slurm: Options of sbatch for --engine slurm: time=MINUTES partition=NAME account=NAME …
         out: Where everything is kept; the report too.
         dry_run: Print the cells and stop.
         json: Print the report as JSON instead of sentences.
@@ -41,11 +55,21 @@ class Reproduce:
     tables: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     scale: Literal["laptop", "paper"] = "laptop"
     data: Path | None = None
-    seeds: int = 3
+    seeds: tuple[int, ...] = (3,)
     steps: int | None = None
+    batch: int | None = None
+    precision: Literal["fp32", "bf16", "fp16"] | None = None
+    compile: bool = False
+    deterministic: bool = True
+    processes: int = 1
+    shard: bool = False
+    accumulate: int = 1
+    workers: int | None = None
+    drift: bool = False
     only: tuple[str, ...] = ()
     jobs: int | None = None
     engine: Engine = "local"
+    slurm: tuple[str, ...] = ()
     out: Path = Path("runs/reproduce")
     dry_run: bool = False
     json: bool = False
@@ -53,18 +77,20 @@ class Reproduce:
     def run(self) -> int:
         """Runs the command and returns its exit code."""
         from joformer.experiments import NAMED_ONLY, TABLES
+        from joformer.experiments.execution import Execution, adapted
 
         names = self.tables or tuple(name for name in TABLES if name not in NAMED_ONLY)
         unknown = [name for name in names if name not in TABLES]
         if unknown:
             raise ValueError(f"there is no table {unknown[0]!r}: choose from {', '.join(TABLES)}")
-        if self.seeds < 1 or (self.steps is not None and self.steps < 1):
-            raise ValueError(f"--seeds and --steps are 1 or more, got {self.seeds} and {self.steps}")
+        seeds = _seeds(self.seeds)
+        if self.steps is not None and self.steps < 1:
+            raise ValueError(f"--steps must be 1 or more, got {self.steps}")
+        execution = Execution(self.processes, self.shard, self.accumulate, self.workers, self.drift)
         # Data of tables of which nothing is wanted need not be there.
         wanted = [name for name in dict.fromkeys(names) if not self.only or any(_of(name, one) for one in self.only)]
         made = {
-            name: TABLES[name](self.scale, self.data, range(self.seeds), self.steps, len(names) == 1)
-            for name in wanted or names
+            name: TABLES[name](self.scale, self.data, seeds, self.steps, len(names) == 1) for name in wanted or names
         }
         every = [table for several in made.values() for table in several]
         if self.data is not None and not any(Path(table.cells[0].source.data).is_absolute() for table in every):
@@ -74,13 +100,27 @@ class Reproduce:
         if not tables:
             like = every[0].cells[0].name
             raise ValueError(f"--only {' '.join(self.only)} is no cell of these tables: they are called like {like}")
+        other: dict[str, Any] = {"batch": self.batch, "precision": self.precision, "compiled": self.compile}
+        other |= {"deterministic": self.deterministic, "same_steps": self.steps is not None}
+        tables = [adapted(table, **other) for table in tables]
+        execution.check(tables)
         if self.dry_run:
             show_cells(tables)
             return 0
         if self.data is not None:
             for table in tables:
                 logger.info(f"{table.name}: {table.cells[0].source.data}")
-        return finish(self.out, run_tables(tables, self), as_json=self.json, only=self.only)
+        return finish(self.out, run_tables(tables, self, execution), as_json=self.json, only=self.only)
+
+
+def _seeds(given: tuple[int, ...]) -> Sequence[int]:
+    """The seeds: as many as one number says, or several numbers themselves."""
+    if len(given) == 1 and given[0] > 0:
+        return range(given[0])
+    if len(given) < 2 or min(given) < 0 or len({*given}) < len(given):
+        found = " ".join(map(str, given)) or "nothing"
+        raise ValueError(f"--seeds takes a number of seeds, 1 or more, or several different seeds, got {found}")
+    return given
 
 
 def _of(table: str, pattern: str) -> bool:

@@ -192,9 +192,9 @@ class ViT(_Labelled):
     Attributes:
         stream: Decode images while training, not before: for those that do not fit into memory. 224 × 224
             unless --size.
-        workers: Processes that decode, with --stream.
-        augment: none, crop (the paper's Setup A: and flip), cifar (Setup B: with mixup), or imagenet (DeiT's:
-            with mixup, CutMix, smoothed labels).
+        workers: Processes that decode, with --stream; as many as there are cores by default.
+        augment: none, crop (the paper's Setup A: and flip), cifar (Setup B: with mixup), imagenet (DeiT's:
+            with mixup, CutMix, smoothed labels) or deit (the same in timm's arithmetic).
         draw: Every image once per epoch, or any image at any time (Setup B).
         model: By the paper's name (rope2d, joformer_old, joformer_axial, …), short for the next four, which
             override it.
@@ -217,7 +217,7 @@ class ViT(_Labelled):
     """
 
     stream: bool = False
-    workers: int = min(4, os.cpu_count() or 1)
+    workers: int | None = None
     augment: Augmentation = "none"
     draw: Literal["epochs", "randint"] = "epochs"
     model: str | None = None

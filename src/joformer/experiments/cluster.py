@@ -21,21 +21,25 @@ from pathlib import Path
 from typing import Any
 
 from joformer._io import one_line
-from joformer.experiments.engine import GRACE, TICK, TRIES, Done
-from joformer.experiments.running import run
+from joformer.experiments.engine import Done
+from joformer.experiments.execution import Execution
 from joformer.experiments.tables import Cell
+from joformer.experiments.team import GRACE, TICK, TRIES, launch
 from joformer.training import Stopped
 
 SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's own setting, 0 by default on macOS and Windows and 1 on Linux: whether to listen to more than loopback."""
 
 
-def run_on_ray(cells: Iterable[Cell], out: Path, *, jobs: int = 1) -> Generator[Done | None, None, None]:
-    """Run the cells as Ray tasks, one core (and one GPU, where the cluster has some) each.
+def run_on_ray(
+    cells: Iterable[Cell], out: Path, *, jobs: int = 1, execution: Execution | None = None
+) -> Generator[Done | None, None, None]:
+    """Run the cells as Ray tasks, one core (and one GPU, where the cluster has some) for each of their processes.
 
-    The cluster is that of RAY_ADDRESS, else one of `jobs` cores on this machine, which only this process can reach.
-    Measurements of time get a machine's every core, so that nothing runs beside them.
+    The cluster is that of RAY_ADDRESS, else one on this machine with cores for `jobs` cells, which only this process
+    can reach. Measurements of time get a machine's every core, so that nothing runs beside them.
     """
+    execution = execution or Execution()
     if not os.environ.get("RAY_ADDRESS") and "ray" not in sys.modules:  # which reads these when it is imported
         os.environ.setdefault(SWITCH, "0")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -50,26 +54,27 @@ def run_on_ray(cells: Iterable[Cell], out: Path, *, jobs: int = 1) -> Generator[
         return
     own = not ray.is_initialized()
     if own:
-        _connect(ray, jobs)
+        _connect(ray, jobs * execution.processes)
     # The path as it is for everyone: a worker's current folder is another.
     place = str(out.resolve())
     try:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        gpus = 1 if ray.cluster_resources().get("GPU") else 0
+        gpus = bool(ray.cluster_resources().get("GPU"))
         most = max(int(node.get("CPU", 1)) for node in nodes)
         # One that was asked to stop, as on a machine that is taken away, has saved: it resumes elsewhere.
-        needs = {"max_retries": TRIES - 1, "retry_exceptions": [Stopped], "num_gpus": gpus}
-        for alone in (False, True):
-            task = ray.remote(_cell).options(num_cpus=most if alone else 1, **needs)
-            yield from _events(ray, {task.remote(cell, place): cell for cell in cells if cell.alone == alone})
+        needs = {"max_retries": TRIES - 1, "retry_exceptions": [Stopped]}
+        for alone, count in ((False, execution.processes), (True, 1)):
+            task = ray.remote(_cell).options(num_cpus=most if alone else count, num_gpus=count * gpus, **needs)
+            some = [cell for cell in cells if cell.alone == alone]
+            yield from _events(ray, {task.remote(cell, place, execution): cell for cell in some})
     finally:
         if own:
             ray.shutdown()
 
 
-def _connect(ray: Any, jobs: int) -> None:
+def _connect(ray: Any, cores: int) -> None:
     given = os.environ.get("RAY_ADDRESS")
-    here: dict[str, Any] = {} if given else {"num_cpus": jobs, "include_dashboard": False}
+    here: dict[str, Any] = {} if given else {"num_cpus": cores, "include_dashboard": False}
     if not given and os.environ.get(SWITCH, "0") == "0":
         address = ray.util.get_node_ip_address()
         if not ipaddress.ip_address(address).is_loopback:
@@ -107,12 +112,12 @@ def _events(ray: Any, waiting: dict[Any, Cell]) -> Iterator[Done | None]:
             ray.wait(list(waiting), num_returns=len(waiting), timeout=GRACE)
 
 
-def _cell(cell: Cell, out: str) -> tuple[dict[str, Any] | None, str]:
+def _cell(cell: Cell, out: str, execution: Execution) -> tuple[dict[str, Any] | None, str]:
     import torch
 
     torch.set_num_threads(1)
     try:
-        return run(cell, Path(out)), ""
+        return launch(cell, Path(out), execution), ""
     except Stopped:
         raise
     except Exception as error:  # Ray would say where, in many lines, before it says what

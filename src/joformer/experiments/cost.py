@@ -21,6 +21,8 @@ TURNS = 20
 def measure(cell: Cell) -> dict[str, dict[str, float]]:
     """Of each rival of the cell: milliseconds of a training step, how many times those of `cell.config`, parameters.
 
+    Where the recipe has more than one step, also the hours that all of them would take.
+
     All models take turns, forward, backward and AdamW, and the best of their turns counts: what else happens on the
     machine only ever adds time.
     """
@@ -33,6 +35,8 @@ def measure(cell: Cell) -> dict[str, dict[str, float]]:
     def step_of(name: str, config: Any) -> Callable[[], object]:
         model = initialise(config.build(), cell.seed).to(processes.device).train()
         counts[name] = sum(weight.numel() for weight in model.parameters())
+        if cell.recipe.compile:
+            model.compile()
         optimiser = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
         def step() -> None:
@@ -52,6 +56,7 @@ def measure(cell: Cell) -> dict[str, dict[str, float]]:
         name: {
             "ratio": best[name] / best[""],
             "ms": 1000 * best[name],
+            **({"hours": best[name] * cell.recipe.total / 3600} if cell.recipe.total > 1 else {}),
             "parameters": float(counts[name]),
             "extra_parameters": float(counts[name] - counts[""]),
         }

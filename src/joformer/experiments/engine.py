@@ -1,4 +1,4 @@
-"""Running many cells: in processes of this machine, or on a Ray cluster (cluster.py).
+"""Running many cells: in processes of this machine, on a Ray cluster (cluster.py), or by Slurm (slurm.py).
 
     for event in run_local(cells, out, jobs=2): …      a `Done` for every cell as it ends, None now and then between
 
@@ -11,27 +11,22 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from joformer._io import one_line, open_log
-from joformer.experiments.running import run
+from joformer._io import one_line
+from joformer.experiments.execution import Execution
+from joformer.experiments.sources import cores
 from joformer.experiments.tables import Cell
+from joformer.experiments.team import GRACE, LOG, TICK, TRIES, died, follow, launch, write_to
 from joformer.training import Stopped
-
-LOG = "workers.log"
-TRIES = 3
-TICK = 0.5
-GRACE = 60.0
-"""Seconds that a process has to save what it is doing."""
 
 
 @dataclass(frozen=True)
@@ -43,34 +38,39 @@ class Done:
     error: str = ""
 
 
-def run_local(cells: Iterable[Cell], out: Path, *, jobs: int = 1) -> Generator[Done | None, None, None]:
-    """Run the cells in `jobs` processes of one thread each; those that measure time one by one, last.
+def run_local(
+    cells: Iterable[Cell], out: Path, *, jobs: int = 1, execution: Execution | None = None
+) -> Generator[Done | None, None, None]:
+    """Run `jobs` cells at once, in processes of one thread each; those that measure time one by one, last.
 
     One thread whatever `jobs` is: the last bits depend on how many there are, and a run may be continued with others.
     """
-    cells = list(cells)
+    cells, execution = list(cells), execution or Execution()
+    if execution.workers is None:
+        execution = replace(execution, workers=max(1, cores() // (jobs * execution.processes)))
     for alone, count in ((False, jobs), (True, 1)):
         some = [cell for cell in cells if cell.alone == alone]
         if some:
-            yield from _Pool(some, out, min(count, len(some))).events()
+            yield from _Pool(some, out, min(count, len(some)), execution).events()
 
 
-def usable_devices() -> int:
-    """How many cells may run at once: one a GPU where there are some, else one a core.
+def usable_devices(processes: int = 1) -> int:
+    """How many cells of so many processes may run at once: a GPU for each where there are some, else a core.
 
     >>> usable_devices() >= 1
     True
     """
     import torch
 
-    if torch.cuda.is_available():
-        return torch.cuda.device_count()
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if there and there < processes:
+        raise ValueError(f"--processes {processes} needs as many GPUs, here are {there}: give fewer")
+    return max(1, (there or cores()) // processes)
 
 
 class _Pool:
-    def __init__(self, cells: list[Cell], out: Path, jobs: int) -> None:
-        self.waiting, self.out = deque(cells), out
+    def __init__(self, cells: list[Cell], out: Path, jobs: int, execution: Execution) -> None:
+        self.waiting, self.out, self.execution = deque(cells), out, execution
         self.tries = dict.fromkeys((cell.name for cell in cells), 0)
         self.jobs = jobs
         self.working: dict[Connection, tuple[Any, Cell]] = {}
@@ -108,18 +108,13 @@ class _Pool:
         if self.tries[cell.name] < TRIES:
             self.waiting.appendleft(cell)
             return None
-        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-        return Done(
-            cell,
-            None,
-            f"its process died {TRIES} times, the last time by {how}; memory may be short, {LOG} may say more",
-        )
+        return Done(cell, None, died(code))
 
     def _start(self, place: int) -> tuple[Any, Connection]:
         # Not forked: torch's threads do not survive that.
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe()
-        process = context.Process(target=_work, args=(there, str(self.out), place, os.getpid()))
+        process = context.Process(target=_work, args=(there, str(self.out), self.execution, place))
         process.place = place  # type: ignore[attr-defined]
         process.start()
         there.close()
@@ -144,17 +139,17 @@ class _Pool:
                 process.kill()
 
 
-def _work(connection: Connection, out: str, place: int, parent: int) -> None:
+def _work(connection: Connection, out: str, execution: Execution, place: int) -> None:
     """What a process does: a cell at a time until the other end is closed."""
-    _write_to(Path(out) / LOG)
+    write_to(Path(out) / LOG)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it through who started it, or while training
     os.environ["OMP_NUM_THREADS"] = "1"
-    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+    threading.Thread(target=follow, daemon=True).start()
 
     import torch
 
     torch.set_num_threads(1)
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() and execution.processes == 1:
         torch.cuda.set_device(place % torch.cuda.device_count())
     while True:
         try:
@@ -162,26 +157,8 @@ def _work(connection: Connection, out: str, place: int, parent: int) -> None:
         except (EOFError, OSError):
             return
         try:
-            connection.send(("result", run(cell, Path(out))))
+            connection.send(("result", launch(cell, Path(out), execution, place)))
         except Stopped:
             return
         except Exception as error:  # a cell that fails must not take the others with it
             connection.send(("error", one_line(error, ValueError, first=True)))
-
-
-def _follow(parent: int) -> None:
-    """End with the process that started this one, saving first: nobody would hear of the result."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GRACE)
-    os._exit(1)
-
-
-def _write_to(log: Path) -> None:
-    """What this process would print goes there: the terminal is for who started it, and a crash may leave a reason."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with suppress(OSError), open_log(log) as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)

@@ -82,6 +82,7 @@ METRICS = {
         Metric("perplexity", "perplexity", scale="log", delta=1.01, median=True),
         Metric("ratio", "× the time", scale="log", delta=1.03),
         Metric("loss", "nats", delta=0.01),
+        Metric("hours", "hours", scale="log"),
     )
 }
 """The registry; a run of `train` is judged by the first of these that it measured."""

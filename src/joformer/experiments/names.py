@@ -63,7 +63,16 @@ MODELS: dict[str, dict[str, str | Rotating]] = {
     },
     "relations": {"planes": "RotatE, planes", "blocks of 4": "rotations in blocks of 4"},
     "wikipedia": {**_LANGUAGE, "projected": "projected angles as printed"},
-    "length": {**_LANGUAGE, "projected": Rotating("projected", "both", ", late")},
+    **{
+        name: {
+            **_LANGUAGE,
+            "rope, yarn": "RoPE, YaRN",
+            "projected": Rotating("projected", "both", ", late"),
+            "projected from scratch": Rotating("projected", "both"),
+            "none": "no positions",
+        }
+        for name in ("length", "length-150k")
+    },
     "hierarchy": {
         **_GRID,
         "linear attention, scores": "linear attention, RoPE",

@@ -7,7 +7,7 @@ import os
 import platform
 import statistics
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,15 @@ from typing import Any
 import torch
 
 import joformer
-from joformer._io import make_folder, open_log, sealed, write_whole
+from joformer._io import make_folder, open_log, read_sealed, sealed, write_whole
 from joformer._log import logger
+from joformer.experiments import extrapolation
 from joformer.experiments.cost import measure
+from joformer.experiments.execution import Execution
 from joformer.experiments.tables import REMEDY, RESULT, Cell, read
-from joformer.training import LanguageTask, Processes, open_run, train
-from joformer.training.runs import METRICS, SPEED, circumstances
+from joformer.training import LanguageTask, Processes, Streamed, open_run, train
+from joformer.training.checkpoints import STATE
+from joformer.training.runs import CHECKPOINTS, METRICS, SPEED, circumstances
 
 
 def finished(cell: Cell, out: Path) -> dict[str, Any] | None:
@@ -34,20 +37,25 @@ def finished(cell: Cell, out: Path) -> dict[str, Any] | None:
     return result
 
 
-def run(cell: Cell, out: Path) -> dict[str, Any]:
-    """The result of the cell: run, resumed or, where it is finished, read."""
+def run(cell: Cell, out: Path, execution: Execution | None = None) -> dict[str, Any]:
+    """The result of the cell: run, resumed or, where it is finished, read.
+
+    In several processes all call it, as `train`; the first one writes.
+    """
     done = finished(cell, out)
     if done is not None:
         return done
-    folder = out / cell.name
-    make_folder(folder)
-    with open_log(folder / "attempts.jsonl") as log:  # who began it, when: how often is then no guess
-        log.write((json.dumps({"process": os.getpid(), "began": _now()}) + "\n").encode())
+    folder, execution = out / cell.name, (execution or Execution()).of(cell)
+    first = os.environ.get("RANK", "0") == "0"
+    if first:
+        make_folder(folder)
+        with open_log(folder / "attempts.jsonl") as log:  # who began it, when: how often is then no guess
+            log.write((json.dumps({"process": os.getpid(), "began": _now()}) + "\n").encode())
     if cell.alone:
         timed = {name: {cell.size: times} for name, times in measure(cell).items()}
         found: dict[str, Any] = {"measured": {}, "timed": timed, "seconds": None, "step_ms": None, "curve": []}
     else:
-        found = {**_trained(cell, folder), "parameters": cell.parameters}
+        found = {**_trained(cell, folder, execution), "parameters": cell.parameters}
     where = circumstances(Processes().device, 1, False)
     result = {
         "cell": cell.name,
@@ -61,29 +69,35 @@ def run(cell: Cell, out: Path) -> dict[str, Any]:
         "versions": {"joformer": joformer.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "machine": {
             "processor": where["processor"] or where["device"],
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "cores": cores(),
             "threads": where["threads"],
             "system": platform.system(),
+            "processes": execution.processes,
+            "shard": execution.shard,
+            "accumulate": execution.accumulate,
         },
         "finished": _now(),
     }
-    write_whole(folder / RESULT, sealed(result))
+    if first:
+        write_whole(folder / RESULT, sealed(result))
     return result
 
 
-def _trained(cell: Cell, folder: Path) -> dict[str, Any]:
+def _trained(cell: Cell, folder: Path, execution: Execution) -> dict[str, Any]:
     task = cell.source.task()
-    last = train(cell.config, task, cell.recipe, folder, seed=cell.seed, notes=cell.source.notes())
-    measured = {cell.size: {name: value for name, value in last.items() if name != "step"}}
+    images = getattr(task, "images", None)
+    if isinstance(images, Streamed) and execution.workers is not None:
+        images.workers = images.test.workers = execution.workers
+    recipe = replace(cell.recipe, accumulate=execution.accumulate)
+    last = train(
+        cell.config, task, recipe, folder, seed=cell.seed, drift=execution.drift, notes=cell.source.notes(),
+        shard=execution.shard,
+    )  # fmt: skip
+    found: dict[str, Any] = {"measured": {cell.size: {name: value for name, value in last.items() if name != "step"}}}
     if cell.lengths:
         assert isinstance(task, LanguageTask)
-        processes, model = Processes(), open_run(folder).model
-        task.to(processes.device)
-        model.to(processes.device).eval()
-        measured = {}
-        for length in cell.lengths:
-            logger.info(f"{cell.name}: measuring at {length} tokens")
-            measured[str(length)] = task.evaluate(model, processes, context=length)
+        logger.info(f"{cell.name}: measuring at {', '.join(map(str, cell.lengths))} tokens")
+        found = extrapolation.measure(cell, task, open_run(folder).model)
     pace = _lines(folder / SPEED)
     spent = [line["seconds_per_step"] for line in pace]
     since = [0, *(line["step"] for line in pace)]
@@ -93,14 +107,22 @@ def _trained(cell: Cell, folder: Path) -> dict[str, Any]:
         {key: value for key, value in line.items() if key not in ("lr", "gradient")} for line in held + _thin(seen)
     ]
     return {
-        "measured": measured,
+        **found,
         "curve": sorted(curve, key=lambda line: line["step"]),
         "seconds": sum((line["step"] - at) * s for line, at, s in zip(pace, since, spent, strict=False)),
         "step_ms": 1000 * statistics.median(spent) if spent else None,
         "task": json.loads(json.dumps(task.describe())),
-        "recipe": cell.describe()["recipe"],
+        "recipe": {**cell.describe()["recipe"], "accumulate": execution.accumulate},
         "config": asdict(cell.config),
+        **_drifted(folder),
     }
+
+
+def _drifted(folder: Path) -> dict[str, Any]:
+    """Where the run was resumed although its bits could not be the same, if it was."""
+    states = sorted((folder / CHECKPOINTS).glob(f"[0-9]*/{STATE}"))
+    drifted = read_sealed(states[-1])["drifted"] if states else []
+    return {"drifted": drifted} if drifted else {}
 
 
 def _lines(log: Path) -> list[dict[str, Any]]:

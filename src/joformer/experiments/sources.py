@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -20,6 +19,7 @@ from joformer.training import (
     Streamed,
     Task,
     Text,
+    Tokenizer,
     augmentation,
     load_graph,
     load_labelled,
@@ -29,11 +29,21 @@ from joformer.training.augment.named import Augmentation
 
 Scale = Literal["laptop", "paper"]
 # Options that version 0.1 did not have: at their defaults they are no part of a cell's description.
-LATER = ("column", "rate", "seconds", "bands", "hop")
+LATER = ("column", "rate", "seconds", "bands", "hop", "percent", "tokenizer")
+PERCENT = 5
 # Cells that share data load it once per process.
 _text, _images = lru_cache(maxsize=4)(load_text), lru_cache(maxsize=4)(load_labelled)
 _graph = lru_cache(maxsize=4)(load_graph)
 _streamed: Any = lru_cache(maxsize=4)(Streamed)
+
+
+def cores() -> int:
+    """How many cores this process may use.
+
+    >>> cores() >= 1
+    True
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Source(ABC):
@@ -61,7 +71,10 @@ class _Source(ABC):
 
 @dataclass(frozen=True)
 class TextSource(_Source):
-    """Text, its tokens and the windows of a step.
+    """Text, its tokens and the windows of a step; `held_out` None scores all that is held out.
+
+    `percent` is how much of text without splits that is (5 by default), `tokenizer` the tokenizer.json of GPT-2, to be
+    used instead of training one.
 
     >>> TextSource("stdlib", context=128).task().context
     128
@@ -71,12 +84,22 @@ class TextSource(_Source):
     vocab: int = 256
     context: int = 512
     batch: int = 32
-    held_out: int = 200
+    held_out: int | None = 200
     column: str | None = None
+    percent: int | None = None
+    tokenizer: str | None = None
 
     def load(self) -> Text:
         """The tokens of all splits."""
-        return _text(self.data, vocab=self.vocab, column=self.column)
+        tokenizer = None if self.tokenizer is None else Tokenizer.of_gpt2(self.tokenizer)
+        return _text(
+            self.data, vocab=self.vocab, tokenizer=tokenizer, column=self.column, percent=self.percent or PERCENT
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """As every source, but not where the tokenizer lies: which it is, the text's fingerprint says."""
+        settings = super().as_json()
+        return settings if self.tokenizer is None else {**settings, "tokenizer": Path(self.tokenizer).parent.name}
 
     def task(self) -> Task:
         """The task on this data."""
@@ -84,7 +107,8 @@ class TextSource(_Source):
 
     def notes(self) -> dict[str, Any]:
         """What `joformer evaluate` needs to find the data again."""
-        return {"data": self.data, "vocab": self.vocab, "column": self.column}
+        vocab = self.vocab if self.tokenizer is None else None  # that of the run itself is then used
+        return {"data": self.data, "vocab": vocab, "column": self.column, "percent": self.percent}
 
 
 @dataclass(frozen=True)
@@ -115,8 +139,8 @@ class ImageSource(_Source):
         if self.stream is None:
             sound = {name: getattr(self, name) for name in ("rate", "seconds", "bands", "hop")}
             return _images(self.data, label=self.label, size=self.size, **sound)
-        crop, workers = "centre" if self.augment == "none" else "resized", min(4, os.cpu_count() or 1)
-        return _streamed(self.data, size=self.stream, train_crop=crop, workers=workers, label=self.label)
+        crop = "centre" if self.augment == "none" else "resized"
+        return _streamed(self.data, size=self.stream, train_crop=crop, label=self.label)
 
     def task(self) -> Task:
         """The task on this data."""

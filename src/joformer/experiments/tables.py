@@ -44,7 +44,8 @@ class Cell:
 
     With `rivals` (a name and a configuration each) it is no training run but a measurement: what a step of each takes,
     beside that of `config`, all taking turns in one process. `lengths` are contexts at which a language model is
-    measured in the end, each a column of the table.
+    measured in the end, each a column of the table: the same tokens, as many as the first has, with more before them.
+    With `yarn`, the name of another row, the same weights are measured once more with their frequencies scaled (YaRN).
 
     >>> from joformer.experiments import ImageSource
     >>> from joformer.models import ClassifierConfig
@@ -61,6 +62,7 @@ class Cell:
     recipe: Recipe = field(default_factory=Recipe)
     lengths: tuple[int, ...] = ()
     rivals: tuple[tuple[str, Any], ...] = ()
+    yarn: str = ""
     table: str = ""
     command: str = field(default="", compare=False)
     """What runs this cell again, alone."""
@@ -108,7 +110,12 @@ class Cell:
             described = {"seed": self.seed, **model, "against": None, "source": source, "recipe": recipe}
             if self.rivals:
                 described["against"] = {name: written(config) for name, config in self.rivals}
-            yield json.loads(json.dumps({**described, "lengths": self.lengths}))
+            described["lengths"] = self.lengths
+            if self.lengths:  # version 0.2 scored other text at each
+                described["targets"] = self.lengths[0]
+            if self.yarn:
+                described["yarn"] = self.yarn
+            yield json.loads(json.dumps(described))
 
     # -- what came of it ---------------------------------------------------------------------------------------------
 
@@ -149,8 +156,10 @@ class Table:
 
     `recipe` names the table of the paper that it follows. `baseline` is the model all others are paired with, `pairs`
     are further pairs (without value transport, with it), `reference` is what a ratio is compared with. `paper` are the
-    printed figures, model → size → value; they stand beside ours only where the setting is `comparable`. `looks` is in
-    how many looks at the results the seeds were planned to come, `looked` with how many cells they were looked at.
+    printed figures, model → size → value; they stand beside ours only where the setting is `comparable`. `also` are
+    metrics shown beside the one that is judged, `also_paper` what the paper prints of them, metric → model → size →
+    value. `protocol` says what the sizes have in common where they may be compared with each other. `looks` is in how
+    many looks at the results the seeds were planned to come, `looked` with how many cells they were looked at.
 
     >>> one = Cell("a", "", 0, result={"cell": "t/a/seed-0", "measured": {"": {"loss": 1.0}}})
     >>> Table("t", "T", METRICS["loss"], cells=(one,), planned=("t/a/seed-0", "t/a/seed-1")).missing
@@ -171,6 +180,9 @@ class Table:
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     paper_metric: str = ""
     paper_setting: str = ""
+    also: tuple[str, ...] = ()
+    also_paper: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    protocol: str = ""
     comparable: bool = False
     notes: tuple[str, ...] = ()
     looks: int = 1
@@ -207,7 +219,9 @@ class Table:
 
     def about(self) -> dict[str, Any]:
         """The table as table.json has it; `read_table` reads it back."""
+        later = ("also", "also_paper", "protocol")  # not in files of version 0.2, nor where they say nothing
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("metric", "planned", "cells")}
+        plain = {name: value for name, value in plain.items() if value or name not in later}
         metric = {"metric": self.metric.name, "unit": self.metric.unit, "higher": self.metric.higher}
         return json.loads(json.dumps({**plain, **metric, "skewed": self.metric.median, "cells": self.planned}))
 
@@ -218,9 +232,9 @@ class Table:
         about["settings"] = {which: _checksum(cell.describe()) for which, cell in cells.items()}
         if place.is_file():
             before = read(place, REMEDY)
-            for key in ("scale", "data", "metric"):
-                if before.get(key, about[key]) != about[key]:
-                    was = f"{key} = {before.get(key)}, not {about[key]}"
+            for key in ("scale", "data", "metric", "protocol"):
+                if before.get(key, about.get(key)) != about.get(key):
+                    was = f"{key} = {before.get(key)}, not {about.get(key)}"
                     raise ValueError(f"{place.parent} holds a table with {was}: choose another --out")
             for which, digest in before.get("settings", {}).items():
                 about["settings"].setdefault(which, digest)
@@ -246,7 +260,9 @@ def plan(recipe: str, title: str, metric: str, cells: Sequence[Cell], *, named: 
     name = recipe if data == recipe or not named else f"{_slug(data)}-{recipe}"
     sizes = dict.fromkeys(str(size) for cell in cells for size in cell.lengths or (cell.size,))
     kept = tuple(replace(cell, table=name) for cell in cells)
-    models = more.pop("models", tuple(dict.fromkeys(cell.model for cell in cells)))
+    models = more.pop(
+        "models", tuple(dict.fromkeys(name for cell in cells for name in (cell.model, cell.yarn) if name))
+    )
     return Table(
         name, title, METRICS[metric], recipe, data=data, models=models, sizes=tuple(sizes), cells=kept,
         planned=tuple(cell.name for cell in kept), **more,
@@ -296,19 +312,23 @@ def read_table(about: Mapping[str, Any], results: Iterable[Mapping[str, Any]] = 
     """
     try:
         name = str(about["name"])
-        paper = about.get("paper") or {}
+        paper, also_paper = about.get("paper") or {}, about.get("also_paper") or {}
         return Table(
             name,
             str(about.get("title") or name),
             metric_of(about),
-            **{key: str(about.get(key) or "") for key in ("scale", "data", "paper_metric", "paper_setting")},
+            **{
+                key: str(about.get(key) or "") for key in ("scale", "data", "paper_metric", "paper_setting", "protocol")
+            },
             recipe=str(about.get("recipe") or name),
             baseline=None if about.get("baseline") is None else str(about["baseline"]),
             reference=None if about.get("reference") is None else float(about["reference"]),
             models=tuple(str(model) for model in about["models"]),
             sizes=tuple(str(size) for size in about.get("sizes") or [""]),
             pairs=tuple((str(without), str(having)) for without, having in about.get("pairs") or []),
-            paper={str(m): {str(s): float(v) for s, v in row.items() if v is not None} for m, row in paper.items()},
+            paper=_figures(paper),
+            also=tuple(str(name) for name in about.get("also") or []),
+            also_paper={str(name): _figures(rows) for name, rows in also_paper.items()},
             comparable=bool(about.get("comparable")),
             notes=tuple(str(note) for note in about.get("notes") or []),
             looks=int(about.get("looks") or 1),
@@ -323,23 +343,33 @@ def read_table(about: Mapping[str, Any], results: Iterable[Mapping[str, Any]] = 
 
 
 def read_cells(result: Mapping[str, Any], place: object = RESULT) -> list[Cell]:
-    """The cell of a result.json, or a cell for each model that was timed in it; `place` is named in errors.
+    """The cell of a result.json, or a cell for each model that was timed, or measured in other ways (`also`), in it.
 
     >>> read_cells({"cell": "t/a/seed-0", "model": "a", "seed": 0, "measured": {}})[0].model
     'a'
     """
     try:
         seed, table = int(result["seed"]), str(result.get("table") or "")
-        rows = result.get("timed") or {result["model"]: result["measured"]}
-        rest = {key: value for key, value in result.items() if key != "timed"} | {"cell": str(result["cell"])}
+        rest = {key: value for key, value in result.items() if key not in ("timed", "also")}
+        rest["cell"] = str(result["cell"])
+        rows: list[tuple[Any, Any, dict[str, Any]]]
+        rows = [(model, sizes, {}) for model, sizes in (result.get("timed") or {}).items()]
+        rows = rows or [(result["model"], result["measured"], {})]
+        for model, one in (result.get("also") or {}).items():  # of the same run, whose time counts once
+            rows.append((model, one["measured"], {"by_position": one.get("by_position"), "seconds": None}))
         found = []
-        for model, sizes in rows.items():
+        for model, sizes, more in rows:
             measured = {str(size): dict(metrics) for size, metrics in sizes.items()}
-            own = {**rest, "model": str(model), "measured": measured}
+            own = {**rest, "model": str(model), "measured": measured, **more}
             found.append(Cell(str(model), next(iter(measured), ""), seed, table=table, result=own))
         return found
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise Damaged(f"{place} is damaged ({one_line(error, plain=())}): write it again") from None
+
+
+def _figures(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Model → size → value, where there is one."""
+    return {str(m): {str(s): float(v) for s, v in row.items() if v is not None} for m, row in rows.items()}
 
 
 def finite(value: object) -> float | None:

@@ -40,7 +40,7 @@ def tables(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | N
     """The table as it is run."""
     where = find(data, TEXTS, scale, hub="wikipedia", embedded="stdlib", sole=sole)
     if scale == "paper":
-        source = TextSource(where, vocab=8000, context=512, batch=32)
+        source = TextSource(where, vocab=8000, context=512, batch=32, held_out=None, percent=1)
         total = steps or 200_000
         recipe = Recipe(
             steps=total, lr=2e-4, end=0.1, betas=(0.9, 0.95), weight_decay=0.01, clip=None, precision="bf16",
@@ -79,10 +79,15 @@ def tables(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | N
             baseline="roformer",
             paper=printed,
             paper_metric="perplexity",
+            also=("perplexity",),
             paper_setting="English Wikipedia, BPE of 8,000, 200,000 steps, one seed",
             comparable=scale == "paper" and steps is None and Path(where).name == "wikipedia",
             notes=(
                 f"{total} steps of {source.batch} windows of {source.context} tokens; vocabulary of {vocab}.",
+                "Held out is the last 1 % of the text, and all of it is scored; another 1 % is left for a test."
+                if scale == "paper"
+                else f"Scored are {source.held_out} windows, spread evenly over what is held out.",
+                "Perplexity is per token and compares models of one vocabulary; bits per byte compare any.",
                 "As in the paper, content-dependent models have more parameters; the table of transport matches them.",
                 "projected is the printed formula, without a base; projected on fixed begins as fixed (row 23).",
             ),

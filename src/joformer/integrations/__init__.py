@@ -1,4 +1,4 @@
-"""Hugging Face and timm: value transport in their models, our models there.
+"""Hugging Face, timm and torchtitan: value transport in their models, our models there.
 
 transport_values      turn it on in a loaded model, change its strength, remove it
 strength_of           the strength of a model's transport
@@ -7,6 +7,7 @@ load                  a folder that a transported model was saved to
 convert               a model's folder → a folder of the same model with transport, fine-tuned or not
 JoFormerForCausalLM, JoFormerForImageClassification, JoFormerModel
                       our models with transformers' interface, and their configurations
+titan                 a module that torchtitan loads by its path
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from joformer.attention._cache import Unchanged
 from joformer.attention._options import Transport
 from joformer.frames import CumulativeFrames, FixedFrames, LearnedFrames, NoFrames, ProjectedFrames
 from joformer.models._blocks import Block, LayerFrames, last, require_counts, require_probabilities, run_blocks
-from joformer.models._losses import cross_entropy, linear_cross_entropy
+from joformer.models._losses import cross_entropy, linear_cross_entropy, token_losses
 from joformer.models._mixers import BiasedAttention, ClippedAttention, LinearAttention, Recurrence
 from joformer.rotation import is_plain
 
@@ -166,9 +166,10 @@ class JoFormerLM(nn.Module):
         segments: Int[Tensor, "*batch _keys"] | None = None,
         caches: Sequence[JourneyCache] | None = None,
         targets: Int[Tensor, "batch tokens"] | None = None,
+        reduction: Literal["mean", "none"] = "mean",
         parallel: ContextParallel | None = None,
-    ) -> Float[Tensor, "batch tokens vocab"] | Float[Tensor, ""]:
-        """Logits, or with `targets` the mean loss.
+    ) -> Float[Tensor, "batch tokens vocab"] | Float[Tensor, "batch tokens"] | Float[Tensor, ""]:
+        """Logits, or with `targets` the mean loss, or that of each token.
 
         Args:
             tokens: Integers, ``(batch, tokens)``.
@@ -180,12 +181,13 @@ class JoFormerLM(nn.Module):
             caches: One cache per layer, see `caches()`; extended in place.
             targets: The token that should follow each, ``(batch, tokens)``; −100 does not count. The logits then never
                 exist as a whole, unless the head is more than its weights (hooks, adapters).
+            reduction: With `targets`: "mean", or "none" for the loss of each token, 0 where it does not count.
             parallel: The processes that share each sequence: all but `segments`, which are of all tokens, is of this
                 process's, and so is the loss. Its mean over the processes is that of all tokens where each counts as
                 many.
 
         Returns:
-            Logits ``(batch, tokens, vocab)``, or the mean cross-entropy, a scalar.
+            Logits ``(batch, tokens, vocab)``, or the mean cross-entropy, a scalar, or ``(batch, tokens)`` of them.
 
         Raises:
             ValueError: If there are not as many caches as layers, or caches with segments or with `parallel`.
@@ -197,9 +199,10 @@ class JoFormerLM(nn.Module):
         """
         x = self._read(tokens, where, caches, segments, parallel)
         if targets is not None and is_plain(self.head) and self.head.bias is None:
-            return linear_cross_entropy(x, self.head.weight, targets)
+            loss = linear_cross_entropy if reduction == "mean" else token_losses
+            return loss(x, self.head.weight, targets)
         logits = self.head(x)
-        return logits if targets is None else cross_entropy(logits, targets)
+        return logits if targets is None else cross_entropy(logits, targets, reduction)
 
     def _read(
         self,

@@ -59,14 +59,36 @@ def linear_cross_entropy(
     return LinearCrossEntropy.apply(x, weight, y, torch.is_grad_enabled())
 
 
-def cross_entropy(logits: Float[Tensor, "*tokens vocab"], targets: Integer[Tensor, "*tokens"]) -> Float[Tensor, ""]:
+def cross_entropy(
+    logits: Float[Tensor, "*tokens vocab"], targets: Integer[Tensor, "*tokens"], reduction: str = "mean"
+) -> Float[Tensor, ""] | Float[Tensor, "*tokens"]:
     """mean_n −log softmax(z_n)[target_n] of logits that exist, fp32 or wider, like `linear_cross_entropy`'s.
 
     >>> round(cross_entropy(torch.eye(3), torch.tensor([0, 1, -100])).item(), 4)
     0.5514
     """
     flat = logits.flatten(0, -2)
-    return F.cross_entropy(flat.to(_wide(flat.dtype)), targets.flatten().to(torch.int64), ignore_index=IGNORED)
+    wide, indices = flat.to(_wide(flat.dtype)), targets.flatten().to(torch.int64)
+    losses = F.cross_entropy(wide, indices, ignore_index=IGNORED, reduction=reduction)
+    return losses if reduction == "mean" else losses.view(targets.shape)
+
+
+def token_losses(
+    hidden: Float[Tensor, "*tokens dim"], weight: Float[Tensor, "vocab dim"], targets: Integer[Tensor, "*tokens"]
+) -> Float[Tensor, "*tokens"]:
+    """−log softmax(W h_n)[target_n] of each token, 0 where the target is −100; their mean is `linear_cross_entropy`.
+
+    Only the logits of tokens that count are computed, in chunks.
+
+    >>> [round(loss, 4) for loss in token_losses(torch.eye(3), torch.eye(3), torch.tensor([0, 2, -100])).tolist()]
+    [0.5514, 1.5514, 0.0]
+    """
+    y, x = _checked(hidden, weight, targets), hidden.flatten(0, -2)
+    losses = torch.zeros(len(y), dtype=_wide(_dtype_of_products(hidden)), device=x.device)
+    for rows in (y != IGNORED).nonzero()[:, 0].split(ROWS):
+        logits = F.linear(x[rows], weight)
+        losses[rows] = F.cross_entropy(logits.to(losses.dtype), y[rows], reduction="none")
+    return losses.view(targets.shape)
 
 
 class LinearCrossEntropy(torch.autograd.Function):

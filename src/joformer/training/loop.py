@@ -4,6 +4,8 @@
     update    clip(Σ ∇ loss / parts), AdamW          lr from the step, see stages.py
     average   a ← d a + (1 − d) w                    where the recipe has one
     state     weights, moments, averages, and the step; everything else follows from the seed and the step
+    numbers   loss and norm stay on a GPU until they are logged or saved, ten steps at most: the host runs ahead, and
+              a step that is not finite is left out there, and so is every later one
 
 Nothing is remembered between steps but what a checkpoint holds, so that a run which is killed at any moment and
 started again, however often, ends bit-identical to an uninterrupted run.
@@ -110,6 +112,9 @@ def train(
         return run.last
 
 
+READ_EVERY = 10
+"""Steps after which numbers are read from a GPU at the latest: a signal to stop is one of them."""
+
 # What the state of a run's checkpoint has beside the step, and the type of each.
 STATED = {
     "stage": int, "settings": dict, "circumstances": dict, "drifted": list, "extended": list, "recent": list,
@@ -160,6 +165,9 @@ class _Run:
         self.last: dict[str, Any] = {}  # line of the log, once the run has ended
         self.damage: tuple[str, ...] = ()  # to the files of a run that has ended
         self.recent: list[float] = []  # losses since the last line of the log
+        self.shown: dict[str, float] = {}  # the loss of the newest step that was read, beside the bar
+        self.norm = 0.0  # of its gradient
+        self.unread: list[tuple[int, Tensor]] = []  # steps, and what each left on the device
         self.saved: Path | None = None  # the newest checkpoint that is known to be good
         self.drifted: list[Any] = []
         self.extended: list[Any] = []
@@ -318,13 +326,11 @@ class _Run:
                     self._next_stage(stage)
                 rate = learning_rate(recipe.sequence[stage], at, warmup=recipe.warmup, end=recipe.end)
                 self.task.prepare(self.state.raw, self.step)
-                loss, norm, stop = self._step(rate, received())
-                self.step += 1
-                self.recent.append(loss)
-                progress.update(self.step, loss=loss)
+                stop = self._step(rate, received())
+                progress.update(self.step, None, **self.shown)
                 if self.step % recipe.log_every == 0 or self.step == total:
                     mean = math.fsum(self.recent) / len(self.recent)
-                    self._write({"step": self.step, "train_loss": mean, "lr": rate, "gradient": norm}, record)
+                    self._write({"step": self.step, "train_loss": mean, "lr": rate, "gradient": self.norm}, record)
                     self.recent = []
                 if self.step % recipe.save_every == 0 or self.step == total or stop:
                     self.save()
@@ -332,26 +338,68 @@ class _Run:
                     raise Stopped(f"saved {self.out} at step {self.step}; the same command resumes it", 128 + stop)
         self.finish()
 
-    def _step(self, rate: float, received: int) -> tuple[float, float, int]:
-        """One update of the weights; the loss, the norm of its gradient, and the signal if any process received one."""
-        processes, recipe = self.processes, self.recipe
-        loss = torch.zeros((), device=processes.device)
-        for part in self.mine:
-            batch = self._batch(part)
-            with processes.share(self.state.model, last=part == self.mine[-1]):
-                one = self.task.loss(self.state.model, batch) / recipe.accumulate
-            processes.scaler.scale(one).backward()
-            loss += one.detach()
-        norm = self.state.norm()
-        values = torch.stack((loss, norm.to(loss), torch.tensor(float(received), device=loss.device)))
+    def _step(self, rate: float, received: int) -> int:
+        """One update of the weights; the signal if any process is known to have received one."""
+        processes = self.processes
+        loss = self._backward()
+        values = torch.stack((loss, self.state.norm().to(loss), torch.full_like(loss, received)))
         if processes.count > 1:
             values = processes.total(values) / processes.count
-        mean, size, stop = values.tolist()
-        # With a scaler an infinite gradient is how it finds its scale, and the update is left out.
-        if not math.isfinite(mean) or not (math.isfinite(size) or processes.scaler.is_enabled()):
-            raise self._broken(f"the loss is {mean} and the norm of its gradient {size} at step {self.step + 1}")
-        self.state.update(rate)
-        return mean, size, (received or signal.SIGTERM) if stop else 0
+        self.unread.append((self.step, values))
+        if not self.state.deferred:
+            stop = self._read()
+            self.state.update(rate)
+            self.step += 1
+        else:
+            self.state.update(rate, broken=~values[: self._judged].isfinite().all())
+            self.step += 1
+            stop = self._due(received) and self._read()
+        return (received or signal.SIGTERM) if stop else 0
+
+    @property
+    def _judged(self) -> int:
+        """How many of (loss, norm) must be finite: with a scaler an infinite gradient is how it finds its scale."""
+        return 1 if self.processes.scaler.is_enabled() else 2
+
+    def _due(self, received: int) -> bool:
+        """Whether to read numbers after this step: the same in all processes, so that all learn of a signal at once."""
+        recipe, step = self.recipe, self.step
+        if step == recipe.total or stage_at(recipe.sequence, step)[0] != self.stage:
+            return True
+        if self.processes.count == 1 and received:
+            return True
+        return any(step % n == 0 for n in (recipe.log_every, recipe.save_every, recipe.evaluate_every, READ_EVERY))
+
+    def _backward(self) -> Tensor:
+        """The loss of this process's parts of the step, which leave their gradients."""
+        loss = torch.zeros((), device=self.processes.device)
+        for part in self.mine:
+            batch = self._batch(part)
+            with self.processes.share(self.state.model, last=part == self.mine[-1]):
+                one = self.task.loss(self.state.model, batch) / self.recipe.accumulate
+            self.processes.scaler.scale(one).backward()
+            loss += one.detach()
+        return loss
+
+    def _read(self) -> bool:
+        """Reads what steps left on the device, which is waited for; whether a signal came to any process.
+
+        Raises ValueError for the first step whose numbers are not finite; there was no update from there on.
+        """
+        steps, values = zip(*self.unread, strict=True)
+        self.unread = []
+        for step, numbers in zip(steps, torch.stack(values).tolist(), strict=True):
+            loss, self.norm, signalled = numbers
+            if not all(map(math.isfinite, numbers[: self._judged])):
+                if self.step != step:  # others came after it: its gradients have to be computed again
+                    self.step = step
+                    self.state.optimizer.zero_grad(set_to_none=True)
+                    self._backward()
+                    self.state.norm()
+                raise self._broken(f"the loss is {loss} and the norm of its gradient {self.norm} at step {step + 1}")
+            self.recent.append(loss)
+            self.shown = {"loss": loss}
+        return bool(signalled)
 
     def _batch(self, part: int) -> Any:
         """A part of this step's batch; the randomness of its loss is set."""

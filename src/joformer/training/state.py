@@ -13,9 +13,14 @@ from joformer.training.checkpoints import Checkpoint
 from joformer.training.processes import Processes, fill, whole
 from joformer.training.recipe import Recipe, groups
 
+DEFERRED = ("cuda",)
+"""Devices on which numbers stay until they are needed: those whose fused AdamW leaves out an update by itself."""
+
 
 class State:
     """The model `raw` ready to train: `model` is what is called, `parameters` are named as in `raw`.
+
+    Where `deferred`, reading a number would stop the device: `update` is told by a tensor what to leave out.
 
     >>> state = State(nn.Linear(2, 2), Recipe(average=0.9), Processes())
     >>> state.model(torch.ones(1, 2)).sum().backward()
@@ -30,8 +35,12 @@ class State:
         self.recipe, self.processes = recipe, processes
         self.raw, self.model = raw, processes.wrap(raw, recipe.compile)
         self.parameters = dict(raw.named_parameters())
-        fused = not processes.sharded and processes.device.type in ("cpu", "cuda")
+        kind = processes.device.type
+        self.deferred = kind in DEFERRED
+        fused = self.deferred or (kind == "cpu" and not processes.sharded)
         self.optimizer = torch.optim.AdamW(groups(raw, recipe.weight_decay), betas=recipe.betas, fused=fused)
+        self.optimizer.register_step_pre_hook(self._leave_out)
+        self._broken: Tensor | None = None
         self.average = [p.detach().clone() for p in self.parameters.values()] if recipe.average else []
 
     @property
@@ -46,8 +55,14 @@ class State:
         self._norm = nn.utils.get_total_norm([p.grad for p in self.parameters.values() if p.grad is not None])
         return self._norm.full_tensor() if hasattr(self._norm, "full_tensor") else self._norm
 
-    def update(self, rate: float) -> None:
-        """One step of AdamW at this learning rate; gradients larger than the recipe's norm are scaled down to it."""
+    def update(self, rate: float, broken: Tensor | None = None) -> None:
+        """One step of AdamW at this learning rate; gradients larger than the recipe's norm are scaled down to it.
+
+        Where `broken` is true, a bool on the device, weights and moments stay as they are, in this step and from now
+        on; the host does not look at it.
+        """
+        if broken is not None:
+            self._broken = broken.float() if self._broken is None else self._broken.maximum(broken)
         if self.recipe.clip is not None:
             nn.utils.clip_grads_with_norm_(self.parameters.values(), self.recipe.clip, self._norm)
         for group in self.optimizer.param_groups:
@@ -58,6 +73,13 @@ class State:
         if self.average:
             now = [p.detach() for p in self.parameters.values()]
             torch._foreach_lerp_(self.average, now, 1 - self.recipe.average)
+
+    def _leave_out(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Before AdamW's step: what is broken counts as the infinity that a scaler finds, for which it has a way."""
+        if self._broken is not None:
+            scaled = self.processes.scaler.is_enabled()
+            found = optimizer.found_inf.maximum(self._broken) if scaled else self._broken  # type: ignore[attr-defined]
+            optimizer.found_inf = found  # type: ignore[attr-defined]
 
     @contextmanager
     def averaged(self) -> Iterator[None]:

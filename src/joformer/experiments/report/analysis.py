@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from joformer.experiments.metrics import metric_of
 from joformer.experiments.names import plain, value_effect
 from joformer.experiments.statistics import (
     LEVEL,
@@ -103,6 +104,13 @@ class Analysis:
                 )
         return found
 
+    def also(self, name: str, model: str, size: str) -> Estimate | None:
+        """A metric that is shown beside the one that is judged, as estimated from the seeds."""
+        metric = metric_of({"metric": name})
+        values = [value for value in self.table.values(model, size, name).values() if not metric.log or value > 0]
+        inside = metric.scale != "percent" or all(0 <= value <= 100 for value in values)
+        return estimate(values, scale=metric.scale if inside else "linear", median=metric.median) if values else None
+
     @cached_property
     def comparisons(self) -> list[Comparison]:
         """Every comparison of the table, corrected for their number."""
@@ -128,6 +136,17 @@ class Analysis:
             )
             for model, other, size, one in found
         ]  # fmt: skip
+
+    @cached_property
+    def ratios(self) -> dict[str, dict[str, Difference]]:
+        """Each model at each size over itself at the first, paired by seed; where the sizes may be compared."""
+        table, found = self.table, dict[str, dict[str, Difference]]()
+        for model in self.models if table.protocol and table.metric.log else ():
+            first = table.values(model, table.sizes[0])
+            for size in table.sizes[1:]:
+                if first.keys() & (there := table.values(model, size)).keys():
+                    found.setdefault(model, {})[size] = paired(there, first, higher=table.metric.higher, log=True)
+        return found
 
     @cached_property
     def effects(self) -> dict[str, list[tuple[str, Difference, Verdict]]]:

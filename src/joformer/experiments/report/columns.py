@@ -6,6 +6,7 @@ import csv
 import io
 from dataclasses import dataclass
 
+from joformer.experiments.metrics import metric_of
 from joformer.experiments.report.numbers import exact, number, probability
 from joformer.experiments.report.words import Wording
 
@@ -55,6 +56,7 @@ def results(words: Wording) -> Columns:
                 "p, Holm": probability(one.corrected) if one else "",
                 "n": str(row.ours.n) if row.ours else "0",
                 printed.replace("_", " "): number(row.paper, digits),
+                **_also(words, row.model, row.size),
                 "ms per step": number(row.step_ms),
                 "parameters": number(row.parameters, 0),
                 "parameters, ×": number(row.parameters / count, 3) if row.parameters is not None and count else "–",
@@ -65,6 +67,19 @@ def results(words: Wording) -> Columns:
     return _grouped(
         head, [(row.size, [cells[name] for name in head]) for row, cells in zip(found, rows, strict=True)], words
     )
+
+
+def _also(words: Wording, model: str, size: str) -> dict[str, str]:
+    """The metrics shown beside the one that is judged, each with the paper's figure where the setting is theirs."""
+    told, table = dict[str, str](), words.table
+    for name in table.also:
+        found, label = words.about.also(name, model, size), metric_of({"metric": name}).label
+        told[label] = "–" if found is None else number(found.centre)
+        if found is not None and found.low is not None:
+            told[label] += f" [{number(found.low)}, {number(found.high)}]"
+        if name in table.also_paper and table.comparable:
+            told[f"paper, {label}"] = exact(table.also_paper[name].get(model, {}).get(size))
+    return told
 
 
 def pairs(words: Wording) -> Columns:
@@ -79,6 +94,16 @@ def pairs(words: Wording) -> Columns:
         for one in found
     ]  # fmt: skip
     return _grouped(["model", "against", "verdict", "difference", "p, Holm", "n"], rows, words)
+
+
+def ratios(words: Wording) -> Columns:
+    """Each model over itself at the first size, one row per model; nothing where sizes may not be compared."""
+    sizes, found = words.table.sizes[1:], words.about.ratios
+    rows = [
+        [words.name(model), *(words.ratio(row[size]) if size in row else "–" for size in sizes)]
+        for model, row in found.items()
+    ]
+    return Columns(["model", *sizes], [("", rows)] if rows else [])
 
 
 def as_csv(words: Wording) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
@@ -20,7 +21,7 @@ from joformer.experiments.report.columns import LEFT, Columns
 from joformer.experiments.report.curves import Curve, over_seeds
 from joformer.experiments.report.numbers import duration, number
 from joformer.experiments.report.words import Wording
-from joformer.experiments.tables import Cell
+from joformer.experiments.tables import LARGEST, Cell, finite
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 LATE = 0.2
@@ -109,6 +110,8 @@ def _section(key: str, title: str, words: Wording) -> dict[str, Any]:
         "forests": _forests(key, words),
         "method": words.method,
         "pairs": columns.pairs(words),
+        "growth": words.growth,
+        "ratios": columns.ratios(words),
         "figures": [(name, drawn) for name, drawn in _figures(key, words) if drawn],
         "curves": curves,
         "curve_tables": curve_tables,
@@ -132,8 +135,36 @@ def _forests(key: str, words: Wording) -> list[tuple[str, plots.Plot]]:
 
 
 def _figures(key: str, words: Wording) -> list[tuple[str, list[tuple[str, plots.Plot]]]]:
-    by = "By length" if words.table.recipe == "length" else "By size"
-    return [(by, _over_sizes(key, words)), ("Compute multiplier", _multipliers(key, words))]
+    by = "By length" if words.table.recipe.startswith("length") else "By size"
+    return [
+        (by, _over_sizes(key, words)),
+        ("Loss by position", _by_position(key, words)),
+        ("Compute multiplier", _multipliers(key, words)),
+    ]
+
+
+def _by_position(key: str, words: Wording) -> list[tuple[str, plots.Plot]]:
+    """The loss of the same tokens by how many stand before them, mean over seeds: a line of stretches per length."""
+    series = []
+    for index, model in enumerate(words.about.models):
+        cells = [cell.facts("by_position") for cell in words.table.cells if cell.model == model]
+        points: dict[float, list[float]] = {}
+        for found in cells:
+            kept = {int(n): x for n, x in found.items() if re.fullmatch("[0-9]{1,9}", n) and isinstance(x, list)}
+            for length, losses in kept.items():
+                for at, loss in enumerate(losses):
+                    if (nats := finite(loss)) is not None and abs(nats) <= LARGEST:
+                        before = length - min(kept) + (at + 0.5) * min(kept) / len(losses)
+                        points.setdefault(before, []).append(nats)
+        if points:
+            x = sorted(points)
+            series.append(plots.Series(words.name(model), _index(words, index), x, [fmean(points[at]) for at in x]))
+    if not series or min(x for one in series for x in one.x) <= 0:
+        return []
+    told = "; ".join(f"{s.name}: {number(s.y[0])} at {s.x[0]:g}, {number(s.y[-1])} at {s.x[-1]:g}" for s in series)
+    title = f"{words.heading}: loss by position"
+    plot = plots.lines(f"{key}-positions", title, told, series, x_name="tokens before", x_log=True)
+    return [("Nats per token by how many tokens stand before it, mean over seeds", plot)]
 
 
 def _over_sizes(key: str, words: Wording) -> list[tuple[str, plots.Plot]]:
@@ -155,7 +186,7 @@ def _over_sizes(key: str, words: Wording) -> list[tuple[str, plots.Plot]]:
             series.append(plots.Series(words.name(model), _index(words, index), x, y, *bounds))
     if len({x for one in series for x in one.x}) < 2:
         return []
-    name = "length in tokens" if table.recipe == "length" else prefixes.pop().strip(" =") or "size"
+    name = "length in tokens" if table.recipe.startswith("length") else prefixes.pop().strip(" =") or "size"
     told = (f"{s.name}: {', '.join(f'{number(y)} at {x:g}' for x, y in zip(s.x, s.y, strict=True))}" for s in series)
     plot = plots.lines(
         f"{key}-sizes", f"{words.heading}: {table.metric.label} over {name}", "; ".join(told), series, x_name=name,
@@ -247,8 +278,11 @@ def _curve_table(words: Wording, found: dict[str, Curve], rows: int = 8) -> Colu
 
 def _place(cell: Cell) -> str:
     machine, versions = cell.facts("machine"), cell.facts("versions")
-    units = {"cores": "cores", "threads": "threads", "memory_gib": "GiB"}
-    told = [f"{v} {units[name]}" if name in units else str(v) for name, v in machine.items() if v is not None]
+    units = {"cores": "cores", "threads": "threads", "memory_gib": "GiB", "processes": "processes"}
+    units |= {"shard": "(sharded)", "accumulate": "parts of a batch in each"}
+    usual = {"processes": 1, "shard": False, "accumulate": 1}
+    shown = {name: value for name, value in machine.items() if value is not None and value != usual.get(name)}
+    told = [f"{value} {units[name]}" if name in units else str(value) for name, value in shown.items()]
     return ", ".join([*told, *(f"{name} {version}" for name, version in versions.items())])
 
 

@@ -30,6 +30,7 @@ def lines(report: Sequence[Wording]) -> list[str]:
         for above, shown in (
             (f"{words.table.metric.label}: {words.centre} [{words.interval}]", columns.results(words)),
             ("Other pairs", columns.pairs(words)),
+            (words.growth, columns.ratios(words)),
         ):
             if shown.groups:
                 told += ["", *_wrapped(above), *_plain(shown)]
@@ -54,6 +55,8 @@ def markdown(report: Sequence[Wording]) -> str:
         parts += _md_table(columns.results(words))
         if columns.pairs(words).groups:
             parts += ["\n### Other pairs\n", *_md_table(columns.pairs(words))]
+        if columns.ratios(words).groups:
+            parts += [f"\n### {_md(words.growth)}\n", *_md_table(columns.ratios(words))]
         notes = [*words.notes]
         if table.missing:
             more = f" and {len(table.missing) - 10} more" * (len(table.missing) > 10)

@@ -110,6 +110,17 @@ class Wording:
             text if d.low is None or d.high is None else f"{text} [{number(d.low, digits)}, {number(d.high, digits)}]"
         )
 
+    def ratio(self, d: Difference) -> str:
+        """A ratio with its interval, to a thousandth."""
+        text = f"{number(d.centre, 3)} ×"
+        return text if d.low is None or d.high is None else f"{text} [{number(d.low, 3)}, {number(d.high, 3)}]"
+
+    @property
+    def growth(self) -> str:
+        """What the table of ratios shows."""
+        table = self.table
+        return f"{table.metric.name.capitalize()} over that at {table.sizes[0]}, {table.protocol}, paired by seed"
+
     @property
     def unit(self) -> str:
         """That of differences, after their number; ratios have none."""
@@ -165,6 +176,12 @@ class Wording:
                 f"Learned angles and values together{at}: {word + ' the sum of each' if word else 'inconclusive'}, "
                 f"interaction {self.difference(d)}{self.unit}."
             )
+        last = table.sizes[-1]
+        told = [
+            f"{self.name(model)} {self.ratio(row[last])}" for model, row in self.about.ratios.items() if last in row
+        ]
+        if told:
+            found.append(f"{self.growth}, at {last}: {'; '.join(told)}.")
         return [done + found[0], *found[1:]]
 
     def after(self, size: str) -> str:

@@ -1,10 +1,12 @@
 """Augment: uint8 images in, normalised float32 images out; every draw made beforehand, in a plan.
 
-    crop (reflected border) → flip → RandAugment: op_n(… op_1(x)) → (x / 255 − mean) / std → one rectangle set to 0
+    crop → flip → RandAugment: op_n(… op_1(x)) → (x / 255 − mean) / std → one rectangle erased, by 0 or by noise
 
 A plan is drawn on the CPU for the whole batch of a step, however many processes share it; each then takes its slice:
 augment(images[a:b], plan[a:b]) = augment(images, plan)[a:b], bit for bit. So the transcendental functions, whose last
 bit may depend on a value's place in a vector, are in the plan, and what follows is integers or correctly rounded.
+Noise is a hash of the sample's own number and the pixel's place, which picks one of 65,536 quantiles of N(0, 1): the
+same bits on every device, in whichever part.
 
 Paper: "Setup B full reproducibility". The operations and their strengths are in `operations`.
 """
@@ -12,14 +14,16 @@ Paper: "Setup B full reproducibility". The operations and their strengths are in
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from joformer.training.augment.operations import CODES, OPERATIONS, operate_, pixels, turns
+from joformer.training.augment.operations import CODES, OPERATIONS, TIMM, operate_, pixels, turns
+from joformer.training.transfer import to_device
 
 FOURTEEN = tuple(OPERATIONS)[:14]  # the RandAugment paper's operations, and torchvision's
 MOST = 30  # magnitudes count to this, as in torchvision and kornia; timm's count to 10
@@ -38,6 +42,7 @@ class Plan:
         erased: Whether there is a rectangle of zeros.
         sides: Height and width of the rectangle over √(h w), where no size is given.
         corner: Where its corner is, from 0 to 1 of the places there are, down and across.
+        noise: What the noise in the rectangle is made from; 0 where it is none.
 
     >>> plan = Augment().plan(6, torch.Generator().manual_seed(0))
     >>> len(plan), len(plan[2:5]), plan.codes.shape
@@ -52,6 +57,7 @@ class Plan:
     erased: Bool[Tensor, " count"]
     sides: Float[Tensor, "count 2"]
     corner: Float[Tensor, "count 2"]
+    noise: Int[Tensor, " count"]
 
     def __len__(self) -> int:
         return len(self.flipped)
@@ -66,13 +72,18 @@ class Plan:
 class Augment:
     """Setup B on CIFAR by default; `Augment.imagenet()` is DeiT's.
 
-    - `crop_pad`: a crop of the same size from the image with that many reflected pixels around it; 0 for none.
+    - `crop_pad`: a crop of the same size from the image with that many pixels around it; 0 for none. `crop_border`:
+      whether these are reflected ("reflect") or black ("zeros", as torchvision's RandomCrop has it).
     - `flip`: the probability of left for right.
     - `rand_ops`, `rand_magnitude`, `rand_from`: RandAugment(n, m of 30) over these names, drawn with replacement; each
       is left out with probability 1 − `rand_probability`, and its magnitude has a normal spread of `rand_std`, cut off
       at 0 and 30. AutoContrast, Equalize and Invert have no magnitude: they act at 0 too.
-    - `erase`: the probability of a rectangle of zeros, after normalisation, wholly inside the image: a square of side
-      `erase_size`, or where that is None timm's random one, an area of 2 % to a third and an aspect of 0.3 to 1/0.3.
+      `rand_as`: "torchvision", or "timm" (increasing severity): 4 − ⌊4 ℓ⌋ bits by Posterize, ± 0.45 ℓ of the side in
+      parts of pixels by Translate, and geometry by bicubic interpolation on the mean colour instead of the nearest
+      pixel on black.
+    - `erase`: the probability that a rectangle is erased, after normalisation, wholly inside the image: a square of
+      side `erase_size`, or where that is None timm's random one, an area of 2 % to a third and an aspect of 0.3 to
+      1/0.3. `erase_with`: "zeros", or "noise", N(0, 1) for each pixel and channel as in timm's "pixel" mode.
     - `mean`, `std`: one of each per channel, of values in 0 … 1.
 
     >>> augment = Augment()
@@ -84,14 +95,17 @@ class Augment:
     """
 
     crop_pad: int = 4
+    crop_border: Literal["reflect", "zeros"] = "reflect"
     flip: int | float = 0.5
     rand_ops: int = 2
     rand_magnitude: int | float = 9
     rand_probability: int | float = 1.0
     rand_std: int | float = 0.0
     rand_from: tuple[str, ...] = FOURTEEN
+    rand_as: Literal["torchvision", "timm"] = "torchvision"
     erase: int | float = 0.5
     erase_size: int | None = 16
+    erase_with: Literal["zeros", "noise"] = "zeros"
     mean: tuple[int | float, ...] = (0.4914, 0.4822, 0.4465)
     std: tuple[int | float, ...] = (0.2470, 0.2435, 0.2616)
 
@@ -106,6 +120,11 @@ class Augment:
             raise ValueError(f"crop_pad={self.crop_pad}, rand_ops={self.rand_ops}: both must be 0 or more")
         if self.erase_size is not None and self.erase_size < 1:
             raise ValueError(f"erase_size={self.erase_size}: give 1 or more, or None for random rectangles")
+        if self.crop_border not in ("reflect", "zeros") or self.erase_with not in ("zeros", "noise"):
+            given = f"crop_border={self.crop_border!r}, erase_with={self.erase_with!r}"
+            raise ValueError(f"{given}: a border is reflect or zeros, what erases is zeros or noise")
+        if self.rand_as not in ("torchvision", "timm"):
+            raise ValueError(f"rand_as={self.rand_as!r}: whose strengths and interpolation, torchvision or timm")
         unknown = [name for name in self.rand_from if name not in OPERATIONS]
         if unknown or not self.rand_from:
             raise ValueError(f"rand_from holds {unknown or 'nothing'}: choose from {', '.join(OPERATIONS)}")
@@ -114,12 +133,12 @@ class Augment:
 
     @classmethod
     def imagenet(cls, **changes: Any) -> Augment:
-        """DeiT's "rand-m9-mstd0.5-inc1" and erasing at 0.25, for images that were cropped at random when decoded.
+        """DeiT's settings, "rand-m9-mstd0.5-inc1" and erasing at 0.25, in the arithmetic of Setup B.
 
         timm counts magnitudes to 10, so 9 ± 0.5 there is 27 ± 1.5 here; its fifteen operations have no Identity but
         Invert and SolarizeAdd, and each is left out half of the time. What differs from timm: the nearest pixel and
-        black instead of random interpolation and grey, 4 bits left by Posterize instead of 1, zeros in the erased
-        rectangle instead of noise.
+        black instead of bicubic interpolation and the mean colour, 4 bits left by Posterize instead of 1, zeros in the
+        erased rectangle instead of noise. `deit` is timm's in these too.
 
         >>> Augment.imagenet().rand_probability, Augment.imagenet(erase=0.0).erase
         (0.5, 0.0)
@@ -129,6 +148,18 @@ class Augment:
         others = {"crop_pad": 0, "erase": 0.25, "erase_size": None}
         channels = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
         return cls(**(rand | others | channels | changes))
+
+    @classmethod
+    def deit(cls, **changes: Any) -> Augment:
+        """DeiT's as timm computes it, for images that were cropped at random when decoded.
+
+        What differs from timm: geometry in float32 instead of float64, so that a value may be one of 255 off, and an
+        erased rectangle that does not fit is cut off at the image's sides instead of drawn again.
+
+        >>> Augment.deit().erase_with, Augment.deit().rand_as
+        ('noise', 'timm')
+        """
+        return cls.imagenet(**({"rand_as": "timm", "erase_with": "noise"} | changes))
 
     def plan(self, count: int, generator: torch.Generator) -> Plan:
         """Every random number of `count` samples, in one fixed order: two draws, sample by sample.
@@ -148,11 +179,16 @@ class Augment:
         listed = torch.tensor([CODES[name] for name in self.rand_from])
         codes = listed[(chosen * len(listed)).long()]
         codes = codes.where(kept < self.rand_probability, CODES["Identity"])
-        rest, slope, signed = torch.tensor(list(OPERATIONS.values()), dtype=torch.float64)[codes].unbind(-1)
+        table = OPERATIONS | (TIMM if self.rand_as == "timm" else {})
+        rest, slope, signed = torch.tensor(list(table.values()), dtype=torch.float64)[codes].unbind(-1)
         level = (self.rand_magnitude + self.rand_std * noise).clamp_(0, MOST) / MOST
         strengths = rest + slope * level * torch.where((sign < 0.5) & (signed > 0), -1.0, 1.0)
-        strengths = torch.where(codes == CODES["Posterize"], strengths.round(), strengths)
+        whole = strengths.ceil() if self.rand_as == "timm" else strengths.round()
+        strengths = torch.where(codes == CODES["Posterize"], whole, strengths)
 
+        numbers = torch.zeros(count, dtype=torch.int64)
+        if self.erase_with == "noise":
+            numbers = torch.randint(1 << 31, (count,), generator=generator)
         area = 0.02 + (1 / 3 - 0.02) * shape[:, :1]
         aspect = (math.log(1 / 0.3) * (2 * shape[:, 1:] - 1)).exp()
         return Plan(
@@ -164,6 +200,7 @@ class Augment:
             erased=erased[:, 0] < self.erase,
             sides=torch.cat((area * aspect, area / aspect), 1).sqrt(),
             corner=corner,
+            noise=numbers,
         )
 
     def __call__(self, images: Tensor, plan: Plan) -> Float[Tensor, "batch channels h w"]:
@@ -175,12 +212,27 @@ class Augment:
         """
         self._check(images, plan)
         x = self._cropped(images, plan)
+        fill = tuple(min(255, round(255 * m)) for m in self.mean) if self.rand_as == "timm" else None
         for round_ in range(plan.codes.shape[1]):
-            operate_(x, plan.codes[:, round_], plan.strengths[:, round_], plan.turns[:, round_])
+            operate_(x, plan.codes[:, round_], plan.strengths[:, round_], plan.turns[:, round_], fill)
         out = self.normalise(x)
-        if self.erase > 0:
-            out.mul_(self._kept(plan, *images.shape[2:]).to(out.device))
+        if self.erase > 0 and self.erase_with == "zeros":
+            out.mul_(self._kept(plan, *images.shape[2:], device=out.device))
+        elif self.erase > 0 and len(erased := plan.erased.nonzero()[:, 0]):
+            there, numbers = to_device(erased, out.device), to_device(plan.noise[erased], out.device)
+            kept = self._kept(plan, *images.shape[2:], device=out.device).index_select(0, there)
+            noise = normal(numbers, images.shape[1:].numel()).view(-1, *images.shape[1:])
+            out.index_copy_(0, there, torch.where(kept, out.index_select(0, there), noise))
         return out
+
+    def describe(self) -> dict[str, Any]:
+        """The settings as JSON; those that version 0.2 did not have only where they are not its own.
+
+        >>> "crop_border" in Augment().describe(), Augment(crop_border="zeros").describe()["crop_border"]
+        (False, 'zeros')
+        """
+        later = {"crop_border": "reflect", "erase_with": "zeros", "rand_as": "torchvision"}
+        return {name: value for name, value in asdict(self).items() if later.get(name) != value}
 
     def normalise(self, images: Tensor) -> Float[Tensor, "batch channels h w"]:
         """(x / 255 − mean) / std and nothing else: what evaluation needs.
@@ -189,28 +241,34 @@ class Augment:
         tensor([[[[-1.,  1.]]]])
         """
         self._check(images)
-        shift, scale = torch.tensor((self.mean, self.std), device=images.device).mul_(255)[:, :, None, None]
+        shift, scale = to_device(torch.tensor((self.mean, self.std)).mul_(255), images.device)[:, :, None, None]
         return images.to(torch.float32).sub_(shift).div_(scale)
 
     def _cropped(self, images: Tensor, plan: Plan) -> Tensor:
         if not self.crop_pad and not self.flip:
             return images.clone()
-        h, w = images.shape[2:]
-        columns = torch.arange(w).expand(len(plan), w)
-        columns = torch.where(plan.flipped[:, None], w - 1 - columns, columns) + plan.moved[:, 1:]
-        rows = torch.arange(h) + plan.moved[:, :1]
-        rows, columns = (n - (n - i.abs()).abs() for i, n in ((rows, h - 1), (columns, w - 1)))
-        return pixels(images, (rows * w).to(images.device)[:, :, None] + columns.to(images.device)[:, None, :])
+        (h, w), device = images.shape[2:], images.device
+        moved, flipped = to_device(plan.moved, device), to_device(plan.flipped, device)
+        columns = torch.arange(w, device=device).expand(len(plan), w)
+        columns = torch.where(flipped[:, None], w - 1 - columns, columns) + moved[:, 1:]
+        rows = torch.arange(h, device=device) + moved[:, :1]
+        if self.crop_border == "reflect":
+            rows, columns = (n - (n - i.abs()).abs() for i, n in ((rows, h - 1), (columns, w - 1)))
+            return pixels(images, (rows * w)[:, :, None] + columns[:, None, :])
+        inside = ((rows >= 0) & (rows < h))[:, :, None] & ((columns >= 0) & (columns < w))[:, None, :]
+        at = rows.clamp(0, h - 1)[:, :, None] * w + columns.clamp(0, w - 1)[:, None, :]
+        return pixels(images, at).mul_(inside[:, None])
 
-    def _kept(self, plan: Plan, h: int, w: int) -> Tensor:
+    def _kept(self, plan: Plan, h: int, w: int, *, device: torch.device) -> Tensor:
         extent = torch.tensor((h, w))
         if self.erase_size is None:
             sides = (plan.sides * math.sqrt(h * w)).round().long().minimum(extent)
         else:
             sides = torch.full_like(plan.moved, self.erase_size)
         start = (plan.corner * (extent - sides + 1)).long()
-        stop = start + sides * plan.erased[:, None]
-        rows, columns = torch.arange(h), torch.arange(w)
+        # Two numbers per axis go to the device, and the mask of every pixel is made there.
+        start, stop = to_device(torch.stack((start, start + sides * plan.erased[:, None])), device)
+        rows, columns = torch.arange(h, device=device), torch.arange(w, device=device)
         down = (rows >= start[:, :1]) & (rows < stop[:, :1])
         across = (columns >= start[:, 1:]) & (columns < stop[:, 1:])
         return ~(down[:, :, None] & across[:, None, :])[:, None]
@@ -226,9 +284,34 @@ class Augment:
             return
         if batch != len(plan):
             raise ValueError(f"the plan is for {len(plan)} samples, the images are {batch}: slice both alike")
-        if self.crop_pad >= min(h, w):
+        if self.crop_border == "reflect" and self.crop_pad >= min(h, w):
             raise ValueError(f"crop_pad={self.crop_pad} reflects more than images of {h} × {w} have: choose less")
         if self.erase and self.erase_size is not None and self.erase_size > min(h, w):
             raise ValueError(f"erase_size={self.erase_size} is larger than the images, {h} × {w}: choose less")
         if plan.codes.shape[1] and channels not in (1, 3):
             raise ValueError(f"RandAugment knows images of 1 or 3 channels, not {channels}: set rand_ops=0")
+
+
+def normal(numbers: Int[Tensor, " count"], size: int) -> Float[Tensor, "count size"]:
+    """N(0, 1) in float32, `size` of them for each number: a hash picks one of 65,536 quantiles of equal probability.
+
+    Integers and a table made on the CPU: the same bits on every device and for any part of the numbers.
+
+    >>> x = normal(torch.tensor([3, 4]), 10_000)
+    >>> torch.equal(normal(torch.tensor([4]), 10_000)[0], x[1]), x.mean().abs().item() < 0.02, round(x.std().item(), 1)
+    (True, True, 1.0)
+    """
+    x = torch.arange(size, dtype=torch.int32, device=numbers.device) + _hashed(numbers.to(torch.int32))[:, None]
+    return to_device(_quantiles(), numbers.device)[(_hashed(x) & 0xFFFF).long()]
+
+
+def _hashed(x: Tensor) -> Tensor:
+    """A well-mixed permutation of the 32-bit integers (Wellons 2018, "lowbias32"); products wrap."""
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B - (1 << 32))):
+        x = (x ^ ((x >> shift) & (0xFFFFFFFF >> shift))) * factor
+    return x ^ ((x >> 16) & 0xFFFF)
+
+
+@lru_cache
+def _quantiles() -> Tensor:
+    return torch.special.ndtri((torch.arange(1 << 16, dtype=torch.float64) + 0.5) / (1 << 16)).float()

@@ -12,7 +12,8 @@
     Invert                                       SolarizeAdd   110 ℓ added below 128
 
 Rounding is Pillow's, and so is every result, bit for bit; geometry takes the nearest pixel, and only where a source
-point lies between two within fp32 rounding may the choice differ. Everything here is integers or correctly rounded
+point lies between two within fp32 rounding may the choice differ. As timm has it (`bicubic`), geometry is Pillow's
+bicubic interpolation in fp32, within one level of Pillow's. Everything here is integers or correctly rounded
 floating point, so that a sample's result does not depend on its neighbours in the batch.
 """
 
@@ -25,7 +26,9 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
+from joformer._precision import readable
 from joformer.algebra._checks import in_float64
+from joformer.training.transfer import to_device
 
 Images = UInt8[Tensor, "batch channels h w"]
 Strengths = Float[Tensor, " batch"]
@@ -62,6 +65,12 @@ OPERATIONS = {
     "Invert": Operation(),
     "SolarizeAdd": Operation(0.0, 110.0),
 }
+TIMM = {
+    "Posterize": Operation(4.0, -4.0),
+    "TranslateX": Operation(0.0, 0.45, signed=True),
+    "TranslateY": Operation(0.0, 0.45, signed=True),
+}
+"""Where timm's increasing severity ("inc1") differs."""
 CODES = {name: code for code, name in enumerate(OPERATIONS)}
 
 
@@ -99,11 +108,18 @@ def _equalize(x: Tensor, _: Tensor, levels: Tensor) -> Tensor:
     batch, channels, h, w = x.shape
     flat = x.flatten(2)
     rows = 256 * torch.arange(batch * channels, device=x.device).view(batch, channels, 1)
-    counts = torch.bincount((flat + rows).flatten(), minlength=256 * batch * channels).view(batch, channels, 256)
+    counts = _counted((flat + rows).flatten(), 256 * batch * channels).view(batch, channels, 256)
     # The brightest level present has nothing above it to be told apart from.
     step = (h * w - counts.gather(-1, flat.amax(-1, keepdim=True).long())) // 255
     table = (step // 2 + counts.cumsum(-1) - counts) // step.clamp(min=1)
     return torch.where(step > 0, table.clamp(max=255), levels)
+
+
+def _counted(x: Tensor, size: int) -> Tensor:
+    """How often each of 0 … size − 1 is in `x`; elsewhere than on the CPU `bincount` waits to learn the largest."""
+    if readable(x):
+        return torch.bincount(x, minlength=size)
+    return x.new_zeros(size).scatter_add_(0, x, x.new_ones(()).expand_as(x))
 
 
 def _contrast(x: Tensor, factor: Tensor, levels: Tensor) -> Tensor:
@@ -183,20 +199,53 @@ def resample(x: Images, codes: Tensor, strengths: Strengths, turn: Float[Tensor,
     tensor([[[[2, 3, 4, 0]]]], dtype=torch.uint8)
     """
     h, w = x.shape[-2:]
-    sides = torch.tensor((w, h), dtype=torch.float32, device=x.device)
-    moved = torch.tensor((CODES["TranslateX"], CODES["TranslateY"]), device=x.device)
+    column, row = (axis.floor_().int() for axis in _sources(x, codes, strengths, turn, whole=True))
+    inside = (column >= 0) & (column < w) & (row >= 0) & (row < h)
+    return pixels(x, ((row * w + column) * inside).long()).mul_(inside[:, None])
+
+
+def bicubic(
+    x: Images, codes: Tensor, strengths: Strengths, turn: Float[Tensor, "batch 2 2"], fill: tuple[int, ...]
+) -> Images:
+    """out(p) = Σ_kl w_k w_l in(⌊s⌋ + (k, l)), s = M (p − c) + c + t − ½, by Keys' cubic; `fill` where s is outside.
+
+    >>> x = torch.tensor([[[[0, 100, 200]]]], dtype=torch.uint8)
+    >>> bicubic(x, torch.tensor([CODES["TranslateX"]]), torch.tensor([0.5 / 3]), torch.eye(2)[None], (7,))
+    tensor([[[[ 37, 162,   7]]]], dtype=torch.uint8)
+    """
+    h, w = x.shape[-2:]
+    column, row = _sources(x, codes, strengths, turn, whole=False)
+    inside = (column >= 0) & (column < w) & (row >= 0) & (row < h)
+    left, top = (column - 0.5).floor(), (row - 0.5).floor()
+    dx, dy = ((at - 0.5 - first).unsqueeze(1) for at, first in ((column, left), (row, top)))
+    columns, rows = ([(first.int() + k).clamp_(0, n - 1) for k in (-1, 0, 1, 2)] for first, n in ((left, w), (top, h)))
+    lines = [_cubic([pixels(x, (r * w + c).long()).float() for c in columns], dx) for r in rows]
+    colour = to_device(torch.tensor(fill, dtype=torch.uint8), x.device).view(-1, 1, 1)
+    return torch.where(inside[:, None], _cubic(lines, dy).clamp_(0, 255).to(torch.uint8), colour)
+
+
+def _cubic(v: list[Tensor], d: Tensor) -> Tensor:
+    """Pillow's: exact where all four are the same, so that what is flat stays so."""
+    first, second, third = v[2] - v[0], 2 * (v[0] - v[1]) + v[2] - v[3], v[1] - v[0] - v[2] + v[3]
+    return ((third * d + second) * d + first) * d + v[1]
+
+
+def _sources(x: Tensor, codes: Tensor, strengths: Tensor, turn: Tensor, *, whole: bool) -> tuple[Tensor, Tensor]:
+    """M (p − c) + c + t for the centre p of every pixel, (column, row), each (batch, h, w)."""
+    h, w = x.shape[-2:]
+    sides = to_device(torch.tensor((w, h), dtype=torch.float32), x.device)
+    moved = to_device(torch.tensor((CODES["TranslateX"], CODES["TranslateY"])), x.device)
     middle = sides / 2 * (codes == CODES["Rotate"])[:, None]
-    home = middle + (sides * strengths[:, None] * (codes[:, None] == moved)).trunc_()
+    by = sides * strengths[:, None] * (codes[:, None] == moved)
+    home = middle + (by.trunc_() if whole else by)
     across = torch.arange(w, device=x.device) + 0.5 - middle[:, :1]
     down = torch.arange(h, device=x.device) + 0.5 - middle[:, 1:]
 
     def source(axis: int) -> Tensor:
         along = turn[:, axis, :1] * across + home[:, axis, None]
-        return (along[:, None, :] + (turn[:, axis, 1:] * down)[:, :, None]).floor_().int()
+        return along[:, None, :] + (turn[:, axis, 1:] * down)[:, :, None]
 
-    column, row = source(0), source(1)
-    inside = (column >= 0) & (column < w) & (row >= 0) & (row < h)
-    return pixels(x, ((row * w + column) * inside).long()).mul_(inside[:, None])
+    return source(0), source(1)
 
 
 def look_up(x: Images, codes: Tensor, strengths: Strengths) -> Images:
@@ -208,7 +257,7 @@ def look_up(x: Images, codes: Tensor, strengths: Strengths) -> Images:
     tables = torch.empty(*x.shape[:2], 256, dtype=torch.uint8, device=x.device)
     levels = torch.arange(256, dtype=torch.int32, device=x.device)
     for name, table in TABLES.items():
-        rows = (codes == CODES[name]).nonzero()[:, 0].to(x.device)
+        rows = to_device((codes == CODES[name]).nonzero()[:, 0], x.device)
         if len(rows):
             made = table(x.index_select(0, rows), strengths.index_select(0, rows).view(-1, 1, 1), levels)
             tables.index_copy_(0, rows, made.to(torch.uint8).expand(len(rows), x.shape[1], 256))
@@ -218,8 +267,10 @@ def look_up(x: Images, codes: Tensor, strengths: Strengths) -> Images:
 _LEVELS, _GEOMETRY = (torch.tensor([name in names for name in OPERATIONS]) for names in (TABLES, GEOMETRY))
 
 
-def operate_(x: Images, codes: Tensor, strengths: Tensor, turn: Tensor) -> None:
+def operate_(x: Images, codes: Tensor, strengths: Tensor, turn: Tensor, fill: tuple[int, ...] | None = None) -> None:
     """One operation per sample, in place. `codes` (batch,), `strengths` (batch,), `turn` (batch, 2, 2) are on the CPU.
+
+    With `fill`, a colour, geometry is bicubic on it; else it takes the nearest pixel, on black.
 
     >>> x = torch.tensor([[[[1, 200]]], [[[1, 200]]]], dtype=torch.uint8)
     >>> operate_(x, torch.tensor([CODES["Invert"], CODES["Identity"]]), torch.zeros(2), torch.eye(2).expand(2, 2, 2))
@@ -227,15 +278,23 @@ def operate_(x: Images, codes: Tensor, strengths: Tensor, turn: Tensor) -> None:
     tensor([[254,  55],
             [  1, 200]], dtype=torch.uint8)
     """
+
+    def there(t: Tensor) -> Tensor:
+        return to_device(t, x.device)
+
+    def moved(part: Tensor, code: Tensor, strength: Tensor, m: Tensor) -> Tensor:
+        code, m = there(code), there(m)
+        return resample(part, code, strength, m) if fill is None else bicubic(part, code, strength, m, fill)
+
     families: tuple[tuple[Tensor, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]], ...] = (
         (_LEVELS[codes], lambda part, code, strength, _: look_up(part, code, strength)),
-        (_GEOMETRY[codes], lambda part, code, strength, m: resample(part, code.to(x.device), strength, m.to(x.device))),
+        (_GEOMETRY[codes], moved),
         (codes == CODES["Color"], lambda part, _, strength, __: color(part, strength)),
         (codes == CODES["Sharpness"], lambda part, _, strength, __: sharpness(part, strength)),
     )
     for chosen, result in families:
         rows = chosen.nonzero()[:, 0]
         if len(rows):
-            there = rows.to(x.device)
-            part = x.index_select(0, there)
-            x.index_copy_(0, there, result(part, codes[rows], strengths[rows].to(x.device), turn[rows]))
+            at = there(rows)
+            part = x.index_select(0, at)
+            x.index_copy_(0, at, result(part, codes[rows], there(strengths[rows]), turn[rows]))

@@ -1,6 +1,6 @@
 """Images that need not fit into memory, decoded by worker processes.
 
-a batch of [(i, s), …]  =  [crop(decode(i), s), …]      whatever the number of workers
+a batch of [(i, s), …]  =  [crop(decode(i), s), …]      whatever the number of workers, among whom each batch is divided
 crop: area A·U(0.08, 1), ratio exp(U(ln 3/4, ln 4/3)), corner uniform, all from s alone; scaled to size × size
 evaluation: the shorter side scaled to size·256/224, the central size × size
 """
@@ -11,11 +11,13 @@ import copy
 import io
 import logging
 import math
+import os
 import signal
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -27,11 +29,13 @@ from joformer.training.data.cache import cache_folder
 from joformer.training.data.examples import Split, identity, label_of, open_examples
 from joformer.training.data.files import Place, content_hash
 from joformer.training.data.sources import Source, log, resolve, summary
+from joformer.training.transfer import to_device
 
 # Only these are tried: PIL knows formats that start other programs. Guessing first halves the time of small images.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "PPM", "TIFF")
 MAGIC = {b"\x89PNG": "PNG", b"\xff\xd8": "JPEG", b"RIFF": "WEBP"}
 ROTATED = "rotated as EXIF says"
+CHUNK = 32  # images that a worker decodes at a time: all of them work on the batch that is needed next
 PIXELS = 89_478_485  # from which on PIL suspects a bomb: 270 MB in colour
 
 
@@ -146,7 +150,8 @@ def random_box(width: int, height: int, seed: int) -> tuple[int, int, int, int]:
 class Streamed:
     """Labelled images that need not fit into memory: `len`, `labels`, `classes`, and `batches` of uint8.
 
-    The object itself is the training split, `.test` the other one, which is never cropped at random.
+    The object itself is the training split, `.test` the other one, which is never cropped at random. `workers` are the
+    processes that decode: as many as this process has cores by default, 0 for none.
 
     >>> from tempfile import TemporaryDirectory
     >>> from pathlib import Path
@@ -167,10 +172,11 @@ class Streamed:
         *,
         size: int = 224,
         train_crop: Literal["resized", "centre"] = "resized",
-        workers: int = 0,
+        workers: int | None = None,
         label: str | None = None,
         cache: Place | None = None,
     ) -> None:
+        workers = cores() if workers is None else workers
         if size < 1 or workers < 0:
             raise ValueError(f"size is {size} and workers {workers}: give a size of 1 or more, workers 0 or more")
         if train_crop not in ("resized", "centre"):
@@ -213,18 +219,42 @@ class Streamed:
         return image.resize((self.size, self.size), Image.Resampling.BICUBIC, box=box)
 
     def batches(
-        self, order: Iterable[list[tuple[int, int]]]
+        self, order: Iterable[list[tuple[int, int]]], device: torch.device | None = None
     ) -> Iterator[tuple[UInt8[Tensor, "n 3 size size"], Int64[Tensor, " n"]]]:
-        """A batch of images and labels for every list of (index, seed), in order; `order` is read a few lists ahead."""
+        """A batch of images and labels for every list of (index, seed), in order; `order` is read a few lists ahead.
+
+        Where a `device` is given they are on it, by copies from pinned memory that nothing waits for.
+        """
         from torch.utils.data import DataLoader
+
+        device, counts = device or torch.device("cpu"), deque[int]()
+
+        def chunks() -> Iterator[list[tuple[int, int]]]:
+            for pairs in order:
+                counts.append(max(1, -(-len(pairs) // CHUNK)))
+                yield from (pairs[at : at + CHUNK] for at in range(0, counts[-1] * CHUNK, CHUNK))
 
         # Its own generator: without one, starting to iterate draws from torch's global random generator.
         settings: Any = {"num_workers": self.workers, "worker_init_fn": _undisturbed, "generator": torch.Generator()}
         decoding: Any = _Decoding(self)
-        for batch in DataLoader(decoding, batch_size=None, sampler=order, **settings):
-            if isinstance(batch, str):
-                raise ValueError(batch)
-            yield tuple(batch)
+        flow = iter(DataLoader(decoding, None, sampler=chunks(), pin_memory=device.type == "cuda", **settings))
+        for first in flow:
+            parts = [first, *islice(flow, counts.popleft() - 1)]
+            if wrong := next((part for part in parts if isinstance(part, str)), None):
+                raise ValueError(wrong)
+            there = [tuple(to_device(t, device) for t in part) for part in parts]
+            images, labels = there[0] if len(there) == 1 else (torch.cat(both) for both in zip(*there, strict=True))
+            yield images, labels
+
+
+def cores() -> int:
+    """The cores that this process may use: all it is allowed to run on, shared with the other ones of a torchrun.
+
+    >>> cores() >= 1
+    True
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, allowed // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _look(*splits: Split, most: int = 1000) -> tuple[int, Counter[str]]:

@@ -2,8 +2,8 @@
 
     bytes ──cut──▸ train, valid, test ──pieces──▸ tokens ──▸ one memory-mapped file per split
 
-Splits: where the source names them, those; a missing valid or test is cut from the end of train, 5 % of its bytes each,
-so that text without splits is cut 90 / 5 / 5. A cut that falls inside a character moves to the character's end.
+Splits: where the source names them, those; a missing valid or test is cut from the end of train, 5 % of its bytes each
+(`percent`), so that text without splits is cut 90 / 5 / 5. A cut that falls inside a character moves to its end.
 
 Pieces: text is read a little at a time, twice, and encoded in pieces of at most 64 KiB that end before a space or a
 newline after a word, where BPE never joins: the tokens are those of the text encoded whole, on any machine. (Only
@@ -66,6 +66,7 @@ def load_text(
     vocab: int = 8000,
     tokenizer: Tokenizer | None = None,
     column: str | None = None,
+    percent: int = 5,
     cache: Place | None = None,
 ) -> Text:
     """The text of a source as tokens, from the cache if it was prepared before; what was understood is logged.
@@ -75,6 +76,7 @@ def load_text(
         vocab: 256 takes the bytes as tokens, more trains a BPE; a text too small for so many tokens gets fewer.
         tokenizer: Used instead of learning one, as that of a trained model.
         column: The column of a table that holds the text; "text" or the only one by default.
+        percent: How much of train a missing valid or test split is, each.
         cache: Where tokens are kept.
 
     Returns:
@@ -91,17 +93,20 @@ def load_text(
 
     if isinstance(vocab, bool) or not isinstance(vocab, int) or vocab < 256:
         raise ValueError(f"vocab {vocab!r} is not a whole number from 256, the bytes, on: try 8000")
+    if isinstance(percent, bool) or not isinstance(percent, int) or not 0 < percent < 50:
+        raise ValueError(f"percent {percent!r} of the text is no share to hold out: give a whole number from 1 to 49")
     source = resolve(source, kind="text", column=column)
     documents, shown = open_text(source), str(source.path or source.spec)
     content = content_hash(*documents.identity)
 
     def build(folder: Path) -> None:
-        _build(folder, shown, documents, tokenizer or vocab)
+        _build(folder, shown, documents, tokenizer or vocab, percent)
         if content_hash(*documents.identity) != content:  # else its tokens would be kept under another text's hash
             raise ValueError(f"{shown} changed while it was read: start again when it is complete")
 
     made_with = vocab if tokenizer is None else tokenizer.definition()
-    key = f"text-{content_hash(FORMAT, PIECE, SAMPLE, made_with, content)[:32]}"
+    cut = [] if percent == 5 else [f"{percent} %"]
+    key = f"text-{content_hash(FORMAT, PIECE, SAMPLE, made_with, content, *cut)[:32]}"
     folder = cached(key, build, cache=cache)
     used = Tokenizer.load(folder / "tokenizer.json")
     splits = {split: np.memmap(folder / f"{split}.bin", _dtype(used), "r") for split in SPLITS}
@@ -110,7 +115,9 @@ def load_text(
     kept = json.loads((folder / NOTES).read_bytes()) if (folder / NOTES).is_file() else []
     notes = [*documents.notes, *((level, line) for level, line in kept)]
     if missing := [split for split in SPLITS if split not in documents.parts]:
-        notes.append((logging.INFO, f"no {' and no '.join(missing)} split: cut from the end of train, 5 % each"))
+        notes.append(
+            (logging.INFO, f"no {' and no '.join(missing)} split: cut from the end of train, {percent} % each")
+        )
     if tokenizer is None and used.vocab < vocab:
         notes.append((logging.WARNING, f"the text is too small for {vocab:,} tokens: it gives {used.vocab:,}"))
     log(summary(source.name, "text", sizes, unit, notes=notes))
@@ -138,10 +145,10 @@ def windows(tokens: Any, starts: Tensor, length: int) -> Int[Tensor, "batch leng
     return torch.from_numpy(every[at].astype(np.int64))
 
 
-def _build(folder: Path, source: str, documents: Documents, wanted: Tokenizer | int) -> None:
+def _build(folder: Path, source: str, documents: Documents, wanted: Tokenizer | int, percent: int) -> None:
     logger.info(f"reading {source}")
     parts = documents.parts
-    cuts = _cuts(parts)
+    cuts = _cuts(parts, percent)
     first = {name: _Reading(part, keep=SAMPLE if name == "train" else 0) for name, part in parts.items()}
     for name, reading in first.items():
         for _ in reading:
@@ -195,10 +202,11 @@ class _Reading:
         return self._sum.hexdigest()
 
 
-def _cuts(parts: Collection[str]) -> dict[str, dict[str, int]]:
+def _cuts(parts: Collection[str], percent: int) -> dict[str, dict[str, int]]:
     """For each part the splits it is cut into, each with the per cent of the part's bytes where it ends."""
     missing = [split for split in SPLITS if split not in parts]
-    train = {"train": 100 - 5 * len(missing)} | {split: 105 - 5 * (len(missing) - i) for i, split in enumerate(missing)}
+    ends = {split: 100 - percent * (len(missing) - 1 - i) for i, split in enumerate(missing)}
+    train = {"train": 100 - percent * len(missing), **ends}
     return {"train": train} | {name: {name: 100} for name in SPLITS[1:] if name in parts}
 
 

@@ -180,6 +180,35 @@ class Tokenizer:
             reason = f"damaged or no tokenizer of ours ({one_line(error)})"
             raise ValueError(f"{path} is {reason}: take it from the run again") from None
 
+    @classmethod
+    def of_gpt2(cls, path: str | os.PathLike[str]) -> Tokenizer:
+        """The tokens of GPT-2's tokenizer.json: the same pieces of text, the 256 bytes numbered by their value.
+
+        Its tokens that no text holds (``<|endoftext|>``) are left out.
+
+        >>> Tokenizer.of_gpt2("nowhere.json")
+        Traceback (most recent call last):
+        ValueError: cannot read nowhere.json: No such file or directory
+        """
+        try:
+            definition = read_json(path)
+            model, level = definition["model"], definition["pre_tokenizer"]
+            special = {token["content"] for token in definition.get("added_tokens") or ()}
+            known = {spelling: place for spelling, place in model["vocab"].items() if spelling not in special}
+            order = sorted(known, key=lambda spelling: (len(_unspelled(spelling)) > 1, known[spelling]))
+            tokens = [_unspelled(spelling) for spelling in order]
+            pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
+            merges = tuple((_unspelled(left), _unspelled(right)) for left, right in pairs)
+            if level["type"] != "ByteLevel" or level.get("add_prefix_space") or not level.get("use_regex", True):
+                raise ValueError("it cuts text otherwise than GPT-2's")
+            return _parsed(_definition((*sorted(tokens[:256]), *tokens[256:]), merges))
+        except OSError as error:
+            raise ValueError(f"cannot read {path}: {one_line(error)}") from None
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ValueError(
+                f"{path} is no byte-level BPE like GPT-2's ({one_line(error)}): give its tokenizer.json"
+            ) from None
+
     def __repr__(self) -> str:
         return f"Tokenizer(vocab={self.vocab})"
 

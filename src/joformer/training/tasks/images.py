@@ -21,6 +21,7 @@ from joformer.training.data import Images, Streamed
 from joformer.training.processes import Processes
 from joformer.training.tasks.parts import divides, epoch_order, rounds, share
 from joformer.training.tasks.task import Task
+from joformer.training.transfer import to_device
 
 
 class ImageTask(Task):
@@ -75,7 +76,7 @@ class ImageTask(Task):
         return {
             "images": self.images.fingerprint,
             "batch": self.size,
-            "augment": None if self.augment is None else asdict(self.augment),
+            "augment": None if self.augment is None else self.augment.describe(),
             "mix": None if self.mix is None else asdict(self.mix),
             "draw": self.draw,
             "normalise": self.normalise,
@@ -106,10 +107,10 @@ class ImageTask(Task):
         """This part of the step's batch, on the device."""
         mine = share(self.size, part, parts)
         if isinstance(self.images, Images):
-            chosen = self._chosen(seed, step)[mine].to(self._mean.device)
+            chosen = to_device(self._chosen(seed, step)[mine], self._mean.device)
             images, labels = self.images.train.images[chosen], self.images.train.labels[chosen]
         else:
-            images, labels = (given.to(self._mean.device) for given in self._streamed(seed, step, part, parts))
+            images, labels = self._streamed(seed, step, part, parts)
         random = generator(seed, "augment", step)
         if self.augment is None:
             images = self._plain(images)
@@ -134,7 +135,7 @@ class ImageTask(Task):
             logits = model(self._plain(images)).float()
             hits = logits.topk(best, -1).indices == labels[:, None]
             loss = F.cross_entropy(logits, labels, reduction="sum")
-            one = hits.new_tensor(len(labels), dtype=torch.int64)
+            one = hits.new_full((), len(labels), dtype=torch.int64)
             sums += weight * torch.stack((loss, hits[:, 0].sum(), hits.sum(), one))
         loss, first, five, n = processes.total(sums).tolist()
         return {"loss": loss / n, "accuracy": 100 * first / n, f"top_{best}": 100 * five / n}
@@ -153,19 +154,19 @@ class ImageTask(Task):
     def _tests(self, rounds: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         test, device = self.images.test, self._mean.device
         if isinstance(test, Streamed):
-            for images, labels in test.batches([[(int(index), 0) for index in some] for some in rounds]):
-                yield images.to(device), labels.to(device)
+            yield from test.batches(([(int(index), 0) for index in some] for some in rounds), device)
         else:
             yield from ((test.images[some], test.labels[some]) for some in rounds)
 
     def _streamed(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
         """The part as the workers have it ready; requested out of turn, they start again there."""
         assert isinstance(self.images, Streamed)
+        device = self._mean.device
         if part not in self._mine:  # this process goes through other parts: that one alone
-            return next(self.images.batches([self._crops(seed, step, part, parts)]))
+            return next(self.images.batches([self._crops(seed, step, part, parts)], device))
         at = self._mine.index(part)
         if self._next != (seed, step, part, parts):
-            self._flow = self.images.batches(self._from(seed, step, at, parts))
+            self._flow = self.images.batches(self._from(seed, step, at, parts), device)
         last = at + 1 == len(self._mine)
         self._next = (seed, step + last, self._mine[0 if last else at + 1], parts)
         return next(self._flow)
