@@ -20,6 +20,7 @@ from joformer._log import logger
 from joformer.experiments import extrapolation
 from joformer.experiments.cost import measure
 from joformer.experiments.execution import Execution
+from joformer.experiments.sources import cores
 from joformer.experiments.tables import REMEDY, RESULT, Cell, read
 from joformer.training import LanguageTask, Processes, Streamed, open_run, train
 from joformer.training.checkpoints import STATE
