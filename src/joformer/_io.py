@@ -52,6 +52,15 @@ def allowed(most: int) -> int:
     return int(min(most * factor, 1 << 62))
 
 
+def usable_cores() -> int:
+    """How many cores this process may use.
+
+    >>> usable_cores() >= 1
+    True
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def not_a_file(mode: int) -> str:
     """What it is, by `stat`'s mode, if it is no regular file; else nothing.
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import joformer
-from joformer._io import make_folder, open_log, read_sealed, sealed, write_whole
+from joformer._io import make_folder, open_log, read_sealed, sealed, usable_cores, write_whole
 from joformer._log import logger
 from joformer.experiments import extrapolation
 from joformer.experiments.cost import measure
@@ -69,7 +69,7 @@ def run(cell: Cell, out: Path, execution: Execution | None = None) -> dict[str, 
         "versions": {"joformer": joformer.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "machine": {
             "processor": where["processor"] or where["device"],
-            "cores": cores(),
+            "cores": usable_cores(),
             "threads": where["threads"],
             "system": platform.system(),
             "processes": execution.processes,

@@ -34,15 +34,6 @@ _graph = lru_cache(maxsize=4)(load_graph)
 _streamed: Any = lru_cache(maxsize=4)(Streamed)
 
 
-def cores() -> int:
-    """How many cores this process may use.
-
-    >>> cores() >= 1
-    True
-    """
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class _Source(ABC):
     """Data that can tell which it is."""
 
