@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from joformer._remote import local, require_place
 from joformer.cli.grid import Engine, chosen, finish, note_look, run_tables, show_cells
+from joformer.cli.options import Place
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Compare:
         only: Run these cells alone, by name or pattern: 'compare/*-fixed/*'
         jobs: Processes at work at once; as many as there are GPUs, or cores, by default.
         engine: local: processes here. ray: the cluster of RAY_ADDRESS, or a small one started here.
-        out: Where everything is kept; the report too.
+        out: Where everything is kept, a folder or an address (s3://…); the report too.
         dry_run: Print the cells and stop.
         json: Print the report as JSON instead of sentences.
     """
@@ -71,7 +73,7 @@ class Compare:
     only: tuple[str, ...] = ()
     jobs: int | None = None
     engine: Engine = "local"
-    out: Path = Path("runs/compare")
+    out: Place = "runs/compare"
     dry_run: bool = False
     json: bool = False
 
@@ -80,6 +82,7 @@ class Compare:
         for name in ("seeds", "steps", "longer", "looks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
+        require_place(self.out)
         from joformer.experiments import ImageSource, TextSource
         from joformer.experiments.compare import tables
         from joformer.training import Recipe, resolve
@@ -113,8 +116,8 @@ class Compare:
                 return 0
             failed = run_tables(planned, self, order=lambda cell: (cell.recipe.total, cell.seed))
             if look < self.looks:
-                note_look(self.out)
-                if decided(self.out):
+                note_look(local(self.out))
+                if decided(local(self.out)):
                     break
         return finish(self.out, failed, as_json=self.json, only=self.only)
 

@@ -10,7 +10,9 @@ from typing import Annotated, Literal
 import tyro
 
 from joformer._log import logger
+from joformer._remote import is_address, require_place
 from joformer.cli.grid import Engine, chosen, finish, run_tables, show_cells
+from joformer.cli.options import Place
 
 
 @dataclass(frozen=True)
@@ -24,27 +26,27 @@ class Reproduce:
     Attributes:
         tables: Which tables; all by default.
         scale: laptop: small models, short runs, the same code. paper: its models, data and recipes, for GPUs.
-        data: A folder that holds mnist, cifar100, imagenet, enwik8, wikitext-2 or fsdd, or for one table its
-            data itself; what is not there is embedded data or, at the paper's scale, the hub's.
+        data: A folder or an address that holds mnist, cifar100, imagenet, enwik8, wikitext-2 or fsdd, or for one table
+            its data itself; what is not there is embedded data or, at the paper's scale, the hub's.
         seeds: How many seeds: 0, 1, …
         steps: Steps of every run, instead of the scale's.
         only: Run these cells alone, by name or pattern: mnist/learned/*
         jobs: Processes at work at once; as many as there are GPUs, or cores, by default.
         engine: local: processes here. ray: the cluster of RAY_ADDRESS, or a small one started here.
-        out: Where everything is kept; the report too.
+        out: Where everything is kept, a folder or an address (s3://…); the report too.
         dry_run: Print the cells and stop.
         json: Print the report as JSON instead of sentences.
     """
 
     tables: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     scale: Literal["laptop", "paper"] = "laptop"
-    data: Path | None = None
+    data: Place | None = None
     seeds: int = 3
     steps: int | None = None
     only: tuple[str, ...] = ()
     jobs: int | None = None
     engine: Engine = "local"
-    out: Path = Path("runs/reproduce")
+    out: Place = "runs/reproduce"
     dry_run: bool = False
     json: bool = False
 
@@ -58,6 +60,7 @@ class Reproduce:
             raise ValueError(f"there is no table {unknown[0]!r}: choose from {', '.join(TABLES)}")
         if self.seeds < 1 or (self.steps is not None and self.steps < 1):
             raise ValueError(f"--seeds and --steps are 1 or more, got {self.seeds} and {self.steps}")
+        require_place(self.out)
         # Data of tables of which nothing is wanted need not be there.
         wanted = [name for name in dict.fromkeys(names) if not self.only or any(_of(name, one) for one in self.only)]
         made = {
@@ -65,7 +68,7 @@ class Reproduce:
             for name in wanted or names
         }
         every = [table for several in made.values() for table in several]
-        if self.data is not None and not any(Path(table.cells[0].source.data).is_absolute() for table in every):
+        if self.data is not None and not any(_is_given(table.cells[0].source.data) for table in every):
             known = "mnist, cifar100, imagenet, enwik8, wikitext-2 or fsdd"
             raise ValueError(f"--data {self.data} has nothing for {', '.join(names)}: give a folder that holds {known}")
         tables = [table for name, several in made.items() for table in chosen(several, self, tables=[name])]
@@ -79,6 +82,11 @@ class Reproduce:
             for table in tables:
                 logger.info(f"{table.name}: {table.cells[0].source.data}")
         return finish(self.out, run_tables(tables, self), as_json=self.json, only=self.only)
+
+
+def _is_given(data: str) -> bool:
+    """Whether it is the user's own, and neither embedded nor the hub's."""
+    return is_address(data) or Path(data).is_absolute()
 
 
 def _of(table: str, pattern: str) -> bool:

@@ -29,7 +29,7 @@ SETUP_B = tuple(name for name in VARIANTS if name not in (*SETUP_A, *OTHERS))
 EPOCHS = {"laptop": 4, "digits": 10, "paper": 300}
 
 
-def tables(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
+def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
     """Setup B; at the paper's scale Setup A as well."""
     where = find(data, ("cifar100",), scale, hub="cifar100", embedded="digits", sole=sole)
     small = where == "digits"

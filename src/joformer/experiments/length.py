@@ -32,7 +32,7 @@ MODELS: dict[str, dict[str, Any]] = {
 TEXTS = ("openwebtext", "enwik8", "wikitext-2")
 
 
-def tables(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
+def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
     """The table as it is run."""
     where = find(data, TEXTS, scale, hub="openwebtext", embedded="stdlib", sole=sole)
     if scale == "paper":

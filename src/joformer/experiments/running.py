@@ -17,10 +17,14 @@ import torch
 import joformer
 from joformer._io import make_folder, open_log, sealed, write_whole
 from joformer._log import logger
+from joformer._remote import Store, local
 from joformer.experiments.cost import measure
 from joformer.experiments.tables import REMEDY, RESULT, Cell, read
 from joformer.training import LanguageTask, Processes, open_run, train
+from joformer.training.mirror import pull, push
 from joformer.training.runs import METRICS, SPEED, circumstances
+
+ATTEMPTS = "attempts.jsonl"
 
 
 def finished(cell: Cell, out: Path) -> dict[str, Any] | None:
@@ -36,18 +40,26 @@ def finished(cell: Cell, out: Path) -> dict[str, Any] | None:
 
 def run(cell: Cell, out: Path) -> dict[str, Any]:
     """The result of the cell: run, resumed or, where it is finished, read."""
+    place: str | Path = out / cell.name
+    store = None
+    if cell.address:
+        store, out = Store(f"{cell.address}/{cell.name}"), local(cell.address)
+        place = store.address
+        pull(store, store.folder, lambda name: name in (RESULT, ATTEMPTS))
+    folder = local(place)
     done = finished(cell, out)
     if done is not None:
+        if store is not None and not store.has(RESULT):  # that could not be published
+            push(store, folder, (ATTEMPTS, RESULT))
         return done
-    folder = out / cell.name
     make_folder(folder)
-    with open_log(folder / "attempts.jsonl") as log:  # who began it, when: how often is then no guess
+    with open_log(folder / ATTEMPTS) as log:  # who began it, when: how often is then no guess
         log.write((json.dumps({"process": os.getpid(), "began": _now()}) + "\n").encode())
     if cell.alone:
         timed = {name: {cell.size: times} for name, times in measure(cell).items()}
         found: dict[str, Any] = {"measured": {}, "timed": timed, "seconds": None, "step_ms": None, "curve": []}
     else:
-        found = {**_trained(cell, folder), "parameters": cell.parameters}
+        found = {**_trained(cell, place), "parameters": cell.parameters}
     where = circumstances(Processes().device, 1, False)
     result = {
         "cell": cell.name,
@@ -68,12 +80,14 @@ def run(cell: Cell, out: Path) -> dict[str, Any]:
         "finished": _now(),
     }
     write_whole(folder / RESULT, sealed(result))
+    if store is not None:
+        push(store, folder, (ATTEMPTS, RESULT))
     return result
 
 
-def _trained(cell: Cell, folder: Path) -> dict[str, Any]:
-    task = cell.source.task()
-    last = train(cell.config, task, cell.recipe, folder, seed=cell.seed, notes=cell.source.notes())
+def _trained(cell: Cell, place: str | Path) -> dict[str, Any]:
+    task, folder = cell.source.task(), local(place)
+    last = train(cell.config, task, cell.recipe, place, seed=cell.seed, notes=cell.source.notes())
     measured = {cell.size: {name: value for name, value in last.items() if name != "step"}}
     if cell.lengths:
         assert isinstance(task, LanguageTask)
