@@ -235,6 +235,17 @@ def make_folder(path: Path) -> None:
         raise ValueError(f"cannot write into {path}: {one_line(error)}; give a directory you may write to") from None
 
 
+def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
+    """Where prepared data is kept: `given`, or $JOFORMER_CACHE, or $XDG_CACHE_HOME/joformer, or ~/.cache/joformer.
+
+    >>> cache_folder("here").name
+    'here'
+    """
+    if given := given or os.environ.get("JOFORMER_CACHE"):
+        return Path(given).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joformer"
+
+
 class Lock:
     """Only one process at a time may hold it; that of a process that died is free again.
 

@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from joformer._log import logger
+from joformer._remote import is_address, require_place
 from joformer.cli.grid import Engine, chosen, finish, run_tables, show_cells
+from joformer.cli.options import Place
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,8 @@ class Reproduce:
     Attributes:
         tables: Which tables; all by default.
         scale: laptop: small models, short runs, the same code. paper: its models, data and recipes, for GPUs.
-        data: A folder that holds mnist, cifar100, imagenet, enwik8, wikitext-2 or fsdd, or for one table its
-            data itself; what is not there is embedded data or, at the paper's scale, the hub's.
+        data: A folder or an address that holds mnist, cifar100, imagenet, enwik8, wikitext-2 or fsdd, or for one table
+            its data itself; what is not there is embedded data or, at the paper's scale, the hub's.
         seeds: How many seeds, 0, 1, …; or several numbers, which are the seeds themselves: 42 43 44. Three by default;
             one seed alone is --seeds 43 --only '*/seed-42'.
         steps: Steps of every run, instead of the scale's.
@@ -46,14 +48,14 @@ class Reproduce:
         engine: local: processes here. ray: the cluster of RAY_ADDRESS, or a small one started here. slurm: a job for
             every cell.
         slurm: Options of sbatch for --engine slurm: time=MINUTES partition=NAME account=NAME …
-        out: Where everything is kept; the report too.
+        out: Where everything is kept, a folder or an address (s3://…); the report too.
         dry_run: Print the cells and stop.
         json: Print the report as JSON instead of sentences.
     """
 
     tables: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     scale: Literal["laptop", "paper"] = "laptop"
-    data: Path | None = None
+    data: Place | None = None
     seeds: tuple[int, ...] = (3,)
     steps: int | None = None
     batch: int | None = None
@@ -69,7 +71,7 @@ class Reproduce:
     jobs: int | None = None
     engine: Engine = "local"
     slurm: tuple[str, ...] = ()
-    out: Path = Path("runs/reproduce")
+    out: Place = "runs/reproduce"
     dry_run: bool = False
     json: bool = False
 
@@ -86,13 +88,14 @@ class Reproduce:
         if self.steps is not None and self.steps < 1:
             raise ValueError(f"--steps must be 1 or more, got {self.steps}")
         execution = Execution(self.processes, self.shard, self.accumulate, self.workers, self.drift)
+        require_place(self.out)
         # Data of tables of which nothing is wanted need not be there.
         wanted = [name for name in dict.fromkeys(names) if not self.only or any(_of(name, one) for one in self.only)]
         made = {
             name: TABLES[name](self.scale, self.data, seeds, self.steps, len(names) == 1) for name in wanted or names
         }
         every = [table for several in made.values() for table in several]
-        if self.data is not None and not any(Path(table.cells[0].source.data).is_absolute() for table in every):
+        if self.data is not None and not any(_is_given(table.cells[0].source.data) for table in every):
             known = "mnist, cifar100, imagenet, enwik8, wikitext-2 or fsdd"
             raise ValueError(f"--data {self.data} has nothing for {', '.join(names)}: give a folder that holds {known}")
         tables = [table for name, several in made.items() for table in chosen(several, self, tables=[name])]
@@ -120,6 +123,11 @@ def _seeds(given: tuple[int, ...]) -> Sequence[int]:
         found = " ".join(map(str, given)) or "nothing"
         raise ValueError(f"--seeds takes a number of seeds, 1 or more, or several different seeds, got {found}")
     return given
+
+
+def _is_given(data: str) -> bool:
+    """Whether it is the user's own, and neither embedded nor the hub's."""
+    return is_address(data) or Path(data).is_absolute()
 
 
 def _of(table: str, pattern: str) -> bool:

@@ -24,8 +24,7 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from joformer._io import LIMITS, allowed, one_line, usable_cores
-from joformer.training.data.cache import cache_folder
+from joformer._io import LIMITS, allowed, cache_folder, one_line, usable_cores
 from joformer.training.data.examples import Split, identity, label_of, open_examples
 from joformer.training.data.files import Place, content_hash
 from joformer.training.data.sources import Source, log, resolve, summary
