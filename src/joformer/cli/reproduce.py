@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from joformer._log import logger
-from joformer.cli.grid import Engine, chosen, finish, run_tables, show_cells
+from joformer.cli.grid import Engine, chosen, finish, run_tables, show_cells, show_rehearsal
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,9 @@ class Reproduce:
         engine: local: processes here. ray: the cluster of RAY_ADDRESS, or a small one started here.
         out: Where everything is kept; the report too.
         dry_run: Print the cells and stop.
+        smoke: Rehearse: two steps and an evaluation of every setting on stand-ins for the data, or on --data, and a
+            table of the memory, hours and disk that the real runs need. Nothing is written into --out.
+        throughput: TFLOP/s that a card reaches in 16 bits, for the hours of --smoke.
         json: Print the report as JSON instead of sentences.
     """
 
@@ -46,10 +49,21 @@ class Reproduce:
     engine: Engine = "local"
     out: Path = Path("runs/reproduce")
     dry_run: bool = False
+    smoke: bool = False
+    throughput: float = 40.0
     json: bool = False
 
     def run(self) -> int:
         """Runs the command and returns its exit code."""
+        from joformer.experiments import TABLES
+        from joformer.experiments.standins import standing_in
+
+        if not self.smoke:
+            return self._run()
+        with standing_in(self.tables or tuple(TABLES), self.data) as data:
+            return replace(self, data=data)._run()
+
+    def _run(self) -> int:
         from joformer.experiments import TABLES
 
         names = self.tables or tuple(TABLES)
@@ -75,6 +89,8 @@ class Reproduce:
         if self.dry_run:
             show_cells(tables)
             return 0
+        if self.smoke:
+            return show_rehearsal(tables, self.throughput, as_json=self.json)
         if self.data is not None:
             for table in tables:
                 logger.info(f"{table.name}: {table.cells[0].source.data}")

@@ -181,7 +181,9 @@ class _AsOnCuda(TorchFunctionMode):
         flash = half and attn_mask is None and width <= 256
         if flash or (width % (8 if half else 4) == 0 and not enable_gqa):
             # The CPU's kernel saves what CUDA's do. They keep the seed of dropout, no mask: here it is left out.
-            return F.scaled_dot_product_attention(q, k, v, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+            return F.scaled_dot_product_attention(
+                q, k, v, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
         plain = torch.ops.aten._scaled_dot_product_attention_math
         q, k, v = (one.to(dtype) for one in (q, k, v))
         return plain(q, k, v, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)[0]

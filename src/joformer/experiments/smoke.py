@@ -31,7 +31,7 @@ from joformer.experiments.cost import TURNS, measure
 from joformer.experiments.footprint import LAUNCH, MARGIN, RESERVED, WIDE, Footprint, Live, count
 from joformer.experiments.running import run
 from joformer.experiments.sources import ImageSource, TextSource
-from joformer.experiments.standins import FLAT, true_size
+from joformer.experiments.standins import FLAT, PREFIX, true_size
 from joformer.experiments.tables import Cell, Table
 from joformer.models._saving import WEIGHTS
 from joformer.training import Images, Processes, Recipe, Stopped, Streamed, Task, resolve
@@ -57,8 +57,10 @@ class Rehearsed:
         ran: What was run, in words.
         parameters: How many numbers the model learns.
         batch: Samples per step of the real run.
+        parts: In how many parts each card works through its share of them.
         state: Bytes of weights, moments and averages.
         peak: Bytes that one card needs at most.
+        timed: Whether it is no training run but a measurement of times, whose batch is never divided.
         cards: For each of `CARDS`, in how many parts the batch of a card must be worked through to fit; None: in none.
         steps: Steps of the real run.
         hours: About how many hours one card takes for one run.
@@ -74,8 +76,10 @@ class Rehearsed:
     ran: str = ""
     parameters: int = 0
     batch: int = 0
+    parts: int = 1
     state: int = 0
     peak: int = 0
+    timed: bool = False
     cards: dict[int, int | None] = field(default_factory=dict)
     steps: int = 0
     hours: float = 0.0
@@ -127,7 +131,7 @@ def rehearse(
         name = cell.name.rpartition("/seed-")[0]
         began = time.monotonic()
         try:
-            with TemporaryDirectory(prefix="joformer-smoke-") as folder, _quiet():
+            with TemporaryDirectory(prefix=PREFIX) as folder, _quiet():
                 found = _rehearsed(cell, Path(folder), processes, accumulate, throughput)
         except Stopped:
             raise
@@ -170,8 +174,10 @@ def _rehearsed(cell: Cell, folder: Path, processes: int, accumulate: int, throug
         "ran": took,
         "parameters": one.parameters,
         "batch": cell.source.batch,
+        "parts": parts,
         "state": one.state,
         "peak": one.peak,
+        "timed": cell.alone,
         "cards": {card: _parts(cell, team, parts, card) for card in CARDS},
         "steps": cell.recipe.total,
         "hours": _hours(cell, one, team, throughput * 1e12),
@@ -189,9 +195,7 @@ def _short(recipe: Recipe, parts: int) -> Recipe:
     stages = tuple(":".join(("1", *stage.split(":")[1:])) for stage in recipe.stages)
     here = Processes().device.type
     precision = "bf16" if recipe.precision == "fp16" and here == "cpu" else recipe.precision
-    return replace(
-        recipe, steps=2, stages=stages, precision=precision, accumulate=min(parts, 2), log_every=1, keep=1
-    )
+    return replace(recipe, steps=2, stages=stages, precision=precision, accumulate=min(parts, 2), log_every=1, keep=1)
 
 
 @dataclass(frozen=True)
@@ -239,7 +243,7 @@ def _require_flat(source: Any) -> None:
     tasks = [_few(one, SAMPLES).task() for one in (source, replace(source, data=str(flat)))]
     batches: list[list[Tensor]] = []
     for task in tasks:
-        held = next(task._tests([torch.arange(HELD)]))
+        held = next(task._tests([torch.arange(len(task.images.test))]))
         batches.append([*task.batch(0, 0, 0, 1), *held])
         task.close()
     if not all(map(torch.equal, *batches)):
@@ -250,8 +254,8 @@ def _require_flat(source: Any) -> None:
 
 
 @lru_cache(maxsize=4)
-def _made(source: Any) -> tuple[tuple[tuple[torch.Size, torch.dtype], ...], float]:
-    """What a sample of a batch looks like, and how many bytes making it takes at most, augmented and mixed."""
+def _made(source: Any) -> tuple[tuple[tuple[torch.Size, torch.dtype], ...], float, int]:
+    """What a sample of a batch looks like; bytes that making it takes at most, augmented and mixed; and kernels."""
     sizes, peaks = (8, 16), []
     for size in sizes:
         task = _few(source, size).task()
@@ -260,7 +264,7 @@ def _made(source: Any) -> tuple[tuple[tuple[torch.Size, torch.dtype], ...], floa
         peaks.append(live.peak)
         task.close()
     looks = tuple((one.shape[1:], one.dtype) for one in batch)
-    return looks, (peaks[1] - peaks[0]) / (sizes[1] - sizes[0])
+    return looks, (peaks[1] - peaks[0]) / (sizes[1] - sizes[0]), live.kernels
 
 
 def _resident(source: Any) -> int:
@@ -274,7 +278,7 @@ def _resident(source: Any) -> int:
 
 @lru_cache(maxsize=64)
 def _count(config: Any, source: Any, recipe: Recipe, rows: int, lengths: tuple[int, ...], copies: bool) -> Footprint:
-    looks, making = _made(source)
+    looks, making, kernels = _made(source)
     samples = [torch.empty((1, *shape), dtype=dtype) for shape, dtype in looks]
     if isinstance(source, TextSource):
         contexts = (source.context, *lengths)
@@ -282,8 +286,8 @@ def _count(config: Any, source: Any, recipe: Recipe, rows: int, lengths: tuple[i
     else:
         held = [[(max(rows, 64), *shape) for shape, _ in looks]]
     found = count(config, _few(source, SAMPLES).task(), recipe, samples, rows, held, copies=copies)
-    resident = _resident(source)
-    return replace(found, peak=resident + max(found.peak, found.state + round(making * rows)))
+    peak = _resident(source) + max(found.peak, found.state + round(making * rows))
+    return replace(found, peak=peak, kernels=found.kernels + kernels * recipe.accumulate)
 
 
 def _needs(cell: Cell, processes: int, parts: int) -> Footprint:
@@ -296,7 +300,9 @@ def _needs(cell: Cell, processes: int, parts: int) -> Footprint:
             config = changed(config, stage.frames)
         return _count(config, source, recipe, rows, cell.lengths, processes > 1)
     # All models are there at once, and take turns.
-    each = [_count(config, source, recipe, rows, (), False) for config in (cell.config, *(its for _, its in cell.rivals))]
+    each = [
+        _count(config, source, recipe, rows, (), False) for config in (cell.config, *(its for _, its in cell.rivals))
+    ]
     state, most = sum(one.state for one in each), max(one.peak - one.state for one in each)
     flops, kernels = (sum(getattr(one, name) for one in each) for name in ("flops", "kernels"))
     return Footprint(max(one.parameters for one in each), state, state + most, flops, kernels, ())
@@ -341,7 +347,7 @@ def as_text(rows: Sequence[Rehearsed], *, processes: int = 1, throughput: float 
         if row.error:
             lines.append([name, f"failed: {row.error}"])
             continue
-        fits = [{None: "no", 1: "yes"}.get(row.cards[card], f"÷ {row.cards[card]}") for card in CARDS]
+        fits = [_fit(row, card) for card in CARDS]
         lines.append([
             name, f"{row.parameters:,}", f"{row.batch:,}", _size(row.peak), *fits, f"{row.steps:,}", _time(row.hours),
             _size(row.disk), f"{row.ran}: {row.seconds:.0f} s",
@@ -360,13 +366,20 @@ def as_text(rows: Sequence[Rehearsed], *, processes: int = 1, throughput: float 
         f"{_size(sum(row.disk * row.cells for row in good))} on the disk.",
         f"memory: of each card; counted for the real batch on tensors without data. A card fits if {MARGIN:.0%} and "
         f"{RESERVED / 1e9:g} GB more are free, for fragments and CUDA itself. ÷ N: it fits with --accumulate N, or N "
-        "times as many --processes; no: with neither, give a smaller --batch.",
+        "times as many --processes; batch N: with --batch N alone, as times are measured in one part; no: with none.",
         f"hours: steps × max(FLOP / {throughput:g} TFLOP/s, kernels × {LAUNCH * 1e6:g} µs) and the evaluations, on "
-        f"{processes} card{'s' * (processes > 1)}; float32 at {WIDE:g} of that rate. An estimate at a stated rate, not a "
-        "measurement: --throughput gives another.",
+        f"{processes} card{'s' * (processes > 1)}; float32 at {WIDE:g} of that rate. An estimate at a stated rate, not "
+        "a measurement: --throughput gives another.",
         "Assumed: attention by fused kernels where CUDA has one for the width of the head and the mask, rotations by "
         "our kernel, nothing compiled. disk: checkpoints that are kept, one being written, the weights.",
     ])  # fmt: skip
+
+
+def _fit(row: Rehearsed, card: int) -> str:
+    parts = row.cards[card]
+    if parts is None:
+        return "no"
+    return "yes" if parts == row.parts else f"batch {row.batch // parts}" if row.timed else f"÷ {parts}"
 
 
 def _size(count: float) -> str:

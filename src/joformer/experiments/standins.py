@@ -37,7 +37,7 @@ GROUPS = {
     "speech": ("fsdd",),
 }  # fmt: skip
 """What each table may be run on; the first is the paper's."""
-FLAT = "imagenet-flat"
+FLAT, PREFIX = "imagenet-flat", "joformer-smoke-"
 _TRAIN, _TEST = 256, 64
 
 
@@ -49,19 +49,22 @@ def standing_in(tables: Sequence[str], data: Path | None) -> Iterator[Path]:
     ...     sorted(str(file.relative_to(folder)) for file in folder.rglob("*.parquet"))
     ['mnist/test.parquet', 'mnist/train.parquet']
     """
+    groups = dict.fromkeys(GROUPS[table] for table in tables if table in GROUPS)
+    found = [name for names in groups for name in names if data is not None and (data / name).exists()]
+    if data is not None and not found:
+        if len(groups) > 1 and data.exists():
+            raise ValueError(f"--data {data} has nothing for {', '.join(tables)}: give a folder that holds some of it")
+        yield data  # which is the data itself, or not there
+        return
     with ExitStack() as held:
-        folder = Path(held.enter_context(TemporaryDirectory(prefix="joformer-smoke-")))
-        made = []
-        for names in dict.fromkeys(GROUPS[table] for table in tables):
-            own = [name for name in names if data is not None and (data / name).exists()]
-            for name in own:
-                if not (folder / name).exists():
-                    (folder / name).symlink_to((data / name).resolve())  # type: ignore[operator]
-            if not own and names[0] in MAKERS and not (folder / names[0]).exists():
+        folder = Path(held.enter_context(TemporaryDirectory(prefix=PREFIX)))
+        for name in dict.fromkeys(found):
+            (folder / name).symlink_to((data / name).resolve())  # type: ignore[operator]
+        for names in groups:
+            if names[0] in MAKERS and not any((folder / name).exists() for name in names):
                 logger.info(f"making a stand-in for {names[0]}")
                 MAKERS[names[0]](folder)
-                made.append(names[0])
-        if not (data and len(made) < len(tables)):  # else what is made of the user's data is worth keeping
+        if not found:  # else what is made of the user's data is worth keeping
             held.enter_context(patch.dict(os.environ, {"JOFORMER_CACHE": str(folder / "cache")}))
         held.enter_context(patch.object(ImageSource, "steps", _steps))
         yield folder
@@ -74,7 +77,7 @@ def true_size(source: Any, split: int) -> int | None:
     True
     """
     place = Path(source.data)
-    is_ours = any(part.startswith("joformer-smoke-") for part in place.parts)
+    is_ours = any(part.startswith(PREFIX) for part in place.parts)
     return SIZES[place.name][split] if is_ours and place.name in SIZES else None
 
 
@@ -154,10 +157,10 @@ def _imagenet(folder: Path, classes: int = 1000, size: tuple[int, int] = (500, 3
             place(number + copy, FLAT, *file)
             rows.append(("/".join(file), name, "train"))
     for number, name in enumerate(names[:test], 1):
-        file = f"ILSVRC2012_val_{number:08d}.JPEG"
-        place(number, "imagenet", "val", name, file)
-        place(number, FLAT, "val", file)
-        rows.append((f"val/{file}", name, "val"))
+        held = f"ILSVRC2012_val_{number:08d}.JPEG"
+        place(number, "imagenet", "val", name, held)
+        place(number, FLAT, "val", held)
+        rows.append((f"val/{held}", name, "val"))
     with open(folder / FLAT / "labels.csv", "w", newline="", encoding="utf-8") as table:
         csv.writer(table).writerows([("file", "label", "split"), *rows])
 
