@@ -31,7 +31,7 @@ from joformer.experiments.cost import TURNS, measure
 from joformer.experiments.footprint import LAUNCH, MARGIN, RESERVED, WIDE, Footprint, Live, count
 from joformer.experiments.running import run
 from joformer.experiments.sources import ImageSource, TextSource
-from joformer.experiments.standins import FLAT, PREFIX, true_size
+from joformer.experiments.standins import BYTES, FLAT, PREFIX, true_size
 from joformer.experiments.tables import Cell, Table
 from joformer.models._saving import WEIGHTS
 from joformer.training import Images, Processes, Recipe, Stopped, Streamed, Task, resolve
@@ -41,7 +41,9 @@ from joformer.training.stages import changed
 CARDS = (24, 40, 80)
 """Gigabytes (10⁹ bytes) of the cards that are judged."""
 SAMPLES, HELD = 2, 4
-"""Samples of a part of a step that is run here, and how many are evaluated."""
+"""Images of a part of a step that is run here, and how many are evaluated; of text one window each."""
+NAMING = ("model", "size", "seed", "table", "command", "result")
+"""What names a cell and does not decide what is run."""
 THROUGHPUT = 40.0
 """TFLOP/s that a card reaches in 16 bits, unless another is given."""
 
@@ -107,7 +109,7 @@ def settings(tables: Sequence[Table]) -> list[tuple[Cell, int]]:
     found: dict[Any, tuple[Cell, int]] = {}
     for table in tables:
         for cell in table.cells:
-            key = cell.config, cell.source, cell.recipe, cell.lengths, cell.rivals
+            key = tuple(getattr(cell, one.name) for one in fields(cell) if one.name not in NAMING)
             first, many = found.get(key, (cell, 0))
             found[key] = first, many + 1
     return list(found.values())
@@ -154,15 +156,17 @@ def _quiet() -> Iterator[None]:
 
 def _rehearsed(cell: Cell, folder: Path, processes: int, accumulate: int, throughput: float) -> dict[str, Any]:
     parts = 1 if cell.alone else max(accumulate, cell.recipe.accumulate)
-    short, source = _short(cell.recipe, parts), _few(cell.source, SAMPLES * min(parts, 2))
+    short, source = _short(cell.recipe, parts), _few(cell.source, min(parts, 2))
+    lengths = tuple(sorted({*cell.lengths[:1], *cell.lengths[-1:]}))
     _require_flat(cell.source)
     if cell.alone:
         measure(replace(cell, source=source, recipe=short), turns=1, warmup=0)
         disk = 0
     else:
-        run(replace(cell, source=source, recipe=short, result={}), folder)
+        run(replace(cell, source=source, recipe=short, lengths=lengths, result={}), folder)
         disk = _disk(folder / cell.name, cell.recipe)
-    took = f"{short.total} steps of {source.batch} of {cell.source.batch:,}, {HELD} evaluated"
+    took = f"{short.total} steps of {source.batch} of {cell.source.batch:,}"
+    took += f", evaluated at {' and '.join(map(str, lengths))} tokens" * bool(lengths)
     if cell.alone:
         took = f"a step of {source.batch} of {cell.source.batch:,}, for {1 + len(cell.rivals)} models"
     if short.precision != cell.recipe.precision:
@@ -218,10 +222,12 @@ def _trimmed(images: Images | Streamed) -> Images | Streamed:
     return images
 
 
-def _few(source: Any, batch: int) -> Any:
+def _few(source: Any, parts: int = 1) -> Any:
+    """The source with a batch of as few samples as so many parts can have."""
     if isinstance(source, TextSource):
-        return replace(source, batch=batch, held_out=HELD)
-    return _FewImages(**{one.name: getattr(source, one.name) for one in fields(source)} | {"batch": batch})
+        return replace(source, batch=parts, held_out=1)
+    given = {one.name: getattr(source, one.name) for one in fields(source)}
+    return _FewImages(**given | {"batch": SAMPLES * parts})
 
 
 def _disk(folder: Path, recipe: Recipe) -> int:
@@ -240,7 +246,7 @@ def _require_flat(source: Any) -> None:
     flat = Path(source.data).parent / FLAT / "labels.csv"
     if true_size(source, 0) is None or not flat.is_file():
         return
-    tasks = [_few(one, SAMPLES).task() for one in (source, replace(source, data=str(flat)))]
+    tasks = [_few(one).task() for one in (source, replace(source, data=str(flat)))]
     batches: list[list[Tensor]] = []
     for task in tasks:
         held = next(task._tests([torch.arange(len(task.images.test))]))
@@ -256,12 +262,14 @@ def _require_flat(source: Any) -> None:
 @lru_cache(maxsize=4)
 def _made(source: Any) -> tuple[tuple[tuple[torch.Size, torch.dtype], ...], float, int]:
     """What a sample of a batch looks like; bytes that making it takes at most, augmented and mixed; and kernels."""
-    sizes, peaks = (8, 16), []
-    for size in sizes:
-        task = _few(source, size).task()
+    peaks, sizes = [], []
+    for parts in (4, 8):
+        few = _few(source, parts)
+        task = few.task()
         with Live() as live:
             batch = task.batch(0, 0, 0, 1)
         peaks.append(live.peak)
+        sizes.append(few.batch)
         task.close()
     looks = tuple((one.shape[1:], one.dtype) for one in batch)
     return looks, (peaks[1] - peaks[0]) / (sizes[1] - sizes[0]), live.kernels
@@ -285,7 +293,7 @@ def _count(config: Any, source: Any, recipe: Recipe, rows: int, lengths: tuple[i
         held = [[(max(1, rows * source.context // one), one)] * len(looks) for one in contexts]
     else:
         held = [[(max(rows, 64), *shape) for shape, _ in looks]]
-    found = count(config, _few(source, SAMPLES).task(), recipe, samples, rows, held, copies=copies)
+    found = count(config, _few(source).task(), recipe, samples, rows, held, copies=copies)
     peak = _resident(source) + max(found.peak, found.state + round(making * rows))
     return replace(found, peak=peak, kernels=found.kernels + kernels * recipe.accumulate)
 
@@ -293,7 +301,8 @@ def _count(config: Any, source: Any, recipe: Recipe, rows: int, lengths: tuple[i
 def _needs(cell: Cell, processes: int, parts: int) -> Footprint:
     """What a card needs whose share of the batch is worked through in so many parts."""
     rows, source = cell.source.batch // processes // parts, cell.source
-    recipe = replace(cell.recipe, accumulate=parts)
+    # Of the recipe only what memory and work depend on: tables of other budgets share a count.
+    recipe = Recipe(precision=cell.recipe.precision, average=cell.recipe.average, accumulate=parts)
     if not cell.alone:
         config = cell.config
         for stage in cell.recipe.sequence:
@@ -309,11 +318,13 @@ def _needs(cell: Cell, processes: int, parts: int) -> Footprint:
 
 
 def _parts(cell: Cell, processes: int, parts: int, card: int) -> int | None:
-    """The fewest parts, from those given on, with which a card of so many gigabytes has room."""
+    """The fewest parts, from those given on, with which a card of so many gigabytes has room; None: with none."""
     while cell.source.batch % (processes * parts) == 0:
-        # More parts may be more cards too, which send copies of their gradients.
-        if _needs(cell, processes, parts).fits(card * 1e9):
+        found = _needs(cell, processes, parts)
+        if found.fits(card * 1e9):
             return parts
+        if not replace(found, peak=found.state).fits(card * 1e9):
+            return None
         parts *= 2
     return None
 
@@ -324,10 +335,20 @@ def _hours(cell: Cell, one: Footprint, processes: int, rate: float) -> float:
     seconds = steps * one.seconds(recipe.precision, rate)
     if not cell.alone:
         evaluations = -(-recipe.total // recipe.evaluate_every)
-        held = source.held_out if isinstance(source, TextSource) else true_size(source, 1) or len(source.load().test)
-        flops = held * (evaluations * one.evaluated[0] + sum(one.evaluated[1:])) / processes
+        flops = _held(source) * (evaluations * one.evaluated[0] + sum(one.evaluated[1:])) / processes
         seconds += flops / (rate * (WIDE if recipe.precision == "fp32" else 1))
     return seconds / 3600
+
+
+def _held(source: Any) -> float:
+    """How many samples an evaluation has: of the real data, where this is a stand-in."""
+    if isinstance(source, ImageSource):
+        return true_size(source, 1) or len(source.load().test)
+    if source.held_out is not None:
+        return source.held_out
+    share = getattr(source, "percent", None) or 5
+    tokens = (true_size(source, 0) or 0) * share / 100 / BYTES or len(source.load().valid)
+    return tokens / source.context
 
 
 # -- in words ----------------------------------------------------------------------------------------------------------

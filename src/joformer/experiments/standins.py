@@ -28,8 +28,13 @@ from unittest.mock import patch
 from joformer._log import logger
 from joformer.experiments.sources import ImageSource
 
-SIZES = {"mnist": (60_000, 10_000), "cifar100": (50_000, 10_000), "imagenet": (1_281_167, 50_000)}
-"""Images to train and to test with in the real data."""
+SIZES = {
+    "mnist": (60_000, 10_000), "cifar100": (50_000, 10_000), "imagenet": (1_281_167, 50_000),
+    "wikipedia": (20_000_000_000,), "openwebtext": (40_000_000_000,),
+}  # fmt: skip
+"""Images to train and to test with in the real data; of text about how many bytes."""
+BYTES = 4
+"""About how many bytes a token of text has."""
 TEXTS = ("enwik8", "wikitext-2")
 GROUPS = {
     "mnist": ("mnist",), "cifar100": ("cifar100",), "imagenet": ("imagenet",), "overhead": ("imagenet",),
@@ -71,7 +76,7 @@ def standing_in(tables: Sequence[str], data: Path | None) -> Iterator[Path]:
 
 
 def true_size(source: Any, split: int) -> int | None:
-    """How many images the real data has to train (0) or to test (1) with, where this is a stand-in for it.
+    """How much the real data has to train (0) or to test (1) with, where this is a stand-in for it.
 
     >>> true_size(ImageSource("digits"), 0) is None
     True
