@@ -53,29 +53,6 @@ def show_cells(tables: Sequence[Table]) -> None:
             say(f"{cell.name}  {what}, {cell.recipe.total:,} steps, {cell.source.data}")
 
 
-def show_rehearsal(tables: Sequence[Table], throughput: float, *, as_json: bool, **divided: int) -> int:
-    """Rehearses the tables and prints what their runs need; the exit code is 1 where a setting failed.
-
-    `divided` is how the batch of a cell is: by `processes` and `accumulate`.
-    """
-    from joformer.experiments.smoke import as_text, rehearse, settings
-
-    if not throughput > 0:
-        raise ValueError(f"--throughput is above 0, in TFLOP/s, got {throughput:g}")
-    rows = []
-    with Progress("rehearsing", len(settings(tables)), unit="settings") as progress:
-        for row in rehearse(tables, throughput=throughput, **divided):
-            rows.append(row)
-            if row.error:
-                logger.warning(f"{row.name}: failed: {row.error}")
-            progress.update(len(rows), f"rehearsed {len(rows)} of {progress.total} settings, {row.name}")
-    if as_json:
-        say(json.dumps([row.as_json() for row in rows], indent=2), lines=True)
-    else:
-        say(as_text(rows, processes=divided.get("processes", 1), throughput=throughput), lines=True)
-    return int(any(row.error for row in rows))
-
-
 def run_tables(tables: Sequence[Table], command: Any, order: Callable[[Cell], Any] = lambda cell: cell.seed) -> int:
     """Run every cell that is not finished; how many could not be. Only one command at a time may, in a folder.
 
@@ -234,3 +211,26 @@ def finish(out: Path, failed: int, *, as_json: bool, only: Sequence[str] = ()) -
     if only:
         logger.warning("--only runs a part of a table: its verdicts are corrected for the comparisons that are there")
     return 1 if failed else 0
+
+
+def show_rehearsal(tables: Sequence[Table], throughput: float, *, as_json: bool, **divided: int) -> int:
+    """Rehearses the tables and prints what their runs need; the exit code is 1 where a setting failed.
+
+    `divided` is how the batch of a cell is: by `processes` and `accumulate`.
+    """
+    from joformer.experiments.smoke import as_text, rehearse, settings
+
+    if not throughput > 0:
+        raise ValueError(f"--throughput is above 0, in TFLOP/s, got {throughput:g}")
+    rows = []
+    with _asked_to_stop([]), Progress("rehearsing", len(settings(tables)), unit="settings") as progress:
+        for row in rehearse(tables, throughput=throughput, **divided):
+            rows.append(row)
+            if row.error:
+                logger.warning(f"{row.name}: failed: {row.error}")
+            progress.update(len(rows), f"rehearsed {len(rows)} of {progress.total} settings, {row.name}")
+    if as_json:
+        say(json.dumps([row.as_json() for row in rows], indent=2), lines=True)
+    else:
+        say(as_text(rows, processes=divided.get("processes", 1), throughput=throughput), lines=True)
+    return int(any(row.error for row in rows))
