@@ -200,6 +200,8 @@ def test_data_that_is_there_is_taken_and_the_rest_stands_in(tmp_path):
     assert (data / "enwik8").exists()
     with standins.standing_in(("wikipedia",), data / "enwik8") as folder:
         assert folder == data / "enwik8"
+    with standins.standing_in(("speech",), None) as folder:
+        assert folder is None
 
 
 def test_data_without_any_of_it_is_an_error(tmp_path):

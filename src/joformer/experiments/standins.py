@@ -47,8 +47,10 @@ _TRAIN, _TEST = 256, 64
 
 
 @contextmanager
-def standing_in(tables: Sequence[str], data: Path | None) -> Iterator[Path]:
+def standing_in(tables: Sequence[str], data: Path | None) -> Iterator[Path | None]:
     """A folder with data for these tables: the user's where `data` has it, stand-ins for the rest; removed in the end.
+
+    None where nothing is needed: tables on embedded data.
 
     >>> with standing_in(["mnist"], None) as folder:
     ...     sorted(str(file.relative_to(folder)) for file in folder.rglob("*.parquet"))
@@ -72,7 +74,7 @@ def standing_in(tables: Sequence[str], data: Path | None) -> Iterator[Path]:
         if not found:  # else what is made of the user's data is worth keeping
             held.enter_context(patch.dict(os.environ, {"JOFORMER_CACHE": str(folder / "cache")}))
         held.enter_context(patch.object(ImageSource, "steps", _steps))
-        yield folder
+        yield folder if any(folder.iterdir()) else None
 
 
 def true_size(source: Any, split: int) -> int | None:
