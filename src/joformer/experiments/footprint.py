@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,6 +30,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from joformer.bench._traffic import with_kernels
+from joformer.rotation import _rotate
 from joformer.training import Processes, Recipe, Task
 from joformer.training.state import State
 
@@ -243,6 +245,8 @@ def count(
     dtype = _AUTOCAST[recipe.precision]
     with ExitStack() as modes:
         modes.enter_context(FakeTensorMode())
+        # Else layers whose weights are of this kind would not be fused.
+        modes.enter_context(patch.object(_rotate, "_PLAIN", (nn.Parameter, Tensor, FakeTensor)))
         if cuda:
             modes.enter_context(with_kernels())
             modes.enter_context(_AsOnCuda())
