@@ -224,7 +224,7 @@ def count(
         config: The model.
         task: Its loss.
         recipe: Precision, parts, moments and averages are counted by it.
-        batch: What `task.batch` gives, however few samples: shapes and dtypes are read, no numbers.
+        batch: What `task.batch` gives, of two samples or more: shapes and dtypes are read, no numbers.
         rows: Samples of one part of a step.
         held: The shapes of a batch of held-out samples, one for each tensor of `batch`; several for several lengths.
         copies: Whether gradients are sent to other processes, from a copy.
@@ -259,7 +259,9 @@ def count(
         state = State(raw, recipe, _Nowhere())
         weights = list(state.parameters.values())
         sent = [torch.empty_like(one) for one in weights] if copies else []
-        inputs = tuple(torch.empty((rows, *one.shape[1:]), dtype=one.dtype) for one in batch)
+        inputs = tuple(
+            torch.empty(shape, dtype=one.dtype) for shape, one in zip(shapes_of(batch, rows), batch, strict=True)
+        )
         raw.train()
         live.flops = live.kernels = 0
         for _ in range(min(recipe.accumulate, 2)):  # the second finds the gradients of the first
@@ -292,6 +294,17 @@ def count(
             kernels * recipe.accumulate // many,
             tuple(evaluated),
         )
+
+
+def shapes_of(batch: Sequence[Tensor], rows: int) -> list[tuple[int, ...]]:
+    """The shapes of a batch of so many samples, where `batch` has as many as its first tensor is long.
+
+    >>> shapes_of([torch.empty(4, 3), torch.empty(2, 4, 64)], rows=512)
+    [(512, 3), (2, 512, 64)]
+    """
+    size = len(batch[0])
+    places = [list(one.shape).index(size) for one in batch]
+    return [(*one.shape[:at], rows, *one.shape[at + 1 :]) for one, at in zip(batch, places, strict=True)]
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -29,7 +29,7 @@ from torch import Tensor
 from joformer._io import one_line
 from joformer._log import logger
 from joformer.experiments.cost import TURNS, measure
-from joformer.experiments.footprint import LAUNCH, MARGIN, RESERVED, WIDE, Footprint, Live, count
+from joformer.experiments.footprint import LAUNCH, MARGIN, RESERVED, WIDE, Footprint, Live, count, shapes_of
 from joformer.experiments.running import run
 from joformer.experiments.sources import ImageSource, TextSource
 from joformer.experiments.standins import BYTES, FLAT, PREFIX, true_size
@@ -231,6 +231,8 @@ def _few(source: Any, parts: int = 1) -> Any:
     """The source with a batch of as few samples as so many parts can have."""
     if isinstance(source, TextSource):
         return replace(source, batch=parts, held_out=1)
+    if not isinstance(source, ImageSource):
+        return replace(source, batch=SAMPLES * parts)
     given = {one.name: getattr(source, one.name) for one in fields(source)}
     return _FewImages(**given | {"batch": SAMPLES * parts})
 
@@ -265,8 +267,8 @@ def _require_flat(source: Any) -> None:
 
 
 @lru_cache(maxsize=4)
-def _made(source: Any) -> tuple[tuple[tuple[torch.Size, torch.dtype], ...], float, int]:
-    """What a sample of a batch looks like; bytes that making it takes at most, augmented and mixed; and kernels."""
+def _made(source: Any) -> tuple[tuple[Tensor, ...], float, int]:
+    """A small batch without data; bytes that making a sample takes at most, augmented and mixed; and kernels."""
     peaks, sizes = [], []
     for parts in (4, 8):
         few = _few(source, parts)
@@ -276,7 +278,7 @@ def _made(source: Any) -> tuple[tuple[tuple[torch.Size, torch.dtype], ...], floa
         peaks.append(live.peak)
         sizes.append(few.batch)
         task.close()
-    looks = tuple((one.shape[1:], one.dtype) for one in batch)
+    looks = tuple(torch.empty(one.shape, dtype=one.dtype, device="meta") for one in batch)
     return looks, (peaks[1] - peaks[0]) / (sizes[1] - sizes[0]), live.kernels
 
 
@@ -292,13 +294,14 @@ def _resident(source: Any) -> int:
 @lru_cache(maxsize=64)
 def _count(config: Any, source: Any, recipe: Recipe, rows: int, lengths: tuple[int, ...], copies: bool) -> Footprint:
     looks, making, kernels = _made(source)
-    samples = [torch.empty((1, *shape), dtype=dtype) for shape, dtype in looks]
     if isinstance(source, TextSource):
         contexts = (source.context, *lengths)
-        held = [[(max(1, rows * source.context // one), one)] * len(looks) for one in contexts]
+        held: list[list[tuple[int, ...]]] = [
+            [(max(1, rows * source.context // one), one)] * len(looks) for one in contexts
+        ]
     else:
-        held = [[(max(rows, 64), *shape) for shape, _ in looks]]
-    found = count(config, _few(source).task(), recipe, samples, rows, held, copies=copies)
+        held = [shapes_of(looks, max(rows, 64))]
+    found = count(config, _few(source).task(), recipe, looks, rows, held, copies=copies)
     peak = _resident(source) + max(found.peak, found.state + round(making * rows))
     return replace(found, peak=peak, kernels=found.kernels + kernels * recipe.accumulate)
 
@@ -349,6 +352,8 @@ def _held(source: Any) -> float:
     """How many samples an evaluation has: of the real data, where this is a stand-in."""
     if isinstance(source, ImageSource):
         return true_size(source, 1) or len(source.load().test)
+    if not isinstance(source, TextSource):
+        return len(source.load().valid)
     if source.held_out is not None:
         return source.held_out
     share = getattr(source, "percent", None) or 5

@@ -39,7 +39,7 @@ TEXTS = ("enwik8", "wikitext-2")
 GROUPS = {
     "mnist": ("mnist",), "cifar100": ("cifar100",), "imagenet": ("imagenet",), "overhead": ("imagenet",),
     "wikipedia": ("wikipedia", *TEXTS), "transport": ("wikipedia", *TEXTS), "length": ("openwebtext", *TEXTS),
-    "speech": ("fsdd",),
+    "hierarchy": ("wikipedia", *TEXTS), "speech": ("fsdd",), "relations": ("kg", "nations", "kinships", "umls"),
 }  # fmt: skip
 """What each table may be run on; the first is the paper's."""
 FLAT, PREFIX = "imagenet-flat", "joformer-smoke-"
