@@ -266,3 +266,23 @@ def finish(place: Place, failed: int, *, as_json: bool, only: Sequence[str] = ()
     if only:
         logger.warning("--only runs a part of a table: its verdicts are corrected for the comparisons that are there")
     return 1 if failed else 0
+
+
+def show_rehearsal(tables: Sequence[Table], execution: Execution, throughput: float, *, as_json: bool) -> int:
+    """Rehearses the tables and prints what their runs need; the exit code is 1 where a setting failed."""
+    from joformer.experiments.smoke import as_text, rehearse, settings
+
+    if not throughput > 0:
+        raise ValueError(f"--throughput is above 0, in TFLOP/s, got {throughput:g}")
+    rows = []
+    with _asked_to_stop([]), Progress("rehearsing", len(settings(tables)), unit="settings") as progress:
+        for row in rehearse(tables, execution, throughput):
+            rows.append(row)
+            if row.error:
+                logger.warning(f"{row.name}: failed: {row.error}")
+            progress.update(len(rows), f"rehearsed {len(rows)} of {progress.total} settings, {row.name}")
+    if as_json:
+        say(json.dumps([row.as_json() for row in rows], indent=2), lines=True)
+    else:
+        say(as_text(rows, processes=execution.processes, throughput=throughput), lines=True)
+    return int(any(row.error for row in rows))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,7 +12,7 @@ import tyro
 
 from joformer._log import logger
 from joformer._remote import is_address, require_place
-from joformer.cli.grid import Engine, chosen, finish, run_tables, show_cells
+from joformer.cli.grid import Engine, chosen, finish, run_tables, show_cells, show_rehearsal
 from joformer.cli.options import Place
 
 
@@ -50,6 +50,9 @@ class Reproduce:
         slurm: Options of sbatch for --engine slurm: time=MINUTES partition=NAME account=NAME …
         out: Where everything is kept, a folder or an address (s3://…); the report too.
         dry_run: Print the cells and stop.
+        smoke: Rehearse: two steps and an evaluation of every setting on stand-ins for the data, or on --data, and a
+            table of the memory, hours and disk that the real runs need. Nothing is written into --out.
+        throughput: TFLOP/s that a card reaches in 16 bits, for the hours of --smoke.
         json: Print the report as JSON instead of sentences.
     """
 
@@ -73,10 +76,25 @@ class Reproduce:
     slurm: tuple[str, ...] = ()
     out: Place = "runs/reproduce"
     dry_run: bool = False
+    smoke: bool = False
+    throughput: float = 40.0
     json: bool = False
 
     def run(self) -> int:
         """Runs the command and returns its exit code."""
+        from joformer.experiments import TABLES
+        from joformer.experiments.standins import standing_in
+
+        if not self.smoke:
+            return self._run()
+        if self.data is not None and is_address(self.data):
+            raise ValueError(
+                f"--smoke reads a folder, {self.data} is an address: fetch some of it, or leave out --data"
+            )
+        with standing_in(self.tables or tuple(TABLES), self.data and Path(self.data)) as data:
+            return replace(self, data=data)._run()
+
+    def _run(self) -> int:
         from joformer.experiments import TABLES
         from joformer.experiments.execution import Execution, adapted
 
@@ -109,6 +127,8 @@ class Reproduce:
         if self.dry_run:
             show_cells(tables)
             return 0
+        if self.smoke:
+            return show_rehearsal(tables, execution, self.throughput, as_json=self.json)
         if self.data is not None:
             for table in tables:
                 logger.info(f"{table.name}: {table.cells[0].source.data}")
