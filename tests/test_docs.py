@@ -37,6 +37,7 @@ def test_no_path_of_a_machine():
 
 def test_the_bounds_that_are_promised_are_those_of_the_code():
     from joformer import _io as files
+    from joformer import _remote
     from joformer.training.data import audio, documents, streamed, tables
     from joformer.training.data import files as data_files
 
@@ -51,6 +52,7 @@ def test_the_bounds_that_are_promised_are_those_of_the_code():
         f"| a row of CSV, TSV or JSON lines | {tables.LINE >> 20} MiB |",
         f"A batch of {tables.ROWS} (text: {documents.ROWS}) rows",
         f"`{files.LIMITS}=10`",
+        f"at most {_remote.FILES >> 20} million files",
     ):
         assert said in page
     # A placeholder, of a domain that cannot exist, and no host of a machine.

@@ -16,6 +16,7 @@ ROOT = Path(joformer.__file__).parent
 ORDER = [
     "_log",
     "_io",
+    "_remote",
     "_precision",
     "_seeding",
     "_parallel",

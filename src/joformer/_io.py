@@ -52,6 +52,15 @@ def allowed(most: int) -> int:
     return int(min(most * factor, 1 << 62))
 
 
+def usable_cores() -> int:
+    """How many cores this process may use.
+
+    >>> usable_cores() >= 1
+    True
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def not_a_file(mode: int) -> str:
     """What it is, by `stat`'s mode, if it is no regular file; else nothing.
 
@@ -224,6 +233,17 @@ def make_folder(path: Path) -> None:
         raise ValueError(f"{path} is a file: give a directory") from None
     except OSError as error:
         raise ValueError(f"cannot write into {path}: {one_line(error)}; give a directory you may write to") from None
+
+
+def cache_folder(given: str | os.PathLike[str] | None = None) -> Path:
+    """Where prepared data is kept: `given`, or $JOFORMER_CACHE, or $XDG_CACHE_HOME/joformer, or ~/.cache/joformer.
+
+    >>> cache_folder("here").name
+    'here'
+    """
+    if given := given or os.environ.get("JOFORMER_CACHE"):
+        return Path(given).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joformer"
 
 
 class Lock:

@@ -171,10 +171,12 @@ def recipe_of(changes: dict):
 
 def work(job: dict, task: object) -> int:
     """Train; the exit code the command would give, and the lines it would show."""
-    from joformer import _log
+    from joformer import _log, _remote
     from joformer.training import Stopped, train
 
     _log.LOGGED = math.inf  # how far it is, which only a slow machine would report
+    if "machine" in job:  # another one, with a disk of its own
+        os.environ["JOFORMER_CACHE"], _remote.STALE = job["machine"], 0.1
     try:
         _befall(task, **job.get("befall", {}))
         with _log.to_console():
@@ -182,7 +184,7 @@ def work(job: dict, task: object) -> int:
                 config_of(job["kind"], job.get("config", {})),
                 task,
                 recipe_of(job.get("recipe", {})),
-                job["out"],
+                job.get("address") or job["out"],
                 seed=job.get("seed", 0),
                 drift=job.get("drift", False),
                 context_parallel=job.get("context", 1),

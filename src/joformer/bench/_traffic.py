@@ -35,7 +35,8 @@ Formulation = Callable[[Counting, Tensor, Tensor, Tensor], object]
 
 
 @contextmanager
-def _with_kernels() -> Iterator[None]:
+def with_kernels() -> Iterator[None]:
+    """Within it, tensors without data are rotated by our kernel, as on a GPU; one that has data cannot be."""
     with patch.object(_kernels, "_WANTED", "triton"), patch.object(_kernels, "_triton_is_here", lambda: True):
         yield
 
@@ -60,7 +61,7 @@ def count(learned: bool, *, kernels: bool) -> tuple[Count, Count]:
     o = torch.zeros(BATCH, TOKENS, HEADS, HEAD_DIM, device=device, dtype=dtype, requires_grad=True)
     linear = nn.Linear(dim, dim, bias=False, device=device, dtype=dtype)
     widths = [(HEADS, HEAD_DIM)] * 3
-    with _with_kernels() if kernels else patch.object(_kernels, "_WANTED", "eager"):
+    with with_kernels() if kernels else patch.object(_kernels, "_WANTED", "eager"):
         for counting in (nullcontext(), Counting()):  # the first layer prepares what all share
             fresh = packed * 1
             with counting as forward:

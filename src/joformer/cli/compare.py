@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from joformer._remote import local, require_place
 from joformer.cli.grid import Engine, chosen, finish, note_look, run_tables, show_cells
+from joformer.cli.options import Place
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Compare:
         engine: local: processes here. ray: the cluster of RAY_ADDRESS, or a small one started here. slurm: a job for
             every cell.
         slurm: Options of sbatch for --engine slurm: time=MINUTES partition=NAME account=NAME …
-        out: Where everything is kept; the report too.
+        out: Where everything is kept, a folder or an address (s3://…); the report too.
         dry_run: Print the cells and stop.
         json: Print the report as JSON instead of sentences.
     """
@@ -75,7 +77,7 @@ class Compare:
     jobs: int | None = None
     engine: Engine = "local"
     slurm: tuple[str, ...] = ()
-    out: Path = Path("runs/compare")
+    out: Place = "runs/compare"
     dry_run: bool = False
     json: bool = False
 
@@ -84,6 +86,7 @@ class Compare:
         for name in ("seeds", "steps", "longer", "looks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
+        require_place(self.out)
         from joformer.experiments import GraphSource, ImageSource, TextSource, relations
         from joformer.experiments.compare import tables
         from joformer.training import Recipe, resolve
@@ -120,8 +123,8 @@ class Compare:
                 return 0
             failed = run_tables(planned, self, order=lambda cell: (cell.recipe.total, cell.seed))
             if look < self.looks:
-                note_look(self.out)
-                if decided(self.out):
+                note_look(local(self.out))
+                if decided(local(self.out)):
                     break
         return finish(self.out, failed, as_json=self.json, only=self.only)
 

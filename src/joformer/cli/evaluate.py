@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from joformer._log import Progress, logger
 from joformer.cli.console import say
+from joformer.cli.options import Place
 
 if TYPE_CHECKING:
     from joformer.training import Opened
@@ -25,7 +25,7 @@ class Evaluate:
     Example: joformer evaluate runs/enwik8 --lengths 512 1024 2048 4096 --split test
 
     Attributes:
-        checkpoint: The folder of a run, or of one of its checkpoints.
+        checkpoint: The folder or address of a run, or of one of its checkpoints.
         lengths: Contexts of a language model, in tokens; the trained one by default.
         data: Other data than it was trained on; a language model keeps its tokenizer.
         column: The column of a table that holds the text; by default that of training.
@@ -35,7 +35,7 @@ class Evaluate:
         json: Print a list of {length, loss, …} instead of lines.
     """
 
-    checkpoint: Annotated[Path, tyro.conf.Positional]
+    checkpoint: Annotated[Place, tyro.conf.Positional]
     lengths: tuple[int, ...] = ()
     data: str | None = None
     column: str | None = None

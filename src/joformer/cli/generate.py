@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from joformer._log import logger
 from joformer.cli.console import say, write
+from joformer.cli.options import Place
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Generate:
     Example: joformer generate runs/enwik8 --prompt "The history of" --tokens 300 --temperature 0.8
 
     Attributes:
-        checkpoint: The folder of a run, or of one of its checkpoints.
+        checkpoint: The folder or address of a run, or of one of its checkpoints.
         prompt: What the text begins with; a new line where nothing is given.
         tokens: How many tokens to draw.
         temperature: Below 1 more likely, above 1 more surprising; 0 always takes the likeliest.
@@ -31,7 +31,7 @@ class Generate:
         json: Print {prompt, text, tokens} at the end instead of streaming.
     """
 
-    checkpoint: Annotated[Path, tyro.conf.Positional]
+    checkpoint: Annotated[Place, tyro.conf.Positional]
     prompt: str = ""
     tokens: int = 200
     temperature: float = 1.0

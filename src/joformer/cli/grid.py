@@ -7,8 +7,8 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from fnmatch import fnmatch
 from functools import partial
@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from joformer._log import Progress, logger
+from joformer._remote import Owner, Store, is_address, local
 from joformer.cli.console import say
-from joformer.cli.options import changed, positional, words, write_config
+from joformer.cli.options import CONFIG, Place, changed, positional, words, write_config
 
 if TYPE_CHECKING:
     from joformer.experiments import Cell, Table
@@ -30,7 +31,7 @@ def chosen(planned: Sequence[Table], command: Any, **instead: Any) -> list[Table
     """The tables with the cells that `command.only` asks for, each with the command that runs it alone."""
     given = changed(command, ("only", "jobs", "engine", "slurm", "workers", "drift")) | instead
     for name in ("data", "out"):  # as it was typed, but nobody's whole path
-        if name in given and Path(given[name]).is_absolute():
+        if name in given and (Path(given[name]).is_absolute() or str(given[name]).startswith("file:")):
             given[name] = Path(given[name]).name
     typed = shlex.join([type(command).__name__.lower(), *words(given, positional(type(command)))])
     kept = []
@@ -72,8 +73,15 @@ def run_tables(
     if command.jobs is not None and command.jobs < 1:
         raise ValueError(f"--jobs must be 1 or more, got {command.jobs}")
     engine = _engine(command, execution or Execution())
-    with Lock(command.out):  # two at once would find each other's cells in use, and call them failed
-        return _run_cells(tables, command, engine, order)
+    store = Store(str(command.out)) if is_address(command.out) else None
+    # Two at once would find each other's cells in use, and call them failed.
+    with Lock(local(command.out)), nullcontext() if store is None else Owner(store):
+        if store is not None:
+            _pull_results(store)
+        failed = _run_cells(tables, command, engine, order)
+        if store is not None:
+            _pull_results(store)  # of cells that other machines ran
+        return failed
 
 
 def _engine(command: Any, execution: Execution) -> Callable[[Sequence[Cell], Path], Any]:
@@ -92,15 +100,40 @@ def _engine(command: Any, execution: Execution) -> Callable[[Sequence[Cell], Pat
     return partial(run, jobs=command.jobs or most, execution=execution)
 
 
+def _pull_results(store: Store) -> None:
+    """Fetches what is finished; publishes results that could not be before."""
+    from joformer.experiments.tables import RESULT, TABLE
+    from joformer.training.mirror import pull
+
+    names = store.names()
+    for place in store.folder.rglob(RESULT):
+        if (name := place.relative_to(store.folder).as_posix()) not in names:
+            store.put(name, place)
+    pull(store, store.folder, lambda name: name.rpartition("/")[2] in (RESULT, TABLE))
+
+
+def _publish(out: Place, names: Iterable[str]) -> None:
+    """Publishes these files and all table.json, where `out` is an address."""
+    if is_address(out):
+        from joformer.experiments.tables import TABLE
+        from joformer.training.mirror import push
+
+        tables = [place.relative_to(local(out)).as_posix() for place in local(out).glob(f"*/{TABLE}")]
+        push(Store(str(out)), local(out), [*names, *tables])
+
+
 def _run_cells(tables: Sequence[Table], command: Any, engine: Callable[..., Any], order: Callable[[Cell], Any]) -> int:
     from joformer.experiments.running import finished
     from joformer.experiments.tables import RESULT
 
-    out, cells = command.out, [cell for table in tables for cell in table.cells]
+    out, cells = local(command.out), [cell for table in tables for cell in table.cells]
     done = {cell.name for cell in cells if finished(cell, out) is not None}
     for table in tables:
         table.begin(out)
     write_config(command, out)
+    _publish(command.out, [CONFIG])
+    if is_address(command.out):
+        cells = [replace(cell, address=str(command.out)) for cell in cells]
     if done:
         logger.info(f"{len(done)} of {len(cells)} cells in {out} are finished already")
     left = sorted((cell for cell in cells if cell.name not in done), key=order)
@@ -220,14 +253,36 @@ def note_look(out: Path) -> None:
             logger.warning(f"{place.parent.name}: its results had been seen before these cells were added")
 
 
-def finish(out: Path, failed: int, *, as_json: bool, only: Sequence[str] = ()) -> int:
+def finish(place: Place, failed: int, *, as_json: bool, only: Sequence[str] = ()) -> int:
     """Print one sentence per table, or the report as JSON; write the report, say where it is; the exit code."""
     from joformer.cli.report import Report
 
+    out = local(place)
     note_look(out)
     Report((out,), json=as_json).run()
+    _publish(place, ["report.html", "report.md", "report.json"])
     if failed:
         logger.warning(f"{failed} cells failed; the same command tries them again")
     if only:
         logger.warning("--only runs a part of a table: its verdicts are corrected for the comparisons that are there")
     return 1 if failed else 0
+
+
+def show_rehearsal(tables: Sequence[Table], execution: Execution, throughput: float, *, as_json: bool) -> int:
+    """Rehearses the tables and prints what their runs need; the exit code is 1 where a setting failed."""
+    from joformer.experiments.smoke import as_text, rehearse, settings
+
+    if not throughput > 0:
+        raise ValueError(f"--throughput is above 0, in TFLOP/s, got {throughput:g}")
+    rows = []
+    with _asked_to_stop([]), Progress("rehearsing", len(settings(tables)), unit="settings") as progress:
+        for row in rehearse(tables, execution, throughput):
+            rows.append(row)
+            if row.error:
+                logger.warning(f"{row.name}: failed: {row.error}")
+            progress.update(len(rows), f"rehearsed {len(rows)} of {progress.total} settings, {row.name}")
+    if as_json:
+        say(json.dumps([row.as_json() for row in rows], indent=2), lines=True)
+    else:
+        say(as_text(rows, processes=execution.processes, throughput=throughput), lines=True)
+    return int(any(row.error for row in rows))

@@ -18,8 +18,11 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import tyro
 
 from joformer._io import one_line, write_whole
+from joformer._remote import local
 
 CONFIG = "command.toml"
+Place = str | Path
+"""A folder or an address, which stays a str: a Path would lose one of its slashes."""
 ARG: Any = type(tyro.conf.arg())
 ASIDE = frozenset({"json", "dry_run"})
 """Options that decide what is shown, not what is run."""
@@ -70,10 +73,10 @@ def positional(command: Any) -> list[str]:
     return [name for _, name, hint in _options(command) if tyro.conf.Positional in getattr(hint, "__metadata__", ())]
 
 
-def write_config(command: Any, out: Path) -> None:
+def write_config(command: Any, out: Place) -> None:
     """Writes the command's options into out/command.toml."""
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in changed(command).items()]
-    write_whole(out / CONFIG, "".join(f"{line}\n" for line in lines).encode())
+    write_whole(local(out) / CONFIG, "".join(f"{line}\n" for line in lines).encode())
 
 
 def with_config(typed: Sequence[str], command: type) -> list[str]:
@@ -127,7 +130,7 @@ def meant(word: str, known: Sequence[str]) -> str:
     return f": did you mean {near[0]}?" if near else ""
 
 
-WORDS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
+WORDS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH", Place: "PATH"}
 
 
 def polished(command: Any) -> Any:
@@ -139,7 +142,9 @@ def polished(command: Any) -> Any:
             polished(inner)
             continue
         kind, several = inner, False
-        while args := [one for one in get_args(kind) if one not in (NoneType, Ellipsis)]:
+        if Place | None == inner:
+            kind = Place
+        while kind != Place and (args := [one for one in get_args(kind) if one not in (NoneType, Ellipsis)]):
             if get_origin(kind) is Literal or len(args) > 1:
                 break
             kind, several = args[0], several or get_origin(kind) is tuple

@@ -10,7 +10,9 @@ from typing import Annotated
 import tyro
 
 from joformer._log import tell
+from joformer._remote import Store, is_address, local
 from joformer.cli.console import say
+from joformer.cli.options import Place
 
 
 @dataclass(frozen=True)
@@ -21,14 +23,15 @@ class Report:
     Example: joformer report runs/reproduce --out results
 
     Attributes:
-        runs: Folders of reproduce, compare or train, of one table, or a report.json written before.
-        out: Where to write; by default the first of the runs if it is a folder, else the current folder.
+        runs: Folders or addresses of reproduce, compare or train, of one table, or a report.json written before.
+        out: Where to write, a folder or an address; by default the first of the runs if it is a folder, else the
+            current folder.
         text: Print the tables too.
         json: Print the report as {joformer, tables: [{about, said, cells}]} instead of sentences.
     """
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    out: Path | None = None
+    runs: Annotated[tuple[Place, ...], tyro.conf.Positional]
+    out: Place | None = None
     text: bool = False
     json: bool = False
 
@@ -36,9 +39,12 @@ class Report:
         """Runs the command and returns its exit code."""
         from joformer._io import make_folder, write_whole
         from joformer.experiments import report, results
+        from joformer.training.mirror import push
 
         analysed = report.analysed(results.gather(self.runs))
-        out = self.out or (self.runs[0] if self.runs[0].is_dir() else Path())
+        first = self.runs[0]
+        place = self.out or (first if not is_address(first) and Path(first).is_dir() else Path())
+        out = local(place)
         make_folder(out)
         record = report.as_json(analysed)
         written = {
@@ -48,6 +54,8 @@ class Report:
         }
         for name, text in written.items():
             write_whole(out / name, text.encode())
+        if is_address(place):
+            push(Store(str(place)), out, written)
         if self.json:
             say(json.dumps(record, indent=2, ensure_ascii=False), lines=True)
         elif self.text:
@@ -56,5 +64,5 @@ class Report:
             for words in analysed:
                 answer = words.sentences if len(analysed) <= 3 else words.sentences[:1]
                 say(f"{words.heading}. {' '.join(answer)}")
-        (tell if self.json else say)(str(out / "report.html"))
+        (tell if self.json else say)(f"{place}/report.html" if is_address(place) else str(out / "report.html"))
         return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from joformer._log import logger
-from joformer.cli.grid import Engine, chosen, finish, run_tables, show_cells
+from joformer._remote import is_address, require_place
+from joformer.cli.grid import Engine, chosen, finish, run_tables, show_cells, show_rehearsal
+from joformer.cli.options import Place
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class Reproduce:
     Attributes:
         tables: Which tables; all but separation by default.
         scale: laptop: small models, short runs, the same code. paper: its models, data and recipes, for GPUs.
-        data: A folder that holds mnist, cifar100, imagenet, enwik8, wikitext-2 or fsdd, or for one table its
-            data itself; what is not there is embedded data or, at the paper's scale, the hub's.
+        data: A folder or an address that holds mnist, cifar100, imagenet, enwik8, wikitext-2 or fsdd, or for one table
+            its data itself; what is not there is embedded data or, at the paper's scale, the hub's.
         seeds: How many seeds, 0, 1, …; or several numbers, which are the seeds themselves: 42 43 44. Three by default;
             one seed alone is --seeds 43 --only '*/seed-42'.
         steps: Steps of every run, instead of the scale's.
@@ -47,14 +49,17 @@ class Reproduce:
         engine: local: processes here. ray: the cluster of RAY_ADDRESS, or a small one started here. slurm: a job for
             every cell.
         slurm: Options of sbatch for --engine slurm: time=MINUTES partition=NAME account=NAME …
-        out: Where everything is kept; the report too.
+        out: Where everything is kept, a folder or an address (s3://…); the report too.
         dry_run: Print the cells and stop.
+        smoke: Rehearse: two steps and an evaluation of every setting on stand-ins for the data, or on --data, and a
+            table of the memory, hours and disk that the real runs need. Nothing is written into --out.
+        throughput: TFLOP/s that a card reaches in 16 bits, for the hours of --smoke.
         json: Print the report as JSON instead of sentences.
     """
 
     tables: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     scale: Literal["laptop", "paper"] = "laptop"
-    data: Path | None = None
+    data: Place | None = None
     seeds: tuple[int, ...] = (3,)
     steps: int | None = None
     batch: int | None = None
@@ -70,16 +75,35 @@ class Reproduce:
     jobs: int | None = None
     engine: Engine = "local"
     slurm: tuple[str, ...] = ()
-    out: Path = Path("runs/reproduce")
+    out: Place = "runs/reproduce"
     dry_run: bool = False
+    smoke: bool = False
+    throughput: float = 40.0
     json: bool = False
 
     def run(self) -> int:
         """Runs the command and returns its exit code."""
+        from joformer.experiments.standins import standing_in
+
+        if not self.smoke:
+            return self._run()
+        if self.data is not None and is_address(self.data):
+            raise ValueError(
+                f"--smoke reads a folder, {self.data} is an address: fetch some of it, or leave out --data"
+            )
+        with standing_in(self._names(), self.data and Path(self.data)) as data:
+            return replace(self, data=data)._run()
+
+    def _names(self) -> tuple[str, ...]:
         from joformer.experiments import NAMED_ONLY, TABLES
+
+        return self.tables or tuple(name for name in TABLES if name not in NAMED_ONLY)
+
+    def _run(self) -> int:
+        from joformer.experiments import TABLES
         from joformer.experiments.execution import Execution, adapted
 
-        names = self.tables or tuple(name for name in TABLES if name not in NAMED_ONLY)
+        names = self._names()
         unknown = [name for name in names if name not in TABLES]
         if unknown:
             raise ValueError(f"there is no table {unknown[0]!r}: choose from {', '.join(TABLES)}")
@@ -87,13 +111,14 @@ class Reproduce:
         if self.steps is not None and self.steps < 1:
             raise ValueError(f"--steps must be 1 or more, got {self.steps}")
         execution = Execution(self.processes, self.shard, self.accumulate, self.workers, self.drift)
+        require_place(self.out)
         # Data of tables of which nothing is wanted need not be there.
         wanted = [name for name in dict.fromkeys(names) if not self.only or any(_of(name, one) for one in self.only)]
         made = {
             name: TABLES[name](self.scale, self.data, seeds, self.steps, len(names) == 1) for name in wanted or names
         }
         every = [table for several in made.values() for table in several]
-        if self.data is not None and not any(Path(table.cells[0].source.data).is_absolute() for table in every):
+        if self.data is not None and not any(_is_given(table.cells[0].source.data) for table in every):
             known = "mnist, cifar100, imagenet, enwik8, wikitext-2 or fsdd"
             raise ValueError(f"--data {self.data} has nothing for {', '.join(names)}: give a folder that holds {known}")
         tables = [table for name, several in made.items() for table in chosen(several, self, tables=[name])]
@@ -107,6 +132,8 @@ class Reproduce:
         if self.dry_run:
             show_cells(tables)
             return 0
+        if self.smoke:
+            return show_rehearsal(tables, execution, self.throughput, as_json=self.json)
         if self.data is not None:
             for table in tables:
                 logger.info(f"{table.name}: {table.cells[0].source.data}")
@@ -121,6 +148,11 @@ def _seeds(given: tuple[int, ...]) -> Sequence[int]:
         found = " ".join(map(str, given)) or "nothing"
         raise ValueError(f"--seeds takes a number of seeds, 1 or more, or several different seeds, got {found}")
     return given
+
+
+def _is_given(data: str) -> bool:
+    """Whether it is the user's own, and neither embedded nor the hub's."""
+    return is_address(data) or Path(data).is_absolute()
 
 
 def _of(table: str, pattern: str) -> bool:

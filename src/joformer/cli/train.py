@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -13,9 +12,10 @@ import tyro
 from joformer import training
 from joformer._io import make_folder
 from joformer._log import logger
+from joformer._remote import local, require_place
 from joformer.attention._options import Transport
 from joformer.cli.console import say
-from joformer.cli.options import write_config
+from joformer.cli.options import Place, write_config
 from joformer.frames._base import Split
 from joformer.models import ClassifierConfig, LMConfig, RelationsConfig, ViTConfig
 from joformer.models._classifier import Reading
@@ -33,9 +33,10 @@ class Run:
     """Where a run is kept, and what makes it the one it is.
 
     Attributes:
-        out: The run's folder; the same command on it resumes it, and with more --steps extends it once it is finished.
+        out: The run's folder, or an address (s3://…); the same command on it resumes it, and with more --steps extends
+            it once it is finished.
         seed: Decides the first weights, the order of the data and all other randomness.
-        start: Start with the weights of another run: its folder, or that of one of its checkpoints.
+        start: Start with the weights of another run: its folder or address, or that of one of its checkpoints.
         drift: Resume a run although its bits cannot be the same: other processes, threads or machine than before.
         shard: Of several processes (torchrun), give each a shard of the model instead of a copy.
         log: Where else to write the metrics: OUT/tensorboard where TensorBoard is installed, Weights & Biases, or
@@ -44,9 +45,9 @@ class Run:
         json: Print the last metrics as JSON.
     """
 
-    out: Path
+    out: Place
     seed: int = 0
-    start: Annotated[Path | None, tyro.conf.arg(name="from")] = None
+    start: Annotated[Place | None, tyro.conf.arg(name="from")] = None
     drift: bool = False
     shard: bool = False
     log: Literal["tensorboard", "wandb", "trackio", "none"] = "tensorboard"
@@ -64,7 +65,8 @@ class Run:
         if recipe.warmup > shortest:
             raise ValueError(f"a warm-up of {recipe.warmup} steps is longer than a stage of {shortest}: take fewer")
         if not self.dry_run:
-            make_folder(self.out)
+            require_place(self.out)
+            make_folder(local(self.out))
 
     def train(
         self, command: Any, config: Any, task: Task, recipe: Recipe, notes: dict[str, Any], context_parallel: int = 1

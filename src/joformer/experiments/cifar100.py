@@ -34,7 +34,7 @@ EPOCHS_A = (200, 400)
 """The paper's text says 200, its figures are "extended results at 400"."""
 
 
-def tables(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
+def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
     """Setup B; at the paper's scale Setup A as well."""
     where = find(data, ("cifar100",), scale, hub="cifar100", embedded="digits", sole=sole)
     small = where == "digits"

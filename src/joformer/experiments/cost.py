@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TURNS = 20
 
 
-def measure(cell: Cell) -> dict[str, dict[str, float]]:
+def measure(cell: Cell, turns: int = TURNS, warmup: int = 2) -> dict[str, dict[str, float]]:
     """Of each rival of the cell: milliseconds of a training step, how many times those of `cell.config`, parameters.
 
     Where the recipe has more than one step, also the hours that all of them would take.
@@ -51,7 +51,8 @@ def measure(cell: Cell) -> dict[str, dict[str, float]]:
 
         return step
 
-    best = fastest({name: step_of(name, config) for name, config in (("", cell.config), *cell.rivals)}, repeats=TURNS)
+    steps = {name: step_of(name, config) for name, config in (("", cell.config), *cell.rivals)}
+    best = fastest(steps, turns, warmup)
     return {
         name: {
             "ratio": best[name] / best[""],

@@ -21,9 +21,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from joformer._io import one_line
+from joformer._io import one_line, usable_cores
 from joformer.experiments.execution import Execution
-from joformer.experiments.sources import cores
 from joformer.experiments.tables import Cell
 from joformer.experiments.team import GRACE, LOG, TICK, TRIES, died, follow, launch, write_to
 from joformer.training import Stopped
@@ -47,7 +46,7 @@ def run_local(
     """
     cells, execution = list(cells), execution or Execution()
     if execution.workers is None:
-        execution = replace(execution, workers=max(1, cores() // (jobs * execution.processes)))
+        execution = replace(execution, workers=max(1, usable_cores() // (jobs * execution.processes)))
     for alone, count in ((False, jobs), (True, 1)):
         some = [cell for cell in cells if cell.alone == alone]
         if some:
@@ -65,7 +64,7 @@ def usable_devices(processes: int = 1) -> int:
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if there and there < processes:
         raise ValueError(f"--processes {processes} needs as many GPUs, here are {there}: give fewer")
-    return max(1, (there or cores()) // processes)
+    return max(1, (there or usable_cores()) // processes)
 
 
 class _Pool:

@@ -39,7 +39,7 @@ MODELS = (
 TEXTS = ("wikipedia", "enwik8", "wikitext-2")
 
 
-def tables(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
+def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
     """The table as it is run."""
     where = find(data, TEXTS, scale, hub="wikipedia", embedded="stdlib", sole=sole)
     if scale == "paper":

@@ -27,7 +27,7 @@ MODELS = ("rope2d", "joformer_old")
 SIDE = {"laptop": 64, "paper": 224}
 
 
-def tables(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
+def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
     """The table as it is run."""
     where = find(data, ("imagenet",), scale, hub="imagenet", embedded="digits", sole=sole)
     small = where == "digits"

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from joformer import paper
+from joformer._remote import is_address
 from joformer.experiments.places import find
 from joformer.experiments.sources import Scale, TextSource
 from joformer.experiments.tables import Cell, Table, plan
@@ -43,11 +44,11 @@ TEXTS = ("openwebtext", "enwik8", "wikitext-2")
 GPT2 = 50257
 
 
-def tables(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
+def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
     """The table as it is run; at the paper's scale also that of its shorter budget."""
     where = find(data, TEXTS, scale, hub="openwebtext", embedded="stdlib", sole=sole)
     if scale == "paper":
-        gpt2 = data / "gpt2" / "tokenizer.json" if data is not None else None
+        gpt2 = None if data is None or is_address(data) else Path(data) / "gpt2" / "tokenizer.json"
         known = str(gpt2.resolve()) if gpt2 is not None and gpt2.is_file() else None
         source = TextSource(where, vocab=GPT2, context=512, batch=32, tokenizer=known)
         long = _table(scale, source, seeds, steps or 200_000, steps is None)

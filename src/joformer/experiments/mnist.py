@@ -28,7 +28,7 @@ SPREADS = (0.01, 0.05, 0.5, pi)
 """Half-widths of the uniform start of the angles, beside the library's own: the paper does not say what it took."""
 
 
-def tables(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
+def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
     """The table as it is run."""
     source = ImageSource(find(data, ("mnist",), scale, hub="mnist", embedded="digits", sole=sole), cells=True)
     images = source.load()

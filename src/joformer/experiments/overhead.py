@@ -29,7 +29,7 @@ HOURS = {"rope2d": 72.0, "joformer_old": 94.0, "joformer_axial": 94.0}
 PAPER = 1.31  # 94 hours / 72 hours
 
 
-def tables(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
+def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
     """The table as it is measured; seeds are rounds."""
     if scale == "paper":
         where = find(data, ("imagenet",), scale, hub="imagenet", embedded="digits", sole=sole)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from joformer._remote import Store, is_address
 from joformer.experiments.sources import Scale
 
 
-def find(data: Path | None, names: tuple[str, ...], scale: Scale, *, hub: str | None, embedded: str, sole: bool) -> str:
+def find(
+    data: str | Path | None, names: tuple[str, ...], scale: Scale, *, hub: str | None, embedded: str, sole: bool
+) -> str:
     """DATA/NAME for the first name that is there; DATA itself, where one table alone is requested.
 
     Without any, what the paper used at its scale, else what comes with the library.
@@ -17,10 +20,16 @@ def find(data: Path | None, names: tuple[str, ...], scale: Scale, *, hub: str | 
     >>> find(None, ("mnist",), "paper", hub="mnist", embedded="digits", sole=True)
     'mnist'
     """
-    if data is not None:
+    if data is not None and is_address(data):
+        store = Store(str(data))
+        below = [f"{store.address}/{name}" for name in names if store.has(name)]
+        if below or sole:
+            return below[0] if below else store.address
+    elif data is not None:
+        data = Path(data)
         if not data.exists():
             raise ValueError(f"--data {data} is not there: give a folder that holds {' or '.join(names)}")
-        below = [data / name for name in names if (data / name).exists()]
-        if below or sole:
-            return str((below[0] if below else data).resolve())
+        inside = [data / name for name in names if (data / name).exists()]
+        if inside or sole:
+            return str((inside[0] if inside else data).resolve())
     return hub if scale == "paper" and hub else embedded

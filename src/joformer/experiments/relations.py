@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from joformer._remote import Store, is_address
 from joformer.experiments.sources import GraphSource, Scale
 from joformer.experiments.tables import Cell, Table, plan
 from joformer.models import RelationsConfig
@@ -23,7 +24,7 @@ MODELS = {"planes": 2, "blocks of 4": 4}
 """Entries that a relation rotates together."""
 
 
-def tables(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
+def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
     """One table per graph."""
     return [table(GraphSource(place), scale, seeds, steps) for place in _places(data, sole)]
 
@@ -60,10 +61,15 @@ def table(source: GraphSource, scale: Scale, seeds: Sequence[int], steps: int | 
     )
 
 
-def _places(data: Path | None, sole: bool) -> list[str]:
+def _places(data: str | Path | None, sole: bool) -> list[str]:
     """The graphs below the folder (or below kg in it), the folder itself where this table alone is requested."""
     if data is None:
         return ["family"]
+    if is_address(data):
+        store = Store(str(data))
+        below = [f"{above}{name}" for above in ("", "kg/") for name in GRAPHS if store.has(f"{above}{name}")]
+        return [f"{store.address}/{name}" for name in below] or [store.address if sole else "family"]
+    data = Path(data)
     found = [place for above in (data, data / "kg") for name in GRAPHS if (place := above / name).is_dir()]
     if not found and sole:
         if not data.exists():

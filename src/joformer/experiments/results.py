@@ -16,8 +16,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from joformer._io import MANIFEST, check_folder, one_line
+from joformer._remote import Store, fetch, is_address
 from joformer.experiments.metrics import METRICS
 from joformer.experiments.tables import RESULT, TABLE, Table, finite, read, read_cells, read_table
+from joformer.training.mirror import fetch_files, fetch_run
 
 REPORT = "report.json"
 ORDER = ("mnist", "cifar100", "imagenet", "wikipedia", "length", "length-150k", "overhead", "transport", "compare")
@@ -34,9 +36,10 @@ def gather(paths: Sequence[str | Path]) -> tuple[Table, ...]:
     if not paths:
         raise ValueError("nothing to report: give one or more folders of reproduce, compare or train, or a report.json")
     tables: list[Table] = []
-    runs: list[Path] = []
+    runs: dict[Path, str] = {}
     seen: set[Path] = set()
-    for path in map(Path, paths):
+    for given in paths:
+        path = _fetched(given)
         if not path.exists():
             raise ValueError(f"{path} is not there: give a folder of reproduce, compare or train, or a report.json")
         if path.is_file():
@@ -48,13 +51,24 @@ def gather(paths: Sequence[str | Path]) -> tuple[Table, ...]:
             elif (path / REPORT).is_file():
                 tables += _reported(path / REPORT)
             elif (path / "config.json").is_file() and (path / "metrics.jsonl").is_file():
-                runs.append(path)
+                runs[path] = str(given)
             else:
                 raise ValueError(
                     f"{path} holds no results: give a folder of reproduce, compare or train, or a report.json"
                 )
         seen.add(path.resolve())
     return (*tables, *_runs(runs))
+
+
+def _fetched(given: str | Path) -> Path:
+    """The path itself or, of an address, a copy of what is shown of it."""
+    if not is_address(given):
+        return Path(given)
+    if str(given).endswith(".json"):
+        return fetch(str(given))
+    if Store(str(given)).has("config.json"):
+        return fetch_run(given, weights=False)
+    return fetch_files(given, lambda name: name.rpartition("/")[2] in (TABLE, RESULT, REPORT))
 
 
 def _place(table: Table) -> int:
@@ -95,11 +109,11 @@ def _reported(path: Path) -> list[Table]:
     return _finished(path, [read_table(table.get("about") or {}, table["cells"], path) for table in tables])
 
 
-def _runs(folders: list[Path]) -> list[Table]:
+def _runs(folders: dict[Path, str]) -> list[Table]:
     """Runs of `joformer train`: a row each, in one table for each metric."""
     found: dict[str, list[dict[str, Any]]] = {}
     notes: dict[str, list[str]] = {}
-    for folder in folders:
+    for folder, called in folders.items():
         damage = _damage(folder)
         config, lines = read(folder / "config.json"), _lines(folder / "metrics.jsonl")
         metric = next((name for name in METRICS if any(finite(line.get(name)) is not None for line in lines)), None)
@@ -110,8 +124,8 @@ def _runs(folders: list[Path]) -> list[Table]:
         last = next(line for line in reversed(lines) if metric in line)
         found.setdefault(metric, []).append(
             {
-                "cell": str(folder),
-                "model": str(folder),
+                "cell": called,
+                "model": called,
                 "seed": run.get("seed", 0),
                 "measured": {"": {key: value for key, value in last.items() if key != "step"}},
                 "curve": lines,
@@ -123,17 +137,17 @@ def _runs(folders: list[Path]) -> list[Table]:
             }
         )
         asked, told = _total(recipe), notes.setdefault(metric, [])
-        told.append(f"{folder}: {config.get('model', 'a model')} on {notices.get('data', 'data it does not name')}.")
+        told.append(f"{called}: {config.get('model', 'a model')} on {notices.get('data', 'data it does not name')}.")
         ended = (folder / MANIFEST).is_file() or (folder / "model.safetensors").is_file()  # as before manifests
         if not ended or last.get("step") != asked:
-            told.append(f"{folder} is not finished: measured after {last.get('step')} of {asked} steps.")
+            told.append(f"{called} is not finished: measured after {last.get('step')} of {asked} steps.")
         if damage:
             told.append(f"{damage}: the command that trained it repairs it.")
     tables = []
     for metric, results in found.items():
         names = [result["cell"] for result in results]
         about = {"name": "runs", "title": "Training runs", "metric": metric, "models": names, "cells": names}
-        tables.append(read_table({**about, "notes": notes[metric]}, results, folders[0] / "config.json"))
+        tables.append(read_table({**about, "notes": notes[metric]}, results, next(iter(folders)) / "config.json"))
     return tables
 
 

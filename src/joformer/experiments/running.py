@@ -15,16 +15,19 @@ from typing import Any
 import torch
 
 import joformer
-from joformer._io import make_folder, open_log, read_sealed, sealed, write_whole
+from joformer._io import make_folder, open_log, read_sealed, sealed, usable_cores, write_whole
 from joformer._log import logger
+from joformer._remote import Store, local
 from joformer.experiments import extrapolation
 from joformer.experiments.cost import measure
 from joformer.experiments.execution import Execution
-from joformer.experiments.sources import cores
 from joformer.experiments.tables import REMEDY, RESULT, Cell, read
 from joformer.training import LanguageTask, Processes, Streamed, open_run, train
 from joformer.training.checkpoints import STATE
+from joformer.training.mirror import pull, push
 from joformer.training.runs import CHECKPOINTS, METRICS, SPEED, circumstances
+
+ATTEMPTS = "attempts.jsonl"
 
 
 def finished(cell: Cell, out: Path) -> dict[str, Any] | None:
@@ -43,20 +46,29 @@ def run(cell: Cell, out: Path, execution: Execution | None = None) -> dict[str, 
 
     In several processes all call it, as `train`; the first one writes.
     """
+    place: str | Path = out / cell.name
+    store = None
+    if cell.address:
+        store, out = Store(f"{cell.address}/{cell.name}"), local(cell.address)
+        place = store.address
+        pull(store, store.folder, lambda name: name in (RESULT, ATTEMPTS))
+    folder = local(place)
     done = finished(cell, out)
     if done is not None:
+        if store is not None and not store.has(RESULT):  # that could not be published
+            push(store, folder, (ATTEMPTS, RESULT))
         return done
-    folder, execution = out / cell.name, (execution or Execution()).of(cell)
+    execution = (execution or Execution()).of(cell)
     first = os.environ.get("RANK", "0") == "0"
     if first:
         make_folder(folder)
-        with open_log(folder / "attempts.jsonl") as log:  # who began it, when: how often is then no guess
+        with open_log(folder / ATTEMPTS) as log:  # who began it, when: how often is then no guess
             log.write((json.dumps({"process": os.getpid(), "began": _now()}) + "\n").encode())
     if cell.alone:
         timed = {name: {cell.size: times} for name, times in measure(cell).items()}
         found: dict[str, Any] = {"measured": {}, "timed": timed, "seconds": None, "step_ms": None, "curve": []}
     else:
-        found = {**_trained(cell, folder, execution), "parameters": cell.parameters}
+        found = {**_trained(cell, place, execution), "parameters": cell.parameters}
     where = circumstances(Processes().device, 1, False)
     result = {
         "cell": cell.name,
@@ -70,7 +82,7 @@ def run(cell: Cell, out: Path, execution: Execution | None = None) -> dict[str, 
         "versions": {"joformer": joformer.__version__, "torch": torch.__version__, "python": platform.python_version()},
         "machine": {
             "processor": where["processor"] or where["device"],
-            "cores": cores(),
+            "cores": usable_cores(),
             "threads": where["threads"],
             "system": platform.system(),
             "processes": execution.processes,
@@ -81,17 +93,19 @@ def run(cell: Cell, out: Path, execution: Execution | None = None) -> dict[str, 
     }
     if first:
         write_whole(folder / RESULT, sealed(result))
+        if store is not None:
+            push(store, folder, (ATTEMPTS, RESULT))
     return result
 
 
-def _trained(cell: Cell, folder: Path, execution: Execution) -> dict[str, Any]:
-    task = cell.source.task()
+def _trained(cell: Cell, place: str | Path, execution: Execution) -> dict[str, Any]:
+    task, folder = cell.source.task(), local(place)
     images = getattr(task, "images", None)
     if isinstance(images, Streamed) and execution.workers is not None:
         images.workers = images.test.workers = execution.workers
     recipe = replace(cell.recipe, accumulate=execution.accumulate)
     last = train(
-        cell.config, task, recipe, folder, seed=cell.seed, drift=execution.drift, notes=cell.source.notes(),
+        cell.config, task, recipe, place, seed=cell.seed, drift=execution.drift, notes=cell.source.notes(),
         shard=execution.shard,
     )  # fmt: skip
     found: dict[str, Any] = {"measured": {cell.size: {name: value for name, value in last.items() if name != "step"}}}

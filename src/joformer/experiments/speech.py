@@ -22,7 +22,7 @@ from joformer.training import Recipe
 MODELS = ("none", "rope2d", "joformer_old", "monoidal_axial", "joformer_axial")
 
 
-def tables(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
+def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
     """The table as it is run; both scales are the same but for the number of steps."""
     where = find(data, ("fsdd",), scale, hub=None, embedded="words", sole=sole)
     source = ImageSource(where, batch=32)

@@ -66,6 +66,8 @@ class Cell:
     table: str = ""
     command: str = field(default="", compare=False)
     """What runs this cell again, alone."""
+    address: str = field(default="", compare=False)
+    """Where the table's results are published, if --out is an address: whoever runs the cell publishes it there."""
     result: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -23,7 +23,7 @@ from joformer.models import LMConfig
 from joformer.training import Recipe
 
 
-def tables(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
+def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
     """The table as it is run."""
     where = find(data, ("wikipedia", "enwik8", "wikitext-2"), scale, hub="wikipedia", embedded="stdlib", sole=sole)
     small, shape = where == "stdlib", dict[str, Any]()

@@ -16,7 +16,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from joformer._precision import widest
+from joformer._precision import readable, widest
 from joformer.frames._base import Inputs, wrap
 from joformer.frames._projected import ContentFrames, Projector
 from joformer.frames._steps import BoundedSteps, SelectiveSteps
@@ -119,7 +119,7 @@ def _along_grid(steps: Tensor, grid: tuple[int, ...] | None, positions: Tensor) 
         )
     prefix = tokens - prod(grid)
     # Reading values would stall a GPU and break a graph, so only where it is free.
-    if positions.device.type == "cpu" and not torch.compiler.is_compiling():
+    if readable(positions):
         where = positions[..., prefix:, :].to(torch.float64)
         regular = torch.equal(where - where[..., :1, :], make_grid(*grid).expand_as(where))
         if not regular or located(positions)[..., :prefix].any():

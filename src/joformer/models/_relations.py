@@ -26,7 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from joformer._precision import KeepsPrecision, default_dtype
+from joformer._precision import KeepsPrecision, default_dtype, readable
 from joformer.algebra import Generators, Torus
 from joformer.algebra._checks import require_tensor
 
@@ -260,7 +260,7 @@ class RotatE(KeepsPrecision):
             if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
                 given = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
                 raise ValueError(f"{name} is {given}: give a tensor of whole numbers 0 … {count - 1}")
-            if ids.device.type == "cpu" and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
+            if readable(ids) and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:
                 raise ValueError(f"{name} goes from {ids.min()} to {ids.max()}: it must be within 0 … {count - 1}")
 
     def _check(self, triples: Tensor) -> None:

@@ -19,7 +19,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from joformer._io import MANIFEST, Lock, checksum, sealed, sweep, write_json, write_whole
 from joformer._log import Progress, logger
+from joformer._remote import is_address
 from joformer._seeding import reseed
 from joformer.models import adapt, initialise
 from joformer.models._saving import MODELS, WEIGHTS, blank, save_weights, written_before
@@ -35,6 +36,7 @@ from joformer.training import checkpoints, recorder, runs
 from joformer.training.checkpoints import STATE, Checkpoint, Unfit
 from joformer.training.determinism import deterministic, only_one, signals
 from joformer.training.diagnosis import finite, where_it_broke
+from joformer.training.mirror import Mirror
 from joformer.training.opened import Weights, load_weights
 from joformer.training.processes import Processes, reshard
 from joformer.training.recipe import NON_SEMANTIC_FIELDS, Recipe
@@ -68,13 +70,13 @@ def train(
             In the end it has the final weights: averages, where the recipe has them.
         task: What is learned.
         recipe: How.
-        out: The run's folder.
+        out: The run's folder; or an address, such as s3://BUCKET/RUN, to which it is published (mirror.py).
         seed: Decides the first weights of a configuration, the batches and all other randomness.
         drift: Resume although the bits cannot be the same: with another number of processes or threads, or elsewhere.
         notes: Written into config.json and without effect: where the data was, for example.
         shard: With several processes, a shard of the model in each instead of a copy.
         context_parallel: Of several processes, how many share the tokens of each sample, where it is too long for one.
-        start: The folder of a run, or of a checkpoint, whose weights (averaged, where there are averages) come first.
+        start: The folder or address of a run, or of a checkpoint, whose weights (averages, if it has any) come first.
         loggers: "tensorboard" (where it is installed), "wandb", "trackio", or functions called with every line.
 
     Returns:
@@ -97,18 +99,21 @@ def train(
         >>> result["step"], result["bits_per_byte"] < 10
         (3, True)
     """
-    run = _Run(model, task, recipe, Path(out), seed, drift, dict(notes or {}), shard, context_parallel, start, loggers)
+    mirror = Mirror(out)
+    run = _Run(model, task, recipe, mirror, seed, drift, dict(notes or {}), shard, context_parallel, start, loggers)
     watched, exact = run.processes.watched(), deterministic(recipe.deterministic)
     with ExitStack() as held, only_one(), watched, closing(task), exact, signals() as received:
         # One run per folder; the first process holds the lock for all.
-        run.processes.first(lambda: bool(held.enter_context(Lock(run.out))))
+        run.processes.first(lambda: bool(held.enter_context(Lock(run.out)) and held.enter_context(mirror)))
+        run.follow()
         run.begin()
         if not run.last:
             run.steps(received)
         elif run.damage:
             run.finish()
         elif isinstance(model, nn.Module):
-            load_weights(model, out)
+            load_weights(model, run.out)
+        run.processes.first(lambda: mirror.publish(last=True))
         return run.last
 
 
@@ -127,7 +132,7 @@ class _Run:
     config: Any  # or a module; of the stage the run is in
     task: Task
     recipe: Recipe
-    out: Path
+    mirror: Mirror
     seed: int
     drift: bool
     notes: dict[str, Any]
@@ -137,6 +142,7 @@ class _Run:
     loggers: Sequence[recorder.Logger]
 
     def __post_init__(self) -> None:
+        self.out = self.mirror.folder
         self.processes = Processes(self.recipe.precision, self.shard, self.context_parallel)
         teams, start = self.processes.teams, self.start
         self.parts = teams * self.recipe.accumulate
@@ -153,7 +159,9 @@ class _Run:
         fields = {key: value for key, value in asdict(self.recipe).items() if key not in NON_SEMANTIC_FIELDS}
         settings = {"seed": self.seed, "recipe": fields, **runs.described(self.config), "task": self.task.describe()}
         settings.pop("layout", None)  # which is compared tensor by tensor
-        self.weights = None if start is None else self.processes.first(lambda: Weights.of(start))
+        self.weights = None
+        if start is not None:  # an address is fetched on every machine
+            self.weights = Weights.of(start) if is_address(start) else self.processes.first(lambda: Weights.of(start))
         if self.weights is not None:
             settings["start"] = checksum(self.weights.files[-1])
         self.settings = json.loads(json.dumps(settings))
@@ -174,9 +182,23 @@ class _Run:
 
     # -- beginning and resuming --------------------------------------------------------------------------------------
 
+    def follow(self) -> None:
+        """Fetches what the first process has, on machines that do not see its disk; all processes must call it."""
+        wrong = ""
+        if not self.processes.main and os.environ.get("LOCAL_RANK") == "0":
+            try:
+                self.mirror.fetch(follow=True)
+            except ValueError as error:
+                wrong = str(error)
+        for one in self.processes.everyone(wrong):
+            if one:
+                raise ValueError(one)
+
     def begin(self) -> None:
         """Builds everything, as new or from the newest checkpoint, unless the run has ended and its files are whole."""
         newest, self.last, self.damage = self.processes.first(self._look)
+        if newest is not None and not self.processes.main:  # whose working copy may lie elsewhere than the first's
+            newest = replace(newest, folder=self.out / CHECKPOINTS / newest.folder.name)
         longer = None if newest is None else self._longer(newest)
         if self.damage or not self.last:
             self._build(newest)
@@ -465,12 +487,16 @@ class _Run:
             "drifted": self.drifted, "extended": self.extended, "recent": self.recent,
             "scaler": self.processes.scaler.state_dict(),
         }  # fmt: skip
-        self.saved = self.processes.first(
-            lambda: checkpoints.save(
+
+        def write() -> Path:
+            saved = checkpoints.save(
                 self.out / CHECKPOINTS, self.step, tensors, state | {"metrics": self.log.place()},
                 runs.described(self.config), keep=self.recipe.keep,
-            )
-        )  # fmt: skip
+            )  # fmt: skip
+            self.mirror.publish()
+            return saved
+
+        self.saved = self.processes.first(write)
 
     def finish(self) -> None:
         """Writes what a finished run has; all processes bring their shards, the first one writes."""

@@ -16,6 +16,7 @@ from joformer.models._saving import WEIGHTS, blank, difference, header, layout, 
 from joformer.training import checkpoints
 from joformer.training.checkpoints import STATE, Checkpoint
 from joformer.training.data.tokenizer import Tokenizer
+from joformer.training.mirror import fetch_run
 from joformer.training.processes import fill
 from joformer.training.runs import CHECKPOINTS, CONFIG, TOKENIZER
 
@@ -52,8 +53,9 @@ def open_run(place: str | os.PathLike[str]) -> Opened:
     Traceback (most recent call last):
     ValueError: nowhere is not there: give the folder of a run, or of one of its checkpoints
     """
+    place = fetch_run(place)
     try:
-        about = read_json(Path(place) / CONFIG)
+        about = read_json(place / CONFIG)
     except (OSError, ValueError):  # missing or damaged: a checkpoint has one, too
         about = {}
     if "layout" in about:
@@ -99,7 +101,7 @@ class Weights:
     @classmethod
     def of(cls, place: str | os.PathLike[str], ours: bool = False) -> Weights:
         """Those that `open_run` uses; `ours` if their configuration must be one of joformer's models, and fit."""
-        given = Path(place)
+        given = fetch_run(place)
         if given.is_file():
             raise ValueError(f"{given} is a file: give the folder of a run; pickles (.pt, .pth, .bin) are never read")
         if not given.is_dir():

@@ -8,26 +8,14 @@ later believed, two that build the same wait for one another, and what was damag
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from joformer._io import Lock, new_folder, read_json, sweep
+from joformer._io import Lock, cache_folder, new_folder, read_json, sweep
 from joformer.training.data.files import Place, content_hash
 
 MANIFEST = "manifest.json"
-
-
-def cache_folder(given: Place | None = None) -> Path:
-    """Where prepared data is kept: `given`, or $JOFORMER_CACHE, or $XDG_CACHE_HOME/joformer, or ~/.cache/joformer.
-
-    >>> cache_folder("here").name
-    'here'
-    """
-    if given := given or os.environ.get("JOFORMER_CACHE"):
-        return Path(given).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "joformer"
 
 
 def cached(key: str, build: Callable[[Path], object], *, cache: Place | None = None) -> Path:

@@ -2,6 +2,7 @@
 
     "mnist"  "hub:owner/name"  "stdlib"       a name always means the name …
     "./mnist"  "~/text.txt.gz"                … and a path with a slash or a suffix always the path
+    "s3://bucket/notes"                       an address is fetched into the cache, once for every version
 
 Split names, for every kind of data: train; valid, validation or val; test. A folder of class folders is a split if that
 is its whole name; a file (text, table) belongs to the split that the first such word of its path names, as in
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from joformer._log import logger
+from joformer._remote import fetch, is_address
 from joformer.training.data.files import Place, files_under, open_parquet, require_path, suffix_of
 from joformer.training.data.hub import hub, is_hub
 from joformer.training.data.tables import is_parquet, is_table, read_rows
@@ -53,10 +55,10 @@ class Source:
     """What a name or a path holds, decided once by `resolve`.
 
     Attributes:
-        spec: The name, or the path from the root: it leads to the data from any folder.
+        spec: The name, the address, or the path from the root: it leads to the data from any folder.
         kind: "text", "images", "sounds" or "graph".
         name: How reports call it: the name, or the last part of the path.
-        path: Where it is, as it was given; None for names.
+        path: Where it is, as it was given; None for names, of an address where it was fetched to.
         files: All files there, in one order.
         listing: The tables of `files` that list files and their classes, where those give the classes.
         label: The column of the classes; "folder" or "name" for sounds whose folders and names both could be.
@@ -87,10 +89,10 @@ class Source:
 def resolve(
     spec: Place | Source, *, kind: Kind | None = None, label: str | None = None, column: str | None = None
 ) -> Source:
-    """What the data is, by its names and first bytes; nothing is loaded or fetched to find out, but `hub:` names.
+    """What the data is, by its names and first bytes; only addresses and `hub:` names are fetched to find out.
 
     Args:
-        spec: A name, a path, or what `resolve` returned before.
+        spec: A name, a path, an address (s3://…), or what `resolve` returned before.
         kind: What it must be; by default whatever it is.
         label: The column of the classes, or "folder" or "name" for files.
         column: The column of the text.
@@ -116,12 +118,13 @@ def resolve(
             source = replace(source, kind=_kind_of_schema(next(iter(tables.values())).features.arrow_schema))
             source.__dict__["tables"] = tables  # fetched once
     else:
-        path = require_path(spec)
+        address = str(spec) if is_address(spec) else None
+        path = require_path(spec if address is None else fetch(address))
         files = tuple(files_under(path)) if path.is_dir() else (path,)
         listing = _listing(path, files) if kind != "text" else ()
         found = kind or _kind_of_files(files, listing)
         place = path.resolve()
-        source = Source(str(place), found, place.name, path, files, listing, label, column)
+        source = Source(address or str(place), found, place.name, path, files, listing, label, column)
     if kind is not None and source.kind != kind:
         raise ValueError(f"{source.name} holds {source.kind}, not {kind}: give other data")
     return source

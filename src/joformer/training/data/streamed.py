@@ -24,8 +24,7 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from joformer._io import LIMITS, allowed, one_line
-from joformer.training.data.cache import cache_folder
+from joformer._io import LIMITS, allowed, cache_folder, one_line, usable_cores
 from joformer.training.data.examples import Split, identity, label_of, open_examples
 from joformer.training.data.files import Place, content_hash
 from joformer.training.data.sources import Source, log, resolve, summary
@@ -176,7 +175,8 @@ class Streamed:
         label: str | None = None,
         cache: Place | None = None,
     ) -> None:
-        workers = cores() if workers is None else workers
+        if workers is None:
+            workers = max(1, usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         if size < 1 or workers < 0:
             raise ValueError(f"size is {size} and workers {workers}: give a size of 1 or more, workers 0 or more")
         if train_crop not in ("resized", "centre"):
@@ -245,16 +245,6 @@ class Streamed:
             there = [tuple(to_device(t, device) for t in part) for part in parts]
             images, labels = there[0] if len(there) == 1 else (torch.cat(both) for both in zip(*there, strict=True))
             yield images, labels
-
-
-def cores() -> int:
-    """The cores that this process may use: all it is allowed to run on, shared with the other ones of a torchrun.
-
-    >>> cores() >= 1
-    True
-    """
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, allowed // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _look(*splits: Split, most: int = 1000) -> tuple[int, Counter[str]]:
