@@ -12,10 +12,16 @@ optimiser was avoided, which looked for missing packages at every step. What was
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import secrets
+import socket
+import struct
+import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -77,11 +83,19 @@ class Processes:
         if distributed.is_initialized():
             return
         backend = "nccl" if self.device.type == "cuda" else "gloo"
+        between = _interface()
+        if between:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", between)
         with self._answered(
             f"the processes did not find each other within {self.timeout:g} s ({TIMEOUT}): end them all, and start as "
-            "many as WORLD_SIZE says"
+            "many as WORLD_SIZE says; between machines GLOO_SOCKET_IFNAME names the network interface"
         ):
-            distributed.init_process_group(backend, timeout=timedelta(seconds=self.timeout))
+            wait, here = timedelta(seconds=self.timeout), {}
+            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+                address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+                store = distributed.TCPStore(address, port, self.count, is_master=False, timeout=wait)
+                here = {"store": _fresh(store, self.rank, self.count), "rank": self.rank, "world_size": self.count}
+            distributed.init_process_group(backend, timeout=wait, **here)
 
     def _teamed(self, context: int) -> ContextParallel:
         """This process's team: as many neighbours as share the tokens of a sample."""
@@ -193,6 +207,52 @@ def _timeout() -> float:
     if not 0 < seconds < 1e7:
         raise ValueError(f"{TIMEOUT} is {given!r}: give the seconds to wait for another process, above 0")
     return seconds
+
+
+def _interface() -> str:
+    """The network interface through which this machine reaches the first process; "" if it has it, or if none is known.
+
+    gloo would listen at the address of this machine's own name, which often is loopback: no other machine reaches that.
+    """
+    if sys.platform != "linux":
+        return ""
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Of a datagram's socket this sends nothing, and finds the way there.
+            probe.connect((os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))))
+        except (OSError, ValueError):
+            return ""
+        mine = ipaddress.ip_address(probe.getsockname()[0])
+        for _, name in socket.if_nameindex() if not mine.is_loopback else ():
+            with suppress(OSError):  # it has no address
+                found = fcntl.ioctl(probe, 0x8915, struct.pack("256s", name.encode()))  # SIOCGIFADDR
+                if ipaddress.ip_address(found[20:24]) == mine:
+                    return name
+    return ""
+
+
+def _fresh(store: distributed.Store, rank: int, count: int) -> distributed.Store:
+    """A part of the store that only these processes use, named by the first of them.
+
+    torchrun keeps one store for all its restarts, in which processes would find the addresses of those before them. So
+    the first waits for a name that each other drew, and each other until its own name is among those that arrived.
+    """
+    mine = secrets.token_hex(8)
+    if rank == 0:
+        store.set("joformer", mine)
+        store.set(f"{mine}/all", b" ".join(store.get(f"{mine}/{other}") for other in range(1, count)))
+        return distributed.PrefixStore(mine, store)
+    until = time.monotonic() + store.timeout.total_seconds()
+    while True:
+        first = store.get("joformer").decode()  # which may have ended
+        store.set(f"{first}/{rank}", mine)
+        if store.check([f"{first}/all"]) and mine in store.get(f"{first}/all").decode().split():
+            return distributed.PrefixStore(first, store)
+        if time.monotonic() > until:
+            raise distributed.DistStoreError("the first process did not answer")
+        time.sleep(0.05)
 
 
 def whole(value: Tensor) -> Tensor:
