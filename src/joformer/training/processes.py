@@ -27,6 +27,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from joformer._parallel import ContextParallel
 from joformer._precision import KeepsPrecision
@@ -90,12 +92,12 @@ class Processes:
             f"the processes did not find each other within {self.timeout:g} s ({TIMEOUT}): end them all, and start as "
             "many as WORLD_SIZE says; between machines GLOO_SOCKET_IFNAME names the network interface"
         ):
-            wait, here = timedelta(seconds=self.timeout), {}
+            wait = timedelta(seconds=self.timeout)
+            store, _, _ = next(rendezvous("env://", timeout=wait))
+            store.set_timeout(wait)
             if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-                address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-                store = distributed.TCPStore(address, port, self.count, is_master=False, timeout=wait)
-                here = {"store": _fresh(store, self.rank, self.count), "rank": self.rank, "world_size": self.count}
-            distributed.init_process_group(backend, timeout=wait, **here)
+                store = _fresh(store, self.rank, self.count, self.timeout)
+            distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.count, timeout=wait)
 
     def _teamed(self, context: int) -> ContextParallel:
         """This process's team: as many neighbours as share the tokens of a sample."""
@@ -233,7 +235,7 @@ def _interface() -> str:
     return ""
 
 
-def _fresh(store: distributed.Store, rank: int, count: int) -> distributed.Store:
+def _fresh(store: Store, rank: int, count: int, timeout: float) -> Store:
     """A part of the store that only these processes use, named by the first of them.
 
     torchrun keeps one store for all its restarts, in which processes would find the addresses of those before them. So
@@ -242,14 +244,14 @@ def _fresh(store: distributed.Store, rank: int, count: int) -> distributed.Store
     mine = secrets.token_hex(8)
     if rank == 0:
         store.set("joformer", mine)
-        store.set(f"{mine}/all", b" ".join(store.get(f"{mine}/{other}") for other in range(1, count)))
-        return distributed.PrefixStore(mine, store)
-    until = time.monotonic() + store.timeout.total_seconds()
+        store.set(f"{mine}/all", " ".join(store.get(f"{mine}/{other}").decode() for other in range(1, count)))
+        return PrefixStore(mine, store)
+    until = time.monotonic() + timeout
     while True:
         first = store.get("joformer").decode()  # which may have ended
         store.set(f"{first}/{rank}", mine)
         if store.check([f"{first}/all"]) and mine in store.get(f"{first}/all").decode().split():
-            return distributed.PrefixStore(first, store)
+            return PrefixStore(first, store)
         if time.monotonic() > until:
             raise distributed.DistStoreError("the first process did not answer")
         time.sleep(0.05)
