@@ -5,7 +5,7 @@
     mishaps/killed       … every time
     mishaps/fails        raises what nobody foresaw
     mishaps/refused      has no data
-    mishaps/lingers      takes two minutes, unless the file MARK/open is there
+    mishaps/lingers      takes two minutes, unless the file MARK/open is there, or MARK/open-SEED
 
 Every step that is taken leaves a line in MARK/FATE-SEED: what was done twice, or not at all, is no guess.
 """
@@ -50,7 +50,8 @@ class Fated(TextSource):
                 os.kill(os.getpid(), signal.SIGKILL)
             if step == AT and self.fate == "fails":
                 raise RuntimeError("nobody foresaw this\nnor where it would be")
-            if self.fate == "lingers" and not (Path(self.mark) / "open").exists():
+            doors = (Path(self.mark) / name for name in ("open", f"open-{seed}"))
+            if self.fate == "lingers" and not any(door.exists() for door in doors):
                 time.sleep(0.3 if step < 150 else 2)  # it must not end by itself on a busy machine
             return usual(seed, step, part, parts)
 
