@@ -85,7 +85,7 @@ def _connect(ray: Any, jobs: int) -> None:
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=given, log_to_driver=False, logging_level="error", **here)
-    except (OSError, RuntimeError) as error:
+    except Exception as error:  # Ray's own are plain exceptions, as when it does not start in time
         reason = one_line(error, first=True)
         raise ValueError(f"no Ray cluster at {given}: {reason}" if given else f"Ray does not start: {reason}") from None
     if threading.current_thread() is threading.main_thread():
