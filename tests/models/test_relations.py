@@ -209,3 +209,80 @@ def test_relations_are_neither_rounded_nor_moved_from_under_their_generators():
     with torch.no_grad():
         model.angles.add_(1.0)
     assert torch.equal(generators.steps.detach(), before)
+
+
+@pytest.mark.parametrize("block", [2, 3, 4])
+def test_larger_blocks_rotate_by_the_matrix(block, dtype):
+    model = RotatE(7, 3, 12, block=block).to(dtype)
+    skew = torch.zeros(3, 12 // block, block, block, dtype=dtype)
+    rows, columns = torch.triu_indices(block, block, 1)
+    skew[..., rows, columns] = -model.angles.detach().view(3, 12 // block, -1)
+    turn = torch.linalg.matrix_exp(skew - skew.mT)
+    h, r, t = torch.randint(7, (50,)), torch.randint(3, (50,)), torch.randint(7, (50,))
+    entities = model.entities.detach().unflatten(-1, (-1, block))
+    moved = torch.einsum("nbij,nbj->nbi", turn[r], entities[h])
+    assert_close(model(h, r, t), 6.0 - (moved - entities[t]).norm(dim=-1).sum(-1))
+    several = model(torch.arange(7)[:, None], r[None], t[None], rotate="tail")
+    assert_close(several[h, torch.arange(50)], model(h, r, t))
+
+
+def test_planes_commute_and_blocks_do_not():
+    for block, commutes in ((2, True), (4, False)):
+        model = RotatE(2, 2, 8, block=block).double()
+        x, (one, other) = torch.randn(8, dtype=torch.float64), torch.arange(2)
+        there = model._rotate(one, model._rotate(other, x))
+        back = model._rotate(other, model._rotate(one, x))
+        assert torch.allclose(there, back) is commutes
+        assert torch.allclose(model._rotate(one, model._rotate(one, x), inverse=True), x)
+
+
+@given(seed=st.integers(0, 99), most=st.sampled_from([1, 40, 10**6]))
+@settings(max_examples=15)
+def test_ranks_in_blocks_are_those_of_one_comparison(seed, most):
+    torch.manual_seed(seed)
+    model = RotatE(9, 2, 4)
+    model.entities.data[3] = model.entities.data[5]  # a tie
+    pick = lambda n: torch.stack([torch.randint(9, (n,)), torch.randint(2, (n,)), torch.randint(9, (n,))], 1)  # noqa: E731
+    triples, known = pick(6), pick(30)
+    expected = torch.empty(6, 2, dtype=torch.int64)
+    held = {tuple(fact) for fact in known.tolist()}
+    for row, (h, r, t) in enumerate(triples.tolist()):
+        for place, rotate in enumerate(("tail", "head")):
+            facts = [(e, r, t) if place == 0 else (h, r, e) for e in range(9)]
+            own = model(*torch.tensor([h, r, t]), rotate=rotate)
+            wrong = [fact for fact in facts if fact != (h, r, t) and fact not in held]
+            expected[row, place] = 1 + sum(bool(model(*torch.tensor(one), rotate=rotate) >= own) for one in wrong)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("joformer.models._relations.MOST", most)
+        assert torch.equal(model.rank(triples, known=known), expected)
+
+
+def test_memory_of_ranks_does_not_grow_with_the_entities():
+    """The largest tensor that a comparison makes, as entities grow tenfold."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Largest(TorchDispatchMode):
+        most = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            for one in out if isinstance(out, (tuple, list)) else (out,):
+                if isinstance(one, torch.Tensor):
+                    self.most = max(self.most, one.numel())
+            return out
+
+    found = []
+    for entities in (2_000, 20_000):
+        model, triples = RotatE(entities, 2, 64), torch.tensor([[0, 1, 2]] * 300)
+        with Largest() as mode:
+            model.rank(triples, known=triples)
+        found.append(mode.most)
+    assert max(found) <= 2**22 < 300 * 2_000 * 64
+
+
+@pytest.mark.refused
+def test_blocks_that_do_not_fit():
+    with pytest.raises(ValueError, match=r"blocks of 3 entries do not fill a vector of 8: choose a divisor"):
+        RotatE(4, 2, 8, block=3)
+    with pytest.raises(ValueError, match=r"blocks of 4 do not commute and are no torus: use block=2"):
+        _ = RotatE(4, 2, 8, block=4).generators

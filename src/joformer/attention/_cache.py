@@ -26,6 +26,7 @@ class JourneyCache:
     Attributes:
         tokens: How many tokens came in, so that the next positions are ``positions.sequence(n, offset=cache.tokens)``.
         angles: The state of cumulative frames: ``frames = module(positions, x, state=cache.angles)``.
+        state: What a recurrent layer keeps instead of keys and values, tensors that begin with the batch.
 
     Raises:
         ValueError: If both are given, or one is less than 1.
@@ -53,6 +54,7 @@ class JourneyCache:
         self.tokens = self._held = 0
         self._owner: int | None = None
         self.angles: Tensor | None = None
+        self.state: tuple[Tensor, ...] | None = None
         if self.length is None:
             self._store = None
 
@@ -117,6 +119,8 @@ class JourneyCache:
         with Unchanged(self):
             if self.angles is not None and self.angles.shape[0] > 1:
                 self.angles = self.angles.index_select(0, rows)
+            if self.state is not None:
+                self.state = tuple(held.index_select(0, rows.to(held.device)) for held in self.state)
             if self._store is not None:
                 self._store = tuple(held.index_select(0, rows) for held in self._store)
 
@@ -163,13 +167,13 @@ class Unchanged:
     """
 
     def __init__(self, *caches: JourneyCache) -> None:
-        self._before = [(c, c.tokens, c._held, c._owner, c.angles, c._store) for c in caches]
+        self._before = [(c, c.tokens, c._held, c._owner, c.angles, c.state, c._store) for c in caches]
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         if kind is not None:
-            for cache, tokens, held, owner, angles, store in self._before:
+            for cache, tokens, held, owner, angles, state, store in self._before:
                 cache.tokens, cache._held, cache._owner = tokens, held, owner
-                cache.angles, cache._store = angles, store
+                cache.angles, cache.state, cache._store = angles, state, store

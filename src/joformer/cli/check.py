@@ -51,7 +51,8 @@ class Check:
         notes: list[Note] = []
         try:
             source = resolve(self.data, label=self.label, column=self.column)
-            notes = (check_text if source.kind == "text" else check_examples)(source, self.size, faults.append)
+            check = {"text": check_text, "graph": check_graph}.get(source.kind, check_examples)
+            notes = check(source, self.size, faults.append)
         except ValueError as error:  # what leaves nothing to go on with
             faults.append(str(error))
         lines = [line for _, line in notes]
@@ -130,6 +131,13 @@ def check_text(source: Source, _: int | None, fault: Fault) -> list[Note]:
         if not sizes[split]:
             fault(f"{source.name} holds no text for {split}: give a file that does")
     return summary(source.name, "text", sizes, "bytes", notes=documents.notes)
+
+
+def check_graph(source: Source, _: int | None, fault: Fault) -> list[Note]:
+    """Reads every triple of every split; returns the summary."""
+    from joformer.training.data.graphs import read_graph
+
+    return read_graph(source, fault)[1]
 
 
 def _check_unseen(seen: Seen, digest: bytes, split: str, name: str, fault: Fault) -> None:

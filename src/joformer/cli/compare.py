@@ -19,7 +19,8 @@ class Compare:
 
     Attributes:
         data: Text, images or sounds: a file, a folder (one folder per class), a table; or stdlib, digits, tones, words.
-            `joformer check` says what is understood.
+            Triples of a knowledge graph, or family: relations that commute against those that need not. `joformer
+            check` says what is understood.
         seeds: How many seeds: 0, 1, …
         steps: Steps of every run.
         longer: Run again for so many times the steps, to see whether it lasts; 1 does not look.
@@ -80,16 +81,17 @@ class Compare:
         for name in ("seeds", "steps", "longer", "looks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
-        from joformer.experiments import ImageSource, TextSource
+        from joformer.experiments import GraphSource, ImageSource, TextSource, relations
         from joformer.experiments.compare import tables
         from joformer.training import Recipe, resolve
 
         found = resolve(self.data, label=self.label, column=self.column)
-        source: TextSource | ImageSource
+        source: TextSource | ImageSource = TextSource(found.spec)
+        graph = GraphSource(found.spec, batch=self.batch or 512) if found.kind == "graph" else None
         if found.kind == "text":
             windows = {"context": self.context, "batch": self.batch or 16}
             source = TextSource(found.spec, vocab=self.vocab, column=self.column, **windows)
-        else:
+        elif graph is None:
             sound = {name: getattr(self, name) for name in ("rate", "seconds", "bands", "hop")}
             source = ImageSource(found.spec, batch=self.batch or 64, label=self.label, size=self.size, **sound)
         every = max(1, self.steps // 4)
@@ -101,8 +103,10 @@ class Compare:
         failed = 0
         for look in range(1, self.looks + 1):
             count = look * self.seeds
-            planned = tables(
-                source, range(count), recipe, longer=self.longer, grid=self.grid, looks=self.looks, **shape
+            planned = (
+                tables(source, range(count), recipe, longer=self.longer, grid=self.grid, looks=self.looks, **shape)
+                if graph is None
+                else [relations.table(graph, "laptop", range(count), self.steps, named=False)]
             )
             planned = chosen(planned, self, seeds=count)
             if not planned:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure a trained model on held-out data: perplexity and bits per byte at each given length, or accuracy.
+    """Measure a trained model on held-out data: perplexity and bits per byte at each given length, accuracy, or ranks.
 
     Example: joformer evaluate runs/enwik8 --lengths 512 1024 2048 4096 --split test
 
@@ -46,7 +46,7 @@ class Evaluate:
         """Runs the command and returns its exit code."""
         if self.windows < 1 or any(length < 1 for length in self.lengths):
             raise ValueError(f"--lengths and --windows are 1 or more, got {self.lengths} and {self.windows}")
-        from joformer.models import JoFormerLM
+        from joformer.models import JoFormerLM, RotatE
         from joformer.training import open_run
 
         opened = open_run(self.checkpoint)
@@ -60,6 +60,8 @@ class Evaluate:
         elif self.lengths:
             held = type(opened.model).__name__
             raise ValueError(f"--lengths are for language models, {self.checkpoint} holds {held}")
+        elif isinstance(opened.model, RotatE):
+            rows = [self._graph(opened, data)]
         else:
             rows = [self._images(opened, data)]
         if self.json:
@@ -95,6 +97,17 @@ class Evaluate:
                 rows.append({"length": length, "split": self.split, **found})
                 progress.advance()
         return rows
+
+    def _graph(self, opened: Opened, data: str) -> dict[str, Any]:
+        from joformer.training import Processes, RelationsTask, load_graph
+
+        graph, processes = load_graph(data), Processes()
+        if graph.fingerprint != opened.run.get("task", {}).get("graph"):
+            raise ValueError(f"{data} is another graph than the model was trained on: its numbers mean other entities")
+        task = RelationsTask(graph)
+        task.to(processes.device)
+        found = task.evaluate(opened.model.to(processes.device), processes, split=self.split)
+        return {"split": self.split, **found}
 
     def _images(self, opened: Opened, data: str) -> dict[str, Any]:
         from joformer.models import MonoidalClassifier

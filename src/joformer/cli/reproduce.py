@@ -16,7 +16,8 @@ from joformer.cli.grid import Engine, chosen, finish, run_tables, show_cells
 @dataclass(frozen=True)
 class Reproduce:
     """The tables of the paper, with seeds and intervals: mnist, cifar100, imagenet, wikipedia, length, overhead; and
-    which side of attention does the work (transport), sounds (speech). All of them, unless some are named.
+    which side of attention does the work (transport), the paper's hierarchy trained (hierarchy), knowledge graphs
+    (relations), sounds (speech). All of them, unless some are named.
 
     On embedded data in ten minutes on two cores; interrupted, the same command resumes. Example:
     joformer reproduce mnist wikipedia --data ~/data --seeds 5 --out runs/mine

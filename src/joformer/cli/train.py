@@ -1,4 +1,4 @@
-"""`joformer train lm | vit | monoidal`: one model, from the command line."""
+"""`joformer train lm | vit | monoidal | relations`: one model, from the command line."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from joformer.attention._options import Transport
 from joformer.cli.console import say
 from joformer.cli.options import write_config
 from joformer.frames._base import Split
-from joformer.models import ClassifierConfig, LMConfig, ViTConfig
+from joformer.models import ClassifierConfig, LMConfig, RelationsConfig, ViTConfig
 from joformer.models._classifier import Reading
 from joformer.models._saving import blank
 from joformer.models._vit import FramesName, eighths
-from joformer.training import ImageTask, LanguageTask, Recipe, Source, Stopped, Task, Tokenizer
+from joformer.training import ImageTask, LanguageTask, Recipe, RelationsTask, Source, Stopped, Task, Tokenizer
 from joformer.training.augment.named import Augmentation
 from joformer.training.opened import Weights
 from joformer.training.processes import require_teams
@@ -290,6 +290,47 @@ class Monoidal(_Labelled):
         config = ClassifierConfig(shape=tuple(images.train.images.shape[2:]), classes=len(images.classes), **own)
         task = ImageTask(images, batch=self.batch, cells=True)
         return self.start(config, task, source)
+
+
+@dataclass(frozen=True)
+class Relations:
+    """Relations of a knowledge graph as rotations (RotatE): which entity completes a triple.
+
+    Example: joformer train relations --data kg/umls --dim 128 --steps 2000 --out runs/umls
+
+    Attributes:
+        data: A file or folder of triples: lines "head TAB relation TAB tail"; CSV, TSV, JSON lines or parquet with
+            columns head, relation and tail; family (embedded). Files named
+            train, valid and test are the splits.
+        dim: Length of an entity's vector.
+        block: Entries that a relation rotates together. 2 is RotatE, whose relations commute; those of larger blocks
+            (4) need not.
+        margin: The score of a triple that holds exactly.
+        negatives: Wrong heads, and as many wrong tails, that each triple is compared with.
+        temperature: How much the hardest of these count.
+        batch: Triples per step, of all processes together.
+    """
+
+    output: Run
+    data: str = "family"
+    dim: int = 128
+    block: int = 2
+    margin: float = 6.0
+    negatives: int = 64
+    temperature: float = 1.0
+    batch: int = 512
+    recipe: Recipe = field(
+        default_factory=lambda: Recipe(lr=1e-2, end=0.0, betas=(0.9, 0.999), weight_decay=0.0, clip=None)
+    )
+
+    def run(self) -> int:
+        """Runs the command and returns its exit code."""
+        self.output.check(self.recipe)
+        source = training.resolve(self.data, kind="graph")
+        graph = training.load_graph(source)
+        config = RelationsConfig(len(graph.entities), len(graph.relations), self.dim, self.block, self.margin)
+        task = RelationsTask(graph, batch=self.batch, negatives=self.negatives, temperature=self.temperature)
+        return self.output.train(self, config, task, self.recipe, {"data": source.spec})
 
 
 def _patch(given: tuple[int, ...] | None, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -7,9 +7,20 @@ Each table is one file here. `engine` runs their cells, `report` shows what came
 
 from __future__ import annotations
 
-from joformer.experiments import cifar100, imagenet, length, mnist, overhead, speech, transport, wikipedia
+from joformer.experiments import (
+    cifar100,
+    hierarchy,
+    imagenet,
+    length,
+    mnist,
+    overhead,
+    relations,
+    speech,
+    transport,
+    wikipedia,
+)
 from joformer.experiments.running import run
-from joformer.experiments.sources import ImageSource, TextSource
+from joformer.experiments.sources import GraphSource, ImageSource, TextSource
 from joformer.experiments.tables import Cell, Table, plan
 
 TABLES = {
@@ -19,9 +30,11 @@ TABLES = {
     "wikipedia": wikipedia.tables,
     "length": length.tables,
     "transport": transport.tables,
+    "hierarchy": hierarchy.tables,
     "speech": speech.tables,
+    "relations": relations.tables,
     "overhead": overhead.tables,
 }
 """The tables by name, in the order in which they are run."""
 
-__all__ = ["TABLES", "Cell", "ImageSource", "Table", "TextSource", "plan", "run"]
+__all__ = ["TABLES", "Cell", "GraphSource", "ImageSource", "Table", "TextSource", "plan", "run"]

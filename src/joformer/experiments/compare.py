@@ -1,7 +1,7 @@
 """Does value transport help on anyone's data: text, images or sounds, by name or by path.
 
     joformer compare --data notes.txt                         RoPE and RoPE + values, 8 seeds, two budgets: some minutes
-    joformer compare --data notes.txt --grid                  every kind of frames on every side: an hour
+    joformer compare --data notes.txt --grid                  every kind of frames on every side, ALiBi, Shaw: an hour
 
 Parameters, steps, data and seeds are matched. The question is asked at the budget that was given, and again at a
 longer one: does it last? What a step takes is measured on its own, all models taking turns.
@@ -15,7 +15,7 @@ from typing import Any
 
 from joformer.experiments.sources import ImageSource, TextSource
 from joformer.experiments.tables import Cell, Table, plan
-from joformer.experiments.variants import FRAMES, NAMES, variant
+from joformer.experiments.variants import BASELINES, FRAMES, NAMES, variant
 from joformer.models import LMConfig, ViTConfig
 from joformer.models._vit import eighths
 from joformer.training import Recipe
@@ -54,7 +54,8 @@ def tables(
             model="none", shape=tuple(sides), patch=eighths(tuple(sides)), channels=channels,
             classes=len(loaded.classes), dim=dim, layers=layers, heads=heads, pool="mean",
         )  # fmt: skip
-    names = NAMES if grid else (BASELINE, VALUES)
+    others = tuple(BASELINES) if isinstance(source, TextSource) else ()
+    names = (*NAMES, *others) if grid else (BASELINE, VALUES)
     made = {name: variant(none, name) for name in names}
     budgets = {"": recipe}
     if longer > 1:

@@ -49,7 +49,7 @@ _VISION = {"none": "no positions", "learned": "additive embedding"} | {
     for name, row in VARIANTS.items()
     if row.frames in ANGLES
 }
-_GRID = {"none": "no positions"} | {
+_GRID = {"none": "no positions", "alibi": "ALiBi", "shaw": "Shaw's clipped distances"} | {
     f"{sides}, {frames}": Rotating(frames, sides)
     for frames in ("fixed", "learned", "projected", "cumulative")
     for sides in SIDES
@@ -61,8 +61,16 @@ MODELS: dict[str, dict[str, str | Rotating]] = {
         "diagonal": "DFT as printed (diagonal)",
         "mlp": "MLP on the pixels",
     },
+    "relations": {"planes": "RotatE, planes", "blocks of 4": "rotations in blocks of 4"},
     "wikipedia": {**_LANGUAGE, "projected": "projected angles as printed"},
     "length": {**_LANGUAGE, "projected": Rotating("projected", "both", ", late")},
+    "hierarchy": {
+        **_GRID,
+        "linear attention, scores": "linear attention, RoPE",
+        "linear attention, both": "linear attention, RoPE + values",
+        "linear ssm": "linear SSM",
+        "selective ssm": "selective SSM",
+    },
     **{name: {**_VISION} for name in ("cifar100", "cifar100-liere", "imagenet", "speech", "overhead")},
     **{name: {**_GRID} for name in ("transport", "compare", "cost", "sizes", "rates")},
 }

@@ -9,7 +9,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from joformer.training import ImageTask, LanguageTask, Streamed, Task, Text, augmentation, load_labelled, load_text
+from joformer.training import (
+    Graph,
+    ImageTask,
+    LanguageTask,
+    RelationsTask,
+    Streamed,
+    Task,
+    Text,
+    augmentation,
+    load_graph,
+    load_labelled,
+    load_text,
+)
 from joformer.training.augment.named import Augmentation
 
 Scale = Literal["laptop", "paper"]
@@ -17,6 +29,7 @@ Scale = Literal["laptop", "paper"]
 LATER = ("column", "rate", "seconds", "bands", "hop")
 # Cells that share data load it once per process.
 _text, _images = lru_cache(maxsize=4)(load_text), lru_cache(maxsize=4)(load_labelled)
+_graph = lru_cache(maxsize=4)(load_graph)
 _streamed: Any = lru_cache(maxsize=4)(Streamed)
 
 
@@ -119,4 +132,29 @@ class ImageSource(_Source):
         return {**options, "size": self.stream or self.size, "stream": self.stream is not None}
 
 
-Source = TextSource | ImageSource
+@dataclass(frozen=True)
+class GraphSource(_Source):
+    """The triples of a knowledge graph.
+
+    >>> GraphSource("kg/umls").batch
+    512
+    """
+
+    data: str
+    batch: int = 512
+    negatives: int = 64
+
+    def load(self) -> Graph:
+        """The triples of all splits."""
+        return _graph(self.data)
+
+    def task(self) -> Task:
+        """The task on this data."""
+        return RelationsTask(self.load(), batch=self.batch, negatives=self.negatives)
+
+    def notes(self) -> dict[str, Any]:
+        """What `joformer evaluate` needs to find the data again."""
+        return {"data": self.data}
+
+
+Source = TextSource | ImageSource | GraphSource

@@ -7,7 +7,8 @@
     cumulative    ·         ·         ·       ·
 
 A model that transports nothing has no frames: the first column is one model. Frames with parameters of their own give
-them up again in the feed-forward, whose width is chosen so that all have as many as the model without.
+them up again in the feed-forward, whose width is chosen so that all have as many as the model without. Beside the grid
+stand two baselines for text: ALiBi's bias and Shaw's clipped distances.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ FRAMES = ("fixed", "learned", "projected", "cumulative")
 SIDES = ("scores", "values", "both")
 NAMES = ("none", *(f"{side}, {frames}" for frames in FRAMES for side in SIDES))
 """The cells of the grid."""
+BASELINES = {"alibi": "A", "shaw": "C"}
+"""Language models whose positions are no frames, by the letter of their layers."""
 
 VISION = {"fixed": "joformer_old", "learned": "joformer_axial", "projected": "projected", "cumulative": "cumulative"}
 
@@ -36,15 +39,19 @@ def variant(config: Any, name: str, *, match: bool = True) -> Any:
     >>> abs(parameters(projected) / parameters(config) - 1) < 0.002
     True
     """
-    if name not in NAMES:
-        raise ValueError(f"unknown variant {name!r}: choose from {'; '.join(NAMES)}")
-    side, _, frames = name.partition(", ")
     language = isinstance(config, LMConfig)
+    known = (*NAMES, *BASELINES) if language else NAMES
+    if name not in known:
+        raise ValueError(f"unknown variant {name!r}: choose from {'; '.join(known)}")
+    side, _, frames = name.partition(", ")
     changed = replace(config, **{"transport": "none"} if language else vars(VARIANTS["none"]))
     if name == "none":
         return changed
-    made = replace(config, **{"frames": frames} if language else vars(VARIANTS[VISION[frames]]))
-    made = replace(made, transport=side)
+    if name in BASELINES:
+        made = replace(changed, pattern=BASELINES[name])
+    else:
+        made = replace(config, **{"frames": frames} if language else vars(VARIANTS[VISION[frames]]))
+        made = replace(made, transport=side)
     return matched(made, parameters(changed)) if match else made
 
 

@@ -9,7 +9,7 @@ from joformer.models._classifier import ClassifierConfig, MonoidalClassifier
 from joformer.models._initial import adapt, initialise
 from joformer.models._lm import JoFormerLM, LMConfig
 from joformer.models._losses import linear_cross_entropy
-from joformer.models._relations import RotatE
+from joformer.models._relations import RelationsConfig, RotatE
 from joformer.models._saving import load, save
 from joformer.models._ssm import JourneySSM
 from joformer.models._vit import VARIANTS, JoFormerViT, Variant, ViTConfig
@@ -22,6 +22,7 @@ __all__ = [
     "JourneySSM",
     "LMConfig",
     "MonoidalClassifier",
+    "RelationsConfig",
     "RotatE",
     "Variant",
     "ViTConfig",

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from joformer.attention import ContextParallel, JourneyAttention, JourneyCache
+from joformer.attention import ContextParallel, JourneyCache
 from joformer.attention._module import Inner
 from joformer.frames import Frames, FramesModule
 
@@ -48,7 +48,7 @@ class Block(nn.Module):
     """x ← x + Attention(LN(x), frames), then x ← x + W_down GELU(W_up LN(x)).
 
     Args:
-        attention: Journey attention of width dim.
+        attention: Journey attention of width dim, or another layer that is called like it (_mixers.py).
         hidden: Width of the feed-forward.
         bias: Whether the feed-forward has biases.
         dropout: Probability of dropout, 0 ≤ p < 1, on what each of the two adds.
@@ -64,7 +64,7 @@ class Block(nn.Module):
 
     def __init__(
         self,
-        attention: JourneyAttention,
+        attention: Any,
         hidden: int,
         *,
         bias: bool = False,

@@ -3,8 +3,12 @@
     F   full causal attention with frames
     W   attention within a window, with frames: 0 ≤ i − j < window
     N   full causal attention without frames ("NoPE"), P = I on values too
+    L   linear attention with frames
+    R   a recurrence with one rotation and decay for all tokens (linear SSM), S one that depends on content (selective)
+    A   full causal attention with ALiBi's bias, C with Shaw's clipped distances; neither has frames
 
-Paper: "JoFormer Wikipedia Language Modeling", "Length Generalization"; docs/claims.md rows 56 and 58.
+The last three lines are in _mixers.py. Paper: "JoFormer Wikipedia Language Modeling", "Length Generalization"
+(docs/claims.md rows 56 and 58), "Value-Path Hierarchy and SSM Bridge".
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -26,9 +30,16 @@ from joformer.attention._options import Transport
 from joformer.frames import CumulativeFrames, FixedFrames, LearnedFrames, NoFrames, ProjectedFrames
 from joformer.models._blocks import Block, LayerFrames, last, require_counts, require_probabilities, run_blocks
 from joformer.models._losses import cross_entropy, linear_cross_entropy
+from joformer.models._mixers import BiasedAttention, ClippedAttention, LinearAttention, Recurrence
 from joformer.rotation import is_plain
 
 FramesName = Literal["fixed", "learned", "projected", "cumulative"]
+LETTERS = {
+    "F": "full", "W": "windowed", "N": "NoPE", "L": "linear attention", "R": "linear recurrence",
+    "S": "selective recurrence", "A": "ALiBi", "C": "clipped distances",
+}  # fmt: skip
+FRAMED = "FWL"
+"""The letters of layers that have frames."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,8 @@ class LMConfig:
     transport: Transport = "both"
     """What is transported: scores (RoPE), values, both (JoFormer) or none."""
     pattern: str = "F"
-    """One letter per layer: F full attention, W within the window, N full without positions."""
+    """One letter per layer: F full attention, W within the window, N full without positions; L linear attention, R and
+    S linear and selective recurrence, A ALiBi, C Shaw's clipped distances."""
     window: int | None = None
     """How many tokens a token of a W layer attends to, itself included."""
     tied: bool = True
@@ -72,8 +84,9 @@ class LMConfig:
     def __post_init__(self) -> None:
         require_counts(self, "vocab", "dim", "layers", "heads", "hidden", "window")
         require_probabilities(dropout=self.dropout)
-        if not self.pattern or set(self.pattern) - set("FWN"):
-            raise ValueError(f"pattern {self.pattern!r} must be made of the letters F (full), W (windowed), N (NoPE)")
+        if not self.pattern or set(self.pattern) - set(LETTERS):
+            known = ", ".join(f"{letter} ({name})" for letter, name in LETTERS.items())
+            raise ValueError(f"pattern {self.pattern!r} must be made of the letters {known}")
         if "W" in self.pattern and self.window is None:
             raise ValueError(f"pattern {self.pattern!r} has windowed layers: say window=32, or use F")
         unknown = [name for name in self.names if name not in get_args(FramesName)]
@@ -120,19 +133,16 @@ class JoFormerLM(nn.Module):
         # Frames without parameters of their own are one module for all layers, and are computed once.
         fixed, none = FixedFrames(dim // config.heads, base=config.base), NoFrames()
         self.frames = nn.ModuleList(
-            none if letter == "N" or config.transport == "none" else fixed if name == "fixed" else _frames(config, name)
+            none
+            if letter not in FRAMED or config.transport == "none"
+            else fixed
+            if name == "fixed"
+            else _frames(config, name)
             for letter, name in zip(config.letters, config.names, strict=True)
         )
         self.blocks = nn.ModuleList(
             Block(
-                JourneyAttention(
-                    dim,
-                    config.heads,
-                    transport="none" if letter == "N" else config.transport,
-                    causal=True,
-                    window=config.window if letter == "W" else None,
-                    dropout=config.dropout,
-                ),
+                _mixer(config, letter),
                 hidden=4 * dim if config.hidden is None else config.hidden,
                 dropout=config.dropout,
             )
@@ -334,6 +344,19 @@ def _restarted(where: Tensor, segments: Tensor) -> Tensor:
     begins = torch.ones_like(segments, dtype=torch.bool)
     begins[..., 1:] = segments[..., 1:] != segments[..., :-1]
     return (at - torch.where(begins, at, 0).cummax(-1).values).unsqueeze(-1)
+
+
+def _mixer(config: LMConfig, letter: str) -> Any:
+    """The layer of this letter that lets tokens see each other."""
+    dim, heads, dropout = config.dim, config.heads, config.dropout
+    if letter == "L":
+        return LinearAttention(dim, heads, transport=config.transport)
+    if letter in "RS":
+        return Recurrence(dim, heads, content=letter == "S", base=config.base)
+    if letter in "AC":
+        return (BiasedAttention if letter == "A" else ClippedAttention)(dim, heads, dropout=dropout)
+    transport, window = "none" if letter == "N" else config.transport, config.window if letter == "W" else None
+    return JourneyAttention(dim, heads, transport=transport, causal=True, window=window, dropout=dropout)
 
 
 def _frames(config: LMConfig, name: str) -> nn.Module:

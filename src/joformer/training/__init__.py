@@ -8,12 +8,14 @@ from joformer._seeding import generator
 from joformer.training.augment import Augment, Mix
 from joformer.training.augment.named import augmentation
 from joformer.training.data import (
+    Graph,
     Images,
     Source,
     Streamed,
     Text,
     Tokenizer,
     load_audio,
+    load_graph,
     load_images,
     load_labelled,
     load_text,
@@ -25,10 +27,11 @@ from joformer.training.processes import Processes
 from joformer.training.recipe import Recipe
 from joformer.training.runs import Stopped
 from joformer.training.stages import Stage, learning_rate
-from joformer.training.tasks import ImageTask, LanguageTask, Task
+from joformer.training.tasks import ImageTask, LanguageTask, RelationsTask, Task
 
 __all__ = [
     "Augment",
+    "Graph",
     "ImageTask",
     "Images",
     "LanguageTask",
@@ -36,6 +39,7 @@ __all__ = [
     "Opened",
     "Processes",
     "Recipe",
+    "RelationsTask",
     "Source",
     "Stage",
     "Stopped",
@@ -47,6 +51,7 @@ __all__ = [
     "generator",
     "learning_rate",
     "load_audio",
+    "load_graph",
     "load_images",
     "load_labelled",
     "load_text",

@@ -32,7 +32,7 @@ from joformer._log import logger
 from joformer.models._saving import MODELS, WEIGHTS, layout, own_state, written
 
 CONFIG, METRICS, SPEED, CHECKPOINTS = "config.json", "metrics.jsonl", "speed.jsonl", "checkpoints"
-KEPT = ("tokenizer.json", "classes.json")
+KEPT = ("tokenizer.json", "classes.json", "graph.json")
 """What a task may keep beside the model (`Task.keep`)."""
 TOKENIZER = KEPT[0]
 

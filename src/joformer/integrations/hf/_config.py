@@ -119,6 +119,11 @@ class JoFormerConfig(_Config):
         self.layer_types = None
         super().__post_init__(**kwargs)
         config = self.to_joformer()
+        if beyond := set(config.letters) - set("FWN"):
+            raise ValueError(
+                f"pattern {self.pattern!r}: transformers' caches and masks are for F, W and N, not for "
+                f"{', '.join(sorted(beyond))}; use JoFormerLM itself"
+            )
         transports = config.transport != "none"
         self.layer_types = [
             KINDS[letter == "W", transports and letter != "N" and name == "cumulative"]

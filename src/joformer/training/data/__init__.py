@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from joformer.training.data.audio import load_audio
 from joformer.training.data.files import Place
+from joformer.training.data.graphs import Graph, load_graph
 from joformer.training.data.images import Images, Labelled, load_images
 from joformer.training.data.sources import Source, resolve
 from joformer.training.data.streamed import Streamed
 from joformer.training.data.text import Text, Tokenizer, load_text, windows
 
 __all__ = [
+    "Graph",
     "Images",
     "Labelled",
     "Source",
@@ -17,6 +19,7 @@ __all__ = [
     "Text",
     "Tokenizer",
     "load_audio",
+    "load_graph",
     "load_images",
     "load_labelled",
     "load_text",
@@ -52,9 +55,9 @@ def load_labelled(
         if size is not None:
             raise ValueError(f"{source.name} holds sounds: leave out size (--size) and give --bands and --seconds")
         return load_audio(source, cache=cache, **given)  # type: ignore[arg-type]
-    if source.kind == "text":
-        remedy = "give images or sounds, or train a language model (lm)"
-        raise ValueError(f"{source.path or source.spec} holds text: {remedy}")
+    if source.kind in ("text", "graph"):
+        what, remedy = {"text": ("text", "a language model (lm)"), "graph": ("a graph", "relations")}[source.kind]
+        raise ValueError(f"{source.path or source.spec} holds {what}: give images or sounds, or train {remedy}")
     if given:
         raise ValueError(f"{source.name} holds images: leave out {' '.join(f'--{name}' for name in given)}")
     return load_images(source, size=size, cache=cache)

@@ -11,6 +11,7 @@ resonances × 0.9–1.1), rate (0.8–1.25), loudness, onset and noise (10–30 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import log, pi
 
 import torch
@@ -153,3 +154,52 @@ def _in_noise(waves: Tensor, decibels: Tensor, draws: torch.Generator) -> Tensor
     power = waves.square().mean(1, keepdim=True)
     noise = torch.randn(waves.shape, generator=draws)
     return (waves + noise * (power * 10 ** (-decibels[:, None].float() / 10)).sqrt()) * 0.25
+
+
+def family() -> list[tuple[str, str, str]]:
+    """A family over four generations as triples (person, relation, person): 16 kinds of kin, with inverses.
+
+    Relations compose (the father's brother is an uncle) and do not commute (the brother's father is the father).
+
+    >>> facts = family()
+    >>> len(facts), len({relation for _, relation, _ in facts}), len({head for head, _, _ in facts})
+    (946, 16, 77)
+    """
+    draws = generator("family")
+    parents: dict[str, tuple[str, str]] = {}
+    married, couples = [(f"0-{number}-f", f"0-{number}-m") for number in range(8)], list[tuple[str, str]]()
+    for generation in (1, 2, 3):
+        children: list[str] = []
+        for couple in married:
+            for _ in range(2 + int(torch.rand((), generator=draws) < 0.5)):
+                children.append(f"{generation}-{len(children)}-{'fm'[len(children) % 2]}")
+                parents[children[-1]] = couple
+        couples += married
+        women, men = ([child for child in children if child.endswith(sex)] for sex in "fm")
+        pairs = zip(women, men[3:] + men[:3], strict=False)
+        married = [pair for pair in pairs if parents[pair[0]] != parents[pair[1]]][:8]  # nobody marries a sibling
+    facts: dict[tuple[str, str, str], None] = {}
+
+    def add(person: str, woman: str, man: str, others: Iterable[str]) -> None:
+        for other in others:
+            facts[person, man if other.endswith("m") else woman, other] = None
+
+    def siblings(person: str) -> list[str]:
+        return [other for other, theirs in parents.items() if other != person and theirs == parents.get(person)]
+
+    for wife, husband in couples:
+        add(wife, "wife", "husband", [husband])
+        add(husband, "wife", "husband", [wife])
+    for child, two in parents.items():
+        grand = [one for parent in two for one in parents.get(parent, ())]
+        uncles = [one for parent in two for one in siblings(parent)]
+        add(child, "mother", "father", two)
+        add(child, "sister", "brother", siblings(child))
+        add(child, "grandmother", "grandfather", grand)
+        add(child, "aunt", "uncle", uncles)
+        for others, woman, man in (
+            (two, "daughter", "son"), (grand, "granddaughter", "grandson"), (uncles, "niece", "nephew")
+        ):  # fmt: skip
+            for other in others:
+                add(other, woman, man, [child])
+    return list(facts)

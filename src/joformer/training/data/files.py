@@ -90,7 +90,10 @@ def require_path(source: Place) -> Path:
         else:
             open_file(path).close()
     except (FileNotFoundError, NotADirectoryError):
-        names = "stdlib, wikipedia, openwebtext for text; digits, tones, words, mnist, cifar100, imagenet for classes"
+        names = (
+            "stdlib, wikipedia, openwebtext for text; digits, tones, words, mnist, cifar100, imagenet for classes; "
+            "family for relations"
+        )
         known = f", or a name: {names}" if len(path.parts) == 1 else ""
         raise ValueError(f"{path} does not exist: give a file or a folder{known}") from None
     except (OSError, ValueError) as error:  # ValueError: a null byte in the name

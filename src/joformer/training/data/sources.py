@@ -23,11 +23,13 @@ from joformer._log import logger
 from joformer.training.data.files import Place, files_under, open_parquet, require_path, suffix_of
 from joformer.training.data.hub import hub, is_hub
 from joformer.training.data.tables import is_parquet, is_table, read_rows
+from joformer.training.data.triples import holds_triples
 
-Kind = Literal["text", "images", "sounds"]
+Kind = Literal["text", "images", "sounds", "graph"]
 Note = tuple[int, str]  # what a loader decided on its own: a level of `logging`, and one line
 
 NAMES: dict[str, Kind] = {"stdlib": "text", "digits": "images", "tones": "sounds", "words": "sounds"}
+NAMES["family"] = "graph"
 NAMES |= dict.fromkeys(("wikipedia", "openwebtext"), "text")
 NAMES |= dict.fromkeys(("mnist", "cifar100", "imagenet"), "images")
 SPLITS = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "test": "test"}
@@ -36,6 +38,7 @@ SUFFIXES: dict[Kind, tuple[str, ...]] = {
     "text": (),
     "images": (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"),
     "sounds": (*WAV, *CODED),
+    "graph": (),
 }
 UNREAD = (".aac", ".aif", ".aiff", ".m4a", ".wma")  # sounds that nothing here can read: they are called that
 HEARD = (*SUFFIXES["sounds"], *UNREAD)
@@ -51,7 +54,7 @@ class Source:
 
     Attributes:
         spec: The name, or the path from the root: it leads to the data from any folder.
-        kind: "text", "images" or "sounds".
+        kind: "text", "images", "sounds" or "graph".
         name: How reports call it: the name, or the last part of the path.
         path: Where it is, as it was given; None for names.
         files: All files there, in one order.
@@ -180,6 +183,8 @@ def _kind_of_files(files: Sequence[Path], listing: Sequence[Path]) -> Kind:
     sounds, images = (sum(suffix_of(name) in some for name in names) for some in (HEARD, SUFFIXES["images"]))
     if sounds or images:
         return "sounds" if sounds >= images else "images"
+    if files and all(map(holds_triples, files)):
+        return "graph"
     return next(map(_kind_of_parquet, filter(is_parquet, files)), "text")
 
 

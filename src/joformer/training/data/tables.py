@@ -49,7 +49,7 @@ def read_rows(path: Path, fault: Fault = fault) -> Iterator[dict[str, Any]]:
     ...     list(read_rows(Path(folder, "a.csv")))
     [{'file': '1.png', 'label': 'cat'}]
     """
-    separator, lines = SEPARATORS[suffix_of(path)], _lines(path)
+    separator, lines = SEPARATORS[suffix_of(path)], read_lines(path)
     if separator:
         csv.field_size_limit(max(csv.field_size_limit(), allowed(LINE)))  # 128 KiB by default: a document is longer
         reader = csv.DictReader(lines, delimiter=separator)
@@ -141,7 +141,12 @@ def _write_rows(paths: list[str], schema: Any, place: Path) -> None:
             raise ValueError(f"{path} is damaged ({one_line(error)}): fetch it again") from None
 
 
-def _lines(path: Path) -> Iterator[str]:
+def read_lines(path: Path) -> Iterator[str]:
+    r"""The lines of a file in UTF-8 (16 and 32 with a byte-order mark), packed or not; a line is bounded.
+
+    >>> next(read_lines(Path(__file__)))[3:9]
+    'Tables'
+    """
     held, most = "", allowed(LINE)
     try:
         for text in codecs.iterdecode(read_utf8(path), "utf-8-sig"):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +19,7 @@ from joformer._seeding import generator, seed_of
 from joformer.training.augment import Augment, Mix
 from joformer.training.data import Images, Streamed
 from joformer.training.processes import Processes
-from joformer.training.tasks.parts import divides, rounds, share
+from joformer.training.tasks.parts import divides, epoch_order, rounds, share
 from joformer.training.tasks.task import Task
 
 
@@ -186,12 +185,4 @@ class ImageTask(Task):
         count = len(self.images)
         if self.draw == "randint":
             return torch.randint(count, (self.size,), generator=generator(seed, "batch", step))
-        places = torch.arange(step * self.size, (step + 1) * self.size)
-        epochs = range(int(places[0]) // count, int(places[-1]) // count + 1)
-        return torch.cat([_order(count, seed, epoch)[places[places // count == epoch] % count] for epoch in epochs])
-
-
-@lru_cache(maxsize=2)
-def _order(count: int, seed: int, epoch: int) -> Tensor:
-    """The order of an epoch: drawn once, not at each of its steps."""
-    return torch.randperm(count, generator=generator(seed, "epoch", epoch))
+        return epoch_order(count, self.size, seed, step)
