@@ -16,13 +16,13 @@ import ipaddress
 import os
 import secrets
 import socket
-import struct
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -212,27 +212,22 @@ def _timeout() -> float:
 
 
 def _interface() -> str:
-    """The network interface through which this machine reaches the first process; "" if it has it, or if none is known.
+    """The network interface on the way to the first process; "" if that is loopback, or not known.
 
     gloo would listen at the address of this machine's own name, which often is loopback: no other machine reaches that.
     """
-    if sys.platform != "linux":
+    try:
+        address = ipaddress.IPv4Address(socket.gethostbyname(os.environ.get("MASTER_ADDR", "")))
+        routes = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
+    except (OSError, ValueError):  # nobody knows the name, or this is not Linux
         return ""
-    import fcntl
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            # Of a datagram's socket this sends nothing, and finds the way there.
-            probe.connect((os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", "0"))))
-        except (OSError, ValueError):
-            return ""
-        mine = ipaddress.ip_address(probe.getsockname()[0])
-        for _, name in socket.if_nameindex() if not mine.is_loopback else ():
-            with suppress(OSError):  # it has no address
-                found = fcntl.ioctl(probe, 0x8915, struct.pack("256s", name.encode()))  # SIOCGIFADDR
-                if ipaddress.ip_address(found[20:24]) == mine:
-                    return name
-    return ""
+    to = int.from_bytes(address.packed, sys.byteorder)  # as the kernel prints addresses
+    fit = [
+        (int(mask, 16).bit_count(), name)
+        for name, net, *_, mask, _, _, _ in routes
+        if to & int(mask, 16) == int(net, 16)
+    ]
+    return "" if address.is_loopback else max(fit, default=(0, ""))[1]
 
 
 def _fresh(store: Store, rank: int, count: int, timeout: float) -> Store:
