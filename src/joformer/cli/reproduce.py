@@ -87,11 +87,10 @@ class Reproduce:
 
         if not self.smoke:
             return self._run()
-        if self.data is not None and is_address(self.data):
-            raise ValueError(
-                f"--smoke reads a folder, {self.data} is an address: fetch some of it, or leave out --data"
-            )
-        with standing_in(self.tables or tuple(TABLES), self.data and Path(self.data)) as data:
+        given = None if self.data is None else Path(self.data)
+        if given is not None and is_address(str(self.data)):
+            raise ValueError(f"--smoke reads a folder and {self.data} is an address: fetch some of it, or leave it out")
+        with standing_in(self.tables or tuple(TABLES), given) as data:
             return replace(self, data=data)._run()
 
     def _run(self) -> int:
