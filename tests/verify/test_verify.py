@@ -195,6 +195,25 @@ def test_claims_are_named_by_section_row_or_number():
     assert len(verify.choose()) == 68
 
 
+def test_statements_of_our_own_are_checked_where_they_are_named(joformer):
+    own = verify.OURS["separation"]
+    assert [claim.row for claim in own] == list(range(101, 111))
+    assert verify.choose("separation") == own
+    assert verify.choose(["12", "104"])[-1] == own[3]
+    for claim in own:
+        assert (claim.verdict, claim.printed, bool(claim.statement and claim.gap)) == ("O", "", True), claim.row
+    code, out, _ = joformer("verify", "--only", "separation")
+    assert code == 0
+    assert out.rstrip().endswith("10 claims: 10 ours, which hold. All as they should be.")
+
+
+def test_what_scores_alone_cannot_tell_is_seen_where_values_are_rotated_too(monkeypatch):
+    """A library that always transports values: the limits of scores alone are broken, and what scores alone build."""
+    for place in ("_module", "_functional"):
+        monkeypatch.setattr(f"joformer.attention.{place}.sides", lambda transport: (transport != "none", True))
+    assert red("separation") == {101, 102, 103, 105, 106, 107, 108, 110}
+
+
 @pytest.mark.refused
 @pytest.mark.parametrize("options", [{"seed": 1.5}, {"trials": 1.5}, {"trials": "3"}, {"seed": None}])
 def test_numbers_that_are_not_whole_are_refused(options):

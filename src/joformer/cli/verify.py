@@ -19,7 +19,8 @@ class Verify:
     joformer verify --only order 48 --seed 7
 
     Attributes:
-        only: Check these alone: sections (algebra, attention, order, transforms, tables) or numbers of rows.
+        only: Check these alone: sections (algebra, attention, order, transforms, tables, remarks) or numbers of rows;
+            or statements of our own, which are not among all (separation).
         seed: Where the random instances start.
         trials: Random instances of each claim; the worst counts.
         json: Print a list of {id, section, label, verdict, residual, tolerance, ok, …} instead of text.

@@ -1,5 +1,6 @@
-"""Running cells on a Ray cluster, or on a small one started here; `out` is a folder that all its machines see, or an address.
+"""Running cells on a Ray cluster, or on a small one started here.
 
+`out` is a folder that all its machines see, unless cells have an address.
 
 Ray starts a task again whose worker died; the cell then resumes from its last checkpoint, and one that was finished
 is read, not run. A machine that does not answer counts as dead and may still be at work: the lock of a cell lets only

@@ -8,6 +8,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
+from joformer.experiments.sequences import SequenceTask, draw
 from joformer.training import (
     Graph,
     ImageTask,
@@ -172,4 +175,32 @@ class GraphSource(_Source):
         return {"data": self.data}
 
 
-Source = TextSource | ImageSource | GraphSource
+@dataclass(frozen=True)
+class SequenceSource(_Source):
+    """Sequences that are drawn, with a question each; `data` is the question's name (sequences.py).
+
+    >>> SequenceSource("window-alone").context
+    8
+    """
+
+    data: str
+    batch: int = 64
+    held_out: int = 1024
+
+    def load(self) -> SequenceTask:
+        """The task itself: there is nothing to read."""
+        return SequenceTask(self.data, batch=self.batch, held_out=self.held_out)
+
+    task = load
+
+    @property
+    def context(self) -> int:
+        """How many tokens a sequence has."""
+        return draw(self.data, 1, torch.Generator()).tokens.shape[1]
+
+    def notes(self) -> dict[str, Any]:
+        """The question."""
+        return {"data": self.data}
+
+
+Source = TextSource | ImageSource | GraphSource | SequenceSource

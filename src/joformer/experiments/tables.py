@@ -26,7 +26,7 @@ import torch
 
 from joformer._io import make_folder, one_line, read_json, read_sealed, write_json
 from joformer.experiments.metrics import METRICS, Metric, metric_of
-from joformer.experiments.sources import TextSource
+from joformer.experiments.sources import SequenceSource, TextSource
 from joformer.models._saving import written, written_before
 from joformer.training import Recipe
 from joformer.training.recipe import NON_SEMANTIC_FIELDS
@@ -92,7 +92,7 @@ class Cell:
     @property
     def work(self) -> float:
         """About how many seconds it takes on one core; good for comparing cells, and for a first guess."""
-        if isinstance(self.source, TextSource):
+        if isinstance(self.source, (TextSource, SequenceSource)):
             tokens = self.source.context * self.source.batch
         else:
             config = self.config

@@ -17,21 +17,24 @@ from joformer.verify import _algebra as algebra
 from joformer.verify import _attention as attention
 from joformer.verify import _order as order
 from joformer.verify import _remarks as remarks
+from joformer.verify import _separation as separation
 from joformer.verify import _tables as tables
 from joformer.verify import _transforms as transforms
 from joformer.verify._claims import VERDICTS, Claim, Draw, Measured, Result, default_dtype, worst
 
-__all__ = ["CLAIMS", "SECTIONS", "VERDICTS", "Claim", "Draw", "Measured", "Result", "check", "choose", "run"]
+__all__ = ["CLAIMS", "OURS", "SECTIONS", "VERDICTS", "Claim", "Draw", "Measured", "Result", "check", "choose", "run"]
 
 SECTIONS = {m.claim.name: m.claim.claims for m in (algebra, attention, order, transforms, tables, remarks)}
 CLAIMS = [claim for claims in SECTIONS.values() for claim in claims]
+OURS = {separation.claim.name: separation.claim.claims}
+"""Statements that are not the paper's: checked where they are named, by section or row."""
 
 
 def choose(only: Sequence[str | int] | str | int = ()) -> list[Claim]:
-    """The claims of the sections and rows named, in the order of the paper.
+    """The claims of the sections and rows named, in the order of the paper, then statements of our own.
 
     Args:
-        only: Names of sections (see `SECTIONS`) and numbers of rows; none means all claims.
+        only: Names of sections (see `SECTIONS` and `OURS`) and numbers of rows; none means all claims of the paper.
 
     Raises:
         ValueError: If there is no such section or row.
@@ -41,9 +44,13 @@ def choose(only: Sequence[str | int] | str | int = ()) -> list[Claim]:
         [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 36]
     """
     named = {str(name).lower() for name in ([only] if isinstance(only, (str, int)) else only)}
-    for name in named - {*SECTIONS, *(str(claim.row) for claim in CLAIMS)}:
-        raise ValueError(f"no section or row {name!r}: use {', '.join(SECTIONS)}, or a row 1 to {CLAIMS[-1].row}")
-    return [claim for claim in CLAIMS if not named or claim.section in named or str(claim.row) in named]
+    own = [claim for claims in OURS.values() for claim in claims]
+    sections = [*SECTIONS, *OURS]
+    for name in named - {*sections, *(str(claim.row) for claim in (*CLAIMS, *own))}:
+        raise ValueError(f"no section or row {name!r}: use {', '.join(sections)}, or a row 1 to {CLAIMS[-1].row}")
+    if not named:
+        return list(CLAIMS)
+    return [claim for claim in (*CLAIMS, *own) if claim.section in named or str(claim.row) in named]
 
 
 def run(only: Sequence[str | int] | str | int = (), *, seed: int = 0, trials: int = 3) -> list[Result]:

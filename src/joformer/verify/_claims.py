@@ -20,14 +20,15 @@ from torch import Tensor
 
 from joformer.algebra import Generators
 
-Verdict = Literal["H", "C", "W", "U"]
+Verdict = Literal["H", "C", "W", "U", "O"]
 VERDICTS: dict[Verdict, str] = {
     "H": "holds",
     "C": "holds under a condition",
     "W": "wrong as printed",
     "U": "unsupported",
+    "O": "holds, and is ours",
 }
-GAPS = {"H": "", "C": "without the condition it is off by", "W": "as printed it is off by", "U": ""}
+GAPS = {"H": "", "C": "without the condition it is off by", "W": "as printed it is off by", "U": "", "O": ""}
 """What the gap of a claim is where the claim does not say."""
 
 EXACT = 1e-9
@@ -145,7 +146,7 @@ class Result:
     def ok(self) -> bool:
         """Whether the claim got the verdict it should: NaN is never ok, and only what holds may have no gap."""
         holds = not self.error and self.residual <= self.claim.tolerance
-        fails = self.claim.verdict == "H" if self.gap is None else self.gap >= self.claim.margin
+        fails = self.claim.verdict in ("H", "O") if self.gap is None else self.gap >= self.claim.margin
         return holds and fails
 
     def as_json(self) -> dict[str, object]:

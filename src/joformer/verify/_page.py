@@ -9,7 +9,7 @@ from itertools import groupby
 
 from joformer.verify._claims import VERDICTS, Result, Verdict
 
-SUMMED: dict[Verdict, str] = {**VERDICTS, "H": "as printed", "C": "under a condition"}
+SUMMED: dict[Verdict, str] = {**VERDICTS, "H": "as printed", "C": "under a condition", "O": "ours, which hold"}
 TITLES = {
     "algebra": "Algebra",
     "attention": "Attention and classification",
@@ -17,6 +17,7 @@ TITLES = {
     "transforms": "Transforms and applications",
     "tables": "Tables and recipes",
     "remarks": "Remarks and proofs",
+    "separation": "What one layer can tell",
 }
 INTRODUCTION = """\
 # Every claim of the paper, checked
