@@ -2,7 +2,9 @@
 
 import math
 import os
+import subprocess
 import sys
+from types import SimpleNamespace
 
 # Some virtual machines announce AMX but die of an illegal instruction in oneDNN's bfloat16 products that use it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -20,6 +22,7 @@ settings.load_profile("joformer")
 # They wait for processes of their own most of the time: begun first, and by every worker, the others fill the time.
 WAITING = (
     "test_ray",
+    "test_two_hosts",
     "test_distributed",
     "test_engine",
     "test_killed",
@@ -72,3 +75,36 @@ def joformer(monkeypatch, capsys):
 @pytest.fixture(params=[torch.float32, torch.float64], ids=["fp32", "fp64"])
 def dtype(request):
     return request.param
+
+
+@pytest.fixture
+def hosts():
+    """Two hosts: network namespaces with an address each and a cable between them; skipped where these may not be made.
+
+    Nothing outside of the two sees their addresses.
+    """
+    addresses = ["10.231.7.1", "10.231.7.2"]
+    names = [f"jo{os.getpid()}-{number}" for number in (1, 2)]
+    made = []
+
+    def ip(*words):
+        return subprocess.run(["ip", *words], check=True, capture_output=True, text=True, timeout=30).stdout
+
+    def remove():
+        for name in made:
+            ip("netns", "delete", name)
+
+    try:
+        for name in names:
+            ip("netns", "add", name)
+            made.append(name)
+        ip("link", "add", "cable", "netns", names[0], "type", "veth", "peer", "name", "cable", "netns", names[1])
+        for name, address in zip(names, addresses):
+            ip("-n", name, "address", "add", f"{address}/24", "dev", "cable")
+            for link in ("lo", "cable"):
+                ip("-n", name, "link", "set", link, "up")
+    except (OSError, subprocess.CalledProcessError) as error:
+        remove()
+        pytest.skip(f"no network namespaces here: {(getattr(error, 'stderr', '') or str(error)).strip()}")
+    yield SimpleNamespace(names=names, addresses=addresses, ip=ip)
+    remove()

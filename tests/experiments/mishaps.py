@@ -5,7 +5,7 @@
     mishaps/killed       … every time
     mishaps/fails        raises what nobody foresaw
     mishaps/refused      has no data
-    mishaps/lingers      takes two minutes, unless the file MARK/open is there
+    mishaps/lingers      takes two minutes, unless the file MARK/open is there, or MARK/open-SEED
 
 Every step that is taken leaves a line in MARK/FATE-SEED: what was done twice, or not at all, is no guess. Of several
 processes of a cell it is the last that leaves them, and to which things happen.
@@ -55,7 +55,8 @@ class Fated(TextSource):
                 raise RuntimeError("nobody foresaw this\nnor where it would be")
             if (Path(self.mark) / "slowly").exists():
                 time.sleep(0.3)
-            if self.fate == "lingers" and not (Path(self.mark) / "open").exists():
+            doors = (Path(self.mark) / name for name in ("open", f"open-{seed}"))
+            if self.fate == "lingers" and not any(door.exists() for door in doors):
                 time.sleep(0.3 if step < 150 else 2)  # it must not end by itself on a busy machine
             return usual(seed, step, part, parts)
 

@@ -1,4 +1,4 @@
-"""The same cells on a Ray cluster of this machine: workers that die, a command that is stopped, what cells refuse."""
+"""The same cells on Ray, of this machine and of two: workers that die, a host that is cut off, a command that stops."""
 
 import ipaddress
 import json
@@ -10,16 +10,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import mishaps
 import pytest
+import torch
 from mishaps import AT, LONG, STEPS, attempts, steps_of
 
+from joformer._io import Lock
 from joformer.experiments import run
-from joformer.experiments.cluster import SWITCH, run_on_ray
+from joformer.experiments.cluster import STARTED, SWITCH, _cell, run_on_ray
 from joformer.experiments.tables import RESULT
 
 SCRIPT = Path(__file__).with_name("mishaps.py")
@@ -33,16 +37,17 @@ def command(tmp_path):
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"} | settings
     started = []
 
-    def begin(log, *words, **more):
+    def begin(log, *words, host="", program=(SCRIPT,), **more):
+        inside = ["ip", "netns", "exec", host] if host else []
         with open(log, "w") as file:
             process = subprocess.Popen(
-                [sys.executable, SCRIPT, *map(str, words)], stdout=file, stderr=file, env=environment | more
+                [*inside, sys.executable, *program, *map(str, words)], stdout=file, stderr=file, env=environment | more
             )
         started.append(process)
         return process
 
     yield begin
-    for process in started:
+    for process in reversed(started):
         if process.poll() is None:
             process.terminate()
             process.wait(120)
@@ -97,17 +102,17 @@ def test_listening_sockets_are_seen():
         assert {str(address) for _, address in listening([os.getpid()])} >= {"0.0.0.0", "127.0.0.1"}
 
 
-def test_a_command_on_ray_is_stopped_and_goes_on(command, tmp_path):
+def test_a_command_on_ray_is_stopped(command, tmp_path):
+    """One command, since a cluster takes long to start: workers are killed on the way, and the last cell is stopped."""
     pytest.importorskip("ray", reason="Ray is not installed")
-    mark, out = tmp_path / "mark", tmp_path / "out"
+    mark, out, log = tmp_path / "mark", tmp_path / "out", tmp_path / "log"
     mark.mkdir()
     words = ["reproduce", "mishaps", "--data", mark, "--seeds", 1, "--engine", "ray", "--jobs", 2, "--out", out]
-    first, last = tmp_path / "first.log", tmp_path / "last.log"
-
-    process = command(first, *words, "--only", "mishaps/plain/*", "mishaps/lingers/*")
+    process = command(log, *words)
     until(lambda: len(steps_of(mark, "lingers")) > 4 or process.poll() is not None)
-    until(lambda: list(out.glob(f"mishaps/plain/*/{RESULT}")) or process.poll() is not None)
-    assert process.poll() is None, first.read_text()
+    until(lambda: log.read_text().count(": failed: ") == 3 or process.poll() is not None)
+    until(lambda: len(list(out.glob(f"mishaps/*/*/{RESULT}"))) == 2 or process.poll() is not None)
+    assert process.poll() is None, log.read_text()
     workers, _ = below(process.pid)
     assert {pid for pid, _ in workers} >= set(attempts(out, "lingers"))
     # Whoever reaches a port of Ray's may run code here: nobody from outside does.
@@ -115,58 +120,127 @@ def test_a_command_on_ray_is_stopped_and_goes_on(command, tmp_path):
     assert len({pid for pid, _ in heard}) >= 4  # this command, the GCS, the raylet, a worker
     assert {address for _, address in heard if not address.is_loopback} == set()
     process.terminate()
-    assert process.wait(120) == 128 + signal.SIGTERM, first.read_text()
-    told = first.read_text()
-    assert told.splitlines()[-1] == f"joformer: stopped with 1 of 2 cells finished in {out}; the same command resumes"
+    assert process.wait(120) == 128 + signal.SIGTERM, log.read_text()
+    told = log.read_text()
+    assert told.splitlines()[-1] == f"joformer: stopped with 2 of 6 cells finished in {out}; the same command resumes"
     assert "Traceback" not in told
     until(lambda: not workers & below(process.pid)[1])
-    taken = steps_of(mark, "lingers")
-    assert taken == list(range(len(taken)))
-    kept = (out / "mishaps/plain/seed-0" / RESULT).stat().st_mtime_ns
-
-    # All of them now: workers are killed on the way.
-    (mark / "open").touch()
-    process = command(last, *words)
-    workers = set()
-    while process.poll() is None:
-        workers |= below(process.pid)[0]
-        time.sleep(0.3)
-    told = last.read_text()
-    assert process.returncode == 1, told
-    assert "Traceback" not in told
-    until(lambda: not workers & below(process.pid)[1])
-    # Stopped in the middle, it had saved: no step was taken twice.
-    assert steps_of(mark, "lingers") == list(range(LONG))
-    assert (out / "mishaps/plain/seed-0" / RESULT).stat().st_mtime_ns == kept
-    assert [len(attempts(out, fate)) for fate in mishaps.FATES] == [1, 2, 3, 1, 1, 2]
+    assert [len(attempts(out, fate)) for fate in mishaps.FATES] == [1, 2, 3, 1, 1, 1]
     assert steps_of(mark, "killed once") == [*range(AT + 1), *range(4, STEPS)]
     assert steps_of(mark, "killed") == [*range(AT + 1), 4, 5, AT, 4, 5, AT]
-    failed = {line.split()[-1] if ": failed: " not in line else line for line in told.splitlines() if "failed" in line}
-    lines = [line.partition("] ")[2] for line in sorted(failed) if ": failed: " in line]
-    assert any(line == "mishaps/fails/seed-0: failed: RuntimeError: nobody foresaw this" for line in lines), told
-    assert any(line == "mishaps/refused/seed-0: failed: there is no such data: look elsewhere" for line in lines), told
+    lines = [line.partition("] ")[2] for line in told.splitlines() if ": failed: " in line]
+    assert "mishaps/fails/seed-0: failed: RuntimeError: nobody foresaw this" in lines, told
+    assert "mishaps/refused/seed-0: failed: there is no such data: look elsewhere" in lines, told
     assert any(line.startswith("mishaps/killed/seed-0: failed: Ray gave it up: ") for line in lines), told
-    assert len(lines) == 3
-    # Nothing of this is seen in the results.
-    (plan,) = mishaps.tables("laptop", mark, (0,), None, True)
-    calm = {cell.model: cell for cell in plan.cells}
+    # Stopped in the middle, it had saved: no step is taken twice, and nothing of this is seen in the results.
+    (mark / "open").touch()
+    cells = {cell.model: cell for cell in planned(mark, 0)}
+    _run(cells["lingers"], out)
+    assert steps_of(mark, "lingers") == list(range(LONG))
     for fate in ("killed once", "lingers"):
-        result = json.loads((out / calm[fate].name / RESULT).read_text())
-        assert result["measured"] == _alone(calm[fate], tmp_path)
+        same_as_alone(cells[fate], out, tmp_path)
 
 
-def _alone(cell, tmp_path):
-    from dataclasses import replace
+def test_a_host_is_cut_off_and_comes_back(command, hosts, tmp_path):
+    """A cell on each of two hosts. The second goes on while nobody hears of it, and the first begins its cell anew."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    mark, out, log = tmp_path / "mark", tmp_path / "out", tmp_path / "log"
+    mark.mkdir()
+    (first, second), (here, there) = hosts.names, hosts.addresses
+    settings = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4, "RAY_health_check_period_ms": "500"}
+    settings |= {"RAY_health_check_timeout_ms": "3000", "RAY_health_check_failure_threshold": "3"}
+    settings |= {"PYTHONPATH": os.pathsep.join([str(SCRIPT.parent), os.environ.get("PYTHONPATH", "")])}
+    start = {"program": ("-m", "ray.scripts.scripts", "start", "--block", "--num-cpus=1"), **settings}
+    port = 6379
+    command(
+        tmp_path / "head", "--head", f"--port={port}", f"--node-ip-address={here}", "--include-dashboard=false",
+        host=first, **start,
+    )  # fmt: skip
+    until(lambda: "Ray runtime started" in (tmp_path / "head").read_text())
+    away = command(tmp_path / "node", f"--address={here}:{port}", f"--node-ip-address={there}", host=second, **start)
+    until(lambda: "Ray runtime started" in (tmp_path / "node").read_text())
+    words = ["reproduce", "mishaps", "--data", mark, "--seeds", 2, "--engine", "ray", "--out", out]
+    process = command(log, *words, "--only", "mishaps/lingers/*", host=first, RAY_ADDRESS=f"{here}:{port}", **settings)
+    until(lambda: all(len(steps_of(mark, "lingers", seed)) > 4 for seed in (0, 1)) or process.poll() is not None)
+    assert process.poll() is None, log.read_text()
+    far = {int(pid) for pid in hosts.ip("netns", "pids", second).split()}
+    (near,), (cut,) = ([seed for seed in (0, 1) if (attempts(out, "lingers", seed)[0] in far) == is_far]
+                       for is_far in (False, True))  # fmt: skip
 
-    import torch
+    hosts.ip("-n", first, "link", "set", "cable", "down")
+    (mark / f"open-{near}").touch()
+    until(lambda: "marked dead" in log.read_text())
+    # Ray itself hears of it after some minutes, when its connections time out.
+    subprocess.run(["ip", "netns", "exec", first, "ss", "-K", "dst", there], check=False, capture_output=True)
+    until(lambda: "will be retried" in log.read_text() and list(out.glob(f"mishaps/lingers/seed-{near}/{RESULT}")))
+    seen = len(steps_of(mark, "lingers", cut))
+    until(lambda: len(steps_of(mark, "lingers", cut)) > seen + 9)
+    assert len(attempts(out, "lingers", cut)) == 1  # the other waits
 
+    hosts.ip("-n", first, "link", "set", "cable", "up")
+    assert away.wait(120) != 0  # counted as dead: Ray ends it, and with it the cell
+    until(lambda: len(attempts(out, "lingers", cut)) == 2 or process.poll() is not None)
+    (mark / "open").touch()
+    assert process.wait(120) == 0, log.read_text()
+    assert "failed:" not in log.read_text()
+    assert len(attempts(out, "lingers", near)) == 1
+    assert attempts(out, "lingers", cut)[1] == attempts(out, "lingers", near)[0]  # the same worker of the first host
+    steps = steps_of(mark, "lingers", cut)
+    again = next(at for at in range(1, len(steps)) if steps[at] <= steps[at - 1])
+    assert steps == [*range(again), *range(steps[again], LONG)]
+    for cell in planned(mark, 0, 1):
+        if cell.model == "lingers":
+            same_as_alone(cell, out, tmp_path)
+
+
+def planned(mark, *seeds):
+    """The cells of the table, whose fate has been met."""
+    (plan,) = mishaps.tables("laptop", mark, seeds, None, True)
+    return plan.cells
+
+
+def _run(cell, out):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        calm = replace(cell, source=replace(cell.source, fate="calm"))
-        return run(calm, tmp_path / "alone")["measured"]
+        return run(cell, out)
     finally:
         torch.set_num_threads(threads)
+
+
+def same_as_alone(cell, out, tmp_path):
+    """The bits are those of a run in this process to which nothing happens."""
+    calm = replace(cell, source=replace(cell.source, fate="calm"))
+    measured = _run(calm, tmp_path / "alone")["measured"]
+    assert json.loads((out / cell.name / RESULT).read_text())["measured"] == measured
+    for name in ("model.safetensors", "metrics.jsonl"):
+        assert (out / cell.name / name).read_bytes() == (tmp_path / "alone" / cell.name / name).read_bytes(), name
+
+
+@pytest.fixture
+def plain(tmp_path, monkeypatch):
+    (tmp_path / "mark").mkdir()
+    monkeypatch.setenv("JOFORMER_CACHE", str(tmp_path / "cache"))
+    return next(cell for cell in planned(tmp_path / "mark", 0) if cell.model == "plain")
+
+
+def test_a_cell_that_runs_elsewhere_is_waited_for(plain, tmp_path):
+    """As when a host was cut off and goes on: the second attempt reads what the first made of it."""
+    with Lock(tmp_path, STARTED), ThreadPoolExecutor(1) as thread:
+        with Lock(tmp_path / plain.name, ".cell"):
+            second = thread.submit(_cell, plain, str(tmp_path))
+            result = _run(plain, tmp_path)
+            time.sleep(0.2)
+            assert not second.done()
+        assert second.result(60) == (result, "")
+    assert len(attempts(tmp_path, "plain")) == 1
+
+
+def test_a_folder_that_is_not_shared_is_noticed(plain, tmp_path):
+    result, error = _cell(plain, str(tmp_path))  # nobody holds its lock, as in another folder of that name
+    assert result is None
+    assert f" {tmp_path} is not the folder, or has not the locks, of the machine that started this: share it" in error
+    assert attempts(tmp_path, "plain") == []
 
 
 @pytest.mark.refused
@@ -195,7 +269,7 @@ def test_one_that_would_listen_to_the_network_is_not_started(monkeypatch, tmp_pa
     # Who says so gets it.
     monkeypatch.setenv(SWITCH, "1")
     monkeypatch.setattr(outside, "init", lambda **given: (started.append(given), 1 / 0))
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ValueError, match=r"^Ray does not start: ZeroDivisionError: division by zero$"):
         list(run_on_ray(plan.cells, tmp_path))
     assert len(started) == 1
 

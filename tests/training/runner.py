@@ -8,6 +8,7 @@ safe here: the server itself never computes anything, so that it has one thread.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import math
@@ -187,6 +188,7 @@ def work(job: dict, task: object) -> int:
                 job.get("address") or job["out"],
                 seed=job.get("seed", 0),
                 drift=job.get("drift", False),
+                shard=job.get("sharded", False),
                 context_parallel=job.get("context", 1),
             )
     except Stopped as stopped:
@@ -301,6 +303,10 @@ def _child(job: dict, tasks: dict) -> int:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.environ.update(job.get("environment", {}))
+    if "host" in job:  # a network namespace; only Python 3.12 has os.setns
+        space = os.open(f"/run/netns/{job['host']}", os.O_RDONLY)
+        assert ctypes.CDLL(None).setns(space, 0) == 0
+        os.close(space)
     task = tasks[job["kind"]](**job.get("task", {})) if job.get("task") else tasks[job["kind"], "made"]
     return work(job, task)
 

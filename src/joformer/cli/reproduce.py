@@ -83,27 +83,22 @@ class Reproduce:
 
     def run(self) -> int:
         """Runs the command and returns its exit code."""
+        from joformer.experiments import TABLES
         from joformer.experiments.standins import standing_in
 
         if not self.smoke:
             return self._run()
-        if self.data is not None and is_address(self.data):
-            raise ValueError(
-                f"--smoke reads a folder, {self.data} is an address: fetch some of it, or leave out --data"
-            )
-        with standing_in(self._names(), self.data and Path(self.data)) as data:
+        given = None if self.data is None else Path(self.data)
+        if given is not None and is_address(str(self.data)):
+            raise ValueError(f"--smoke reads a folder and {self.data} is an address: fetch some of it, or leave it out")
+        with standing_in(self.tables or tuple(TABLES), given) as data:
             return replace(self, data=data)._run()
 
-    def _names(self) -> tuple[str, ...]:
-        from joformer.experiments import NAMED_ONLY, TABLES
-
-        return self.tables or tuple(name for name in TABLES if name not in NAMED_ONLY)
-
     def _run(self) -> int:
-        from joformer.experiments import TABLES
+        from joformer.experiments import NAMED_ONLY, TABLES
         from joformer.experiments.execution import Execution, adapted
 
-        names = self._names()
+        names = self.tables or tuple(name for name in TABLES if name not in NAMED_ONLY)
         unknown = [name for name in names if name not in TABLES]
         if unknown:
             raise ValueError(f"there is no table {unknown[0]!r}: choose from {', '.join(TABLES)}")

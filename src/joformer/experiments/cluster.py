@@ -1,7 +1,10 @@
-"""Running cells on a Ray cluster, or on a small one started here; `out` must be a folder that all its machines see.
+"""Running cells on a Ray cluster, or on a small one started here.
+
+`out` is a folder that all its machines see, unless cells have an address.
 
 Ray starts a task again whose worker died; the cell then resumes from its last checkpoint, and one that was finished
-is read, not run.
+is read, not run. A machine that does not answer counts as dead and may still be at work: the lock of a cell lets only
+one process run it, and whoever comes second waits, then resumes or reads.
 
 Whoever can connect to a Ray cluster can run code on it. One started here listens on loopback only and, where Ray has
 tokens (2.52 and later), answers only to processes that were given its token, so other users of the machine stay out.
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import platform
 import secrets
 import signal
 import sys
@@ -20,15 +24,18 @@ from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from joformer._io import one_line
+from joformer._io import Lock, one_line
 from joformer.experiments.engine import Done
 from joformer.experiments.execution import Execution
+from joformer.experiments.running import finished
 from joformer.experiments.tables import Cell
 from joformer.experiments.team import GRACE, TICK, TRIES, launch
 from joformer.training import Stopped
 
 SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's own setting, 0 by default on macOS and Windows and 1 on Linux: whether to listen to more than loopback."""
+STARTED = ".ray"
+"""The lock in `out` that whoever starts cells holds: a machine that does not see it held does not see the others'."""
 
 
 def run_on_ray(
@@ -66,7 +73,8 @@ def run_on_ray(
         for alone, count in ((False, execution.processes), (True, 1)):
             task = ray.remote(_cell).options(num_cpus=most if alone else count, num_gpus=count * gpus, **needs)
             some = [cell for cell in cells if cell.alone == alone]
-            yield from _events(ray, {task.remote(cell, place, execution): cell for cell in some})
+            with Lock(out, STARTED):
+                yield from _events(ray, {task.remote(cell, place, execution): cell for cell in some}, out)
     finally:
         if own:
             ray.shutdown()
@@ -85,14 +93,14 @@ def _connect(ray: Any, cores: int) -> None:
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=given, log_to_driver=False, logging_level="error", **here)
-    except (OSError, RuntimeError) as error:
+    except Exception as error:  # Ray's own are plain exceptions, as when it does not start in time
         reason = one_line(error, first=True)
         raise ValueError(f"no Ray cluster at {given}: {reason}" if given else f"Ray does not start: {reason}") from None
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)  # Ray's own would leave without a word
 
 
-def _events(ray: Any, waiting: dict[Any, Cell]) -> Iterator[Done | None]:
+def _events(ray: Any, waiting: dict[Any, Cell], out: Path) -> Iterator[Done | None]:
     try:
         while waiting:
             ready, _ = ray.wait(list(waiting), timeout=TICK)
@@ -103,7 +111,8 @@ def _events(ray: Any, waiting: dict[Any, Cell]) -> Iterator[Done | None]:
                 try:
                     result, error = ray.get(one)
                 except ray.exceptions.RayError as lost:
-                    result, error = None, f"Ray gave it up: {one_line(lost, first=True)}"
+                    # A machine that was cut off may have ended it.
+                    result, error = finished(cell, out), f"Ray gave it up: {one_line(lost, first=True)}"
                 yield Done(cell, result, error)
     finally:
         for one in waiting:
@@ -117,8 +126,25 @@ def _cell(cell: Cell, out: str, execution: Execution) -> tuple[dict[str, Any] | 
 
     torch.set_num_threads(1)
     try:
-        return launch(cell, Path(out), execution), ""
+        if cell.address:  # which has an owner instead of a lock
+            return launch(cell, Path(out), execution), ""
+        _require_shared(Path(out))
+        with Lock(Path(out) / cell.name, ".cell", waiting=f"{cell.name}: waiting for the process that runs it"):
+            return launch(cell, Path(out), execution), ""
     except Stopped:
         raise
     except Exception as error:  # Ray would say where, in many lines, before it says what
         return None, one_line(error, ValueError, first=True)
+
+
+def _require_shared(out: Path) -> None:
+    """Raises ValueError where two machines could run a cell at once: each has a folder, or locks, of its own."""
+    try:
+        with Lock(out, STARTED):
+            pass
+    except ValueError:  # whoever started this holds it
+        return
+    raise ValueError(
+        f"on {platform.node()} {out} is not the folder, or has not the locks, of the machine that started this: share "
+        "it, with locks (NFS: local_lock=none, Lustre: flock)"
+    )

@@ -12,15 +12,23 @@ optimiser was avoided, which looked for missing packages at every step. What was
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import secrets
+import socket
+import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from joformer._parallel import ContextParallel
 from joformer._precision import KeepsPrecision
@@ -77,11 +85,19 @@ class Processes:
         if distributed.is_initialized():
             return
         backend = "nccl" if self.device.type == "cuda" else "gloo"
+        between = _interface()
+        if between:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", between)
         with self._answered(
             f"the processes did not find each other within {self.timeout:g} s ({TIMEOUT}): end them all, and start as "
-            "many as WORLD_SIZE says"
+            "many as WORLD_SIZE says; between machines GLOO_SOCKET_IFNAME names the network interface"
         ):
-            distributed.init_process_group(backend, timeout=timedelta(seconds=self.timeout))
+            wait = timedelta(seconds=self.timeout)
+            store, _, _ = next(rendezvous("env://", timeout=wait))
+            store.set_timeout(wait)
+            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+                store = _fresh(store, self.rank, self.count, self.timeout)
+            distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.count, timeout=wait)
 
     def _teamed(self, context: int) -> ContextParallel:
         """This process's team: as many neighbours as share the tokens of a sample."""
@@ -193,6 +209,47 @@ def _timeout() -> float:
     if not 0 < seconds < 1e7:
         raise ValueError(f"{TIMEOUT} is {given!r}: give the seconds to wait for another process, above 0")
     return seconds
+
+
+def _interface() -> str:
+    """The network interface on the way to the first process; "" if that is loopback, or not known.
+
+    gloo would listen at the address of this machine's own name, which often is loopback: no other machine reaches that.
+    """
+    try:
+        address = ipaddress.IPv4Address(socket.gethostbyname(os.environ.get("MASTER_ADDR", "")))
+        routes = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
+    except (OSError, ValueError):  # nobody knows the name, or this is not Linux
+        return ""
+    to = int.from_bytes(address.packed, sys.byteorder)  # as the kernel prints addresses
+    fit = [
+        (int(mask, 16).bit_count(), name)
+        for name, net, *_, mask, _, _, _ in routes
+        if to & int(mask, 16) == int(net, 16)
+    ]
+    return "" if address.is_loopback else max(fit, default=(0, ""))[1]
+
+
+def _fresh(store: Store, rank: int, count: int, timeout: float) -> Store:
+    """A part of the store that only these processes use, named by the first of them.
+
+    torchrun keeps one store for all its restarts, in which processes would find the addresses of those before them. So
+    the first waits for a name that each other drew, and each other until its own name is among those that arrived.
+    """
+    mine = secrets.token_hex(8)
+    if rank == 0:
+        store.set("joformer", mine)
+        store.set(f"{mine}/all", " ".join(store.get(f"{mine}/{other}").decode() for other in range(1, count)))
+        return PrefixStore(mine, store)
+    until = time.monotonic() + timeout
+    while True:
+        first = store.get("joformer").decode()  # which may have ended
+        store.set(f"{first}/{rank}", mine)
+        if store.check([f"{first}/all"]) and mine in store.get(f"{first}/all").decode().split():
+            return PrefixStore(first, store)
+        if time.monotonic() > until:
+            raise distributed.DistStoreError("the first process did not answer")
+        time.sleep(0.05)
 
 
 def whole(value: Tensor) -> Tensor:
