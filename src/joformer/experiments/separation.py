@@ -35,7 +35,7 @@ TITLES = {
 """What is asked, and how many per cent are right without knowing where any token is."""
 
 
-def tables(scale: Scale, data: Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
+def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
     """One table for each question; the same at both scales, and on no data but its own."""
     total = steps or 300
     every = max(1, total // 20)
