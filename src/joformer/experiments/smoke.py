@@ -372,7 +372,7 @@ def as_text(rows: Sequence[Rehearsed], *, processes: int = 1, throughput: float 
     | mnist/learned/d-2 × 3 | failed: no such file |
     """
     head = ("setting × runs", "parameters", "batch", "memory", *(f"{card} GB" for card in CARDS), "steps", "hours",
-            "disk", "ran here")  # fmt: skip
+            "disk", "files read", "ran here")  # fmt: skip
     lines = [[*head]]
     for row in rows:
         name = f"{row.name} × {row.cells}"
@@ -382,7 +382,8 @@ def as_text(rows: Sequence[Rehearsed], *, processes: int = 1, throughput: float 
         fits = [_fit(row, card) for card in CARDS]
         lines.append([
             name, f"{row.parameters:,}", f"{row.batch:,}", _size(row.peak), *fits, f"{row.steps:,}", _time(row.hours),
-            _size(row.disk), f"{row.ran}: {row.seconds:.0f} s",
+            _size(row.disk), f"{row.files:,}, {_size(row.read)}" if row.files else "none",
+            f"{row.ran}: {row.seconds:.0f} s",
         ])  # fmt: skip
     widths = [max(len(line[at]) for line in lines if len(line) == len(head)) for at in range(len(head))]
     table = ["| " + " | ".join(text.ljust(width) for text, width in zip(line, widths, strict=False)) + " |"
@@ -403,7 +404,8 @@ def as_text(rows: Sequence[Rehearsed], *, processes: int = 1, throughput: float 
         f"{processes} card{'s' * (processes > 1)}; float32 at {WIDE:g} of that rate. An estimate at a stated rate, not "
         "a measurement: --throughput gives another.",
         "Assumed: attention by fused kernels where CUDA has one for the width of the head and the mask, rotations by "
-        "our kernel, nothing compiled. disk: checkpoints that are kept, one being written, the weights.",
+        "our kernel, nothing compiled. disk: checkpoints that are kept, one being written, the weights. files read: of "
+        "the data here, stand-ins or yours.",
     ])  # fmt: skip
 
 
