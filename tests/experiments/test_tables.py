@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from joformer import cli, paper
-from joformer.experiments import NAMED_ONLY, TABLES, ImageSource, TextSource, run, sources
+from joformer.experiments import NAMED_ONLY, TABLES, GraphSource, ImageSource, TextSource, run, sources
 from joformer.experiments.compare import tables as compared
 from joformer.experiments.engine import Done
 from joformer.experiments.metrics import METRICS
@@ -22,9 +22,9 @@ from joformer.experiments.places import find
 from joformer.experiments.running import finished
 from joformer.experiments.sequences import QUESTIONS
 from joformer.experiments.tables import RESULT, TABLE, read
-from joformer.experiments.variants import NAMES, matched, variant
+from joformer.experiments.variants import BASELINES, NAMES, matched, variant
 from joformer.models import LMConfig, ViTConfig, initialise
-from joformer.training import Recipe
+from joformer.training import Recipe, load_graph
 
 SCALES = ("laptop", "paper")
 # What the data of a name looks like: images, their number, classes.
@@ -60,12 +60,14 @@ def offline(monkeypatch):
     """Data that is never read, only looked at."""
     monkeypatch.setattr(ImageSource, "load", images_like)
     monkeypatch.setattr(TextSource, "load", text_like)
+    family = load_graph("family")
+    monkeypatch.setattr(GraphSource, "load", lambda source: family)
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A folder of data as the documentation describes it."""
-    for name in ("mnist", "cifar100", "imagenet", "enwik8", "wikitext-2", "fsdd"):
+    for name in ("mnist", "cifar100", "imagenet", "enwik8", "wikitext-2", "fsdd", "kg/nations", "kg/umls"):
         (tmp_path / "data" / name).mkdir(parents=True)
     return tmp_path / "data"
 
@@ -126,11 +128,11 @@ def test_every_table_is_whole(offline, folder, tmp_path, scale, given):
         about = table.about()
         assert about["cells"] == [cell.name for cell in table.cells]
         assert about["unit"]
-        assert about["higher"] == (table.metric.name == "accuracy")
+        assert about["higher"] == (table.metric.name in ("accuracy", "mrr"))
     if not given:
         embedded = {table.cells[0].source.data for _, table in tables}
         wanted = {"mnist", "cifar100", "imagenet", "wikipedia", "openwebtext", "words"}
-        assert embedded == {*QUESTIONS, *(("digits", "stdlib", "words") if scale == "laptop" else wanted)}
+        assert embedded == {"family", *QUESTIONS, *(("digits", "stdlib", "words") if scale == "laptop" else wanted)}
     first = tables[0][1]
     first.begin(tmp_path / "out")
     kept = read(tmp_path / "out" / first.name / TABLE)
@@ -612,9 +614,11 @@ def test_compare_with_the_whole_grid(joformer, in_turn, tmp_path):
     assert "Whether that lasts was not looked at" in said
     # What a step takes is of the model as it is: frames of their own are parameters more.
     timed = json.loads((out / "cost" / "round" / "seed-0" / RESULT).read_text())["timed"]
-    others = [name for name in NAMES if name != "scores, fixed"]
+    others = [name for name in (*NAMES, *BASELINES) if name != "scores, fixed"]
     assert list(timed) == others
-    assert [name for name in others if timed[name][""]["extra_parameters"] > 0] == others[3:]
+    assert [name for name in others if timed[name][""]["extra_parameters"] > 0] == [
+        name for name in others[3:] if name != "alibi"
+    ]
 
 
 def test_looks_stop_when_it_is_decided(joformer, in_turn, tmp_path, monkeypatch):
