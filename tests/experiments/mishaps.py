@@ -79,6 +79,7 @@ def attempts(out: Path, fate: str, seed: int = 0) -> list[int]:
 def tables(scale, data, seeds, steps, sole):
     """The table; --data is MARK."""
     config = LMConfig(vocab=256, dim=16, layers=1, heads=2)
+    data = Path(data)
     text = data / "squares.txt"
     if not text.exists():
         text.write_text(" ".join(f"{n} squared is {n * n};" for n in range(400)))

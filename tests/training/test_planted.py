@@ -63,14 +63,14 @@ def test_logs_are_not_written_through_links(tmp_path, at):
 
 
 def test_workers_do_not_write_through_links(tmp_path):
-    from joformer.experiments.engine import LOG, _write_to
+    from joformer.experiments.team import LOG, write_to
 
     target = tmp_path / "target"
     target.write_bytes(b"mine")
     (tmp_path / LOG).symlink_to(target)
     pid = os.fork()
     if not pid:
-        _write_to(tmp_path / LOG)
+        write_to(tmp_path / LOG)
         os.write(1, b"x")
         os._exit(0)
     os.waitpid(pid, 0)

@@ -56,7 +56,7 @@ class Block(nn.Module):
             other samples are scaled up by 1 / (1 − p).
 
     Example:
-        >>> from joformer import FixedFrames, positions
+        >>> from joformer import FixedFrames, JourneyAttention, positions
         >>> block = Block(JourneyAttention(32, 4), hidden=64)
         >>> block(torch.rand(2, 5, 32), FixedFrames(8)(positions.sequence(5))).shape
         torch.Size([2, 5, 32])
@@ -191,7 +191,7 @@ def run_blocks(
         The tokens after each block.
 
     Example:
-        >>> from joformer import FixedFrames, positions
+        >>> from joformer import FixedFrames, JourneyAttention, positions
         >>> blocks, x = [Block(JourneyAttention(32, 4), hidden=64) for _ in range(3)], torch.rand(2, 5, 32)
         >>> frames = LayerFrames([FixedFrames(8)] * 3, positions.sequence(5), x)
         >>> [state.shape for state in run_blocks(blocks, frames, x)][-1]
