@@ -238,13 +238,16 @@ class Streamed:
         settings: Any = {"num_workers": self.workers, "worker_init_fn": _undisturbed, "generator": torch.Generator()}
         decoding: Any = _Decoding(self)
         flow = iter(DataLoader(decoding, None, sampler=chunks(), pin_memory=device.type == "cuda", **settings))
-        for first in flow:
-            parts = [first, *islice(flow, counts.popleft() - 1)]
-            if wrong := next((part for part in parts if isinstance(part, str)), None):
-                raise ValueError(wrong)
-            there = [tuple(to_device(t, device) for t in part) for part in parts]
-            images, labels = there[0] if len(there) == 1 else (torch.cat(both) for both in zip(*there, strict=True))
-            yield images, labels
+        try:
+            for first in flow:
+                parts = [first, *islice(flow, counts.popleft() - 1)]
+                if wrong := next((part for part in parts if isinstance(part, str)), None):
+                    raise ValueError(wrong)
+                there = [tuple(to_device(t, device) for t in part) for part in parts]
+                images, labels = there[0] if len(there) == 1 else (torch.cat(both) for both in zip(*there, strict=True))
+                yield images, labels
+        finally:
+            del flow  # which ends its workers: the traceback of an error would keep them
 
 
 def _look(*splits: Split, most: int = 1000) -> tuple[int, Counter[str]]:
