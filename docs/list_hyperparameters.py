@@ -115,16 +115,11 @@ def used(table: Table) -> dict[str, str]:
         found["epochs"] = several(f"{cell.recipe.total / per_epoch:.0f}" for cell in cells)
         found |= {"batches": source.draw, **augmented(source)}
     found |= {name: f"{getattr(config, key):g}" for name, key in DROPPED if hasattr(config, key)}
-    count = next(field.default for field in Reproduce.__dataclass_fields__.values() if field.name == "seeds")
-    return found | ({} if first.alone else {"seeds": seeds(count)})
+    (count,) = next(field.default for field in Reproduce.__dataclass_fields__.values() if field.name == "seeds")
+    return found | ({} if first.alone else {"seeds": f"0 to {count - 1}"})
 
 
 DROPPED = (("dropout", "dropout"), ("drop path", "drop_path"))
-
-
-def seeds(count: Any) -> str:
-    """The command's default."""
-    return f"0 to {count - 1}" if isinstance(count, int) else several(count)
 
 
 def augmented(source: ImageSource) -> dict[str, str]:

@@ -94,7 +94,8 @@ def test_finished_cells_of_before_are_recognised(offline, monkeypatch, tmp_path)
     checked = 0
     for table in json.loads(EVIDENCE.read_text())["tables"]:
         about = table["about"]
-        if about["data"] == "fsdd":  # whose stand-in here has another shape
+        # The stand-in of sounds here has another shape; lengths are measured otherwise now, on purpose.
+        if about["data"] == "fsdd" or about["recipe"] == "length":
             continue
         results = {cell["cell"].partition("/")[2]: cell for cell in table["cells"]}
         first = next(iter(results.values()))
@@ -110,7 +111,7 @@ def test_finished_cells_of_before_are_recognised(offline, monkeypatch, tmp_path)
                 if name in results:
                     assert results[name]["described"] in list(cell.descriptions()), cell.name
                     checked += 1
-    assert checked == 21 + 85 + 15 + 12
+    assert checked == 21 + 85 + 15
 
 
 def test_another_batch_sees_as_many_samples(offline):
@@ -142,7 +143,7 @@ def test_every_table_takes_another_batch_and_precision(offline, name):
 
 
 def test_stages_are_stretched_each(offline):
-    (table,) = TABLES["length"]("paper", None, (0,), None, True)
+    table, _ = TABLES["length"]("paper", None, (0,), None, True)
     cells = {cell.model: cell for cell in adapted(table, batch=128).cells}
     assert cells["rope"].recipe.stages == ("25000:0.0005", "12500:0.0002", "12500:5e-05")
     assert cells["projected"].recipe.stages[2] == "12500:5e-05:projected"

@@ -33,12 +33,12 @@ WORDS = ("--data", "digits", "--seeds", "2", "--steps", "2", "--longer", "1", "-
 def in_process(monkeypatch, ran):
     """Cells run one after another in this process, and on a machine of their own."""
 
-    def engine(cells, out, *, jobs):
+    def engine(cells, out, *, jobs, execution):
         from joformer.experiments.engine import Done
 
         for cell in cells:
             ran.append(cell.name)
-            yield Done(cell, running.run(cell, out))
+            yield Done(cell, running.run(cell, out, execution))
 
     monkeypatch.setattr("joformer.experiments.engine.run_local", engine)
 

@@ -24,6 +24,7 @@ from mishaps import AT, LONG, STEPS, attempts, steps_of
 from joformer._io import Lock
 from joformer.experiments import run
 from joformer.experiments.cluster import STARTED, SWITCH, _cell, run_on_ray
+from joformer.experiments.execution import Execution
 from joformer.experiments.tables import RESULT
 
 SCRIPT = Path(__file__).with_name("mishaps.py")
@@ -228,7 +229,7 @@ def test_a_cell_that_runs_elsewhere_is_waited_for(plain, tmp_path):
     """As when a host was cut off and goes on: the second attempt reads what the first made of it."""
     with Lock(tmp_path, STARTED), ThreadPoolExecutor(1) as thread:
         with Lock(tmp_path / plain.name, ".cell"):
-            second = thread.submit(_cell, plain, str(tmp_path))
+            second = thread.submit(_cell, plain, str(tmp_path), Execution())
             result = _run(plain, tmp_path)
             time.sleep(0.2)
             assert not second.done()
@@ -237,7 +238,7 @@ def test_a_cell_that_runs_elsewhere_is_waited_for(plain, tmp_path):
 
 
 def test_a_folder_that_is_not_shared_is_noticed(plain, tmp_path):
-    result, error = _cell(plain, str(tmp_path))  # nobody holds its lock, as in another folder of that name
+    result, error = _cell(plain, str(tmp_path), Execution())  # nobody holds its lock, as in another folder of that name
     assert result is None
     assert f" {tmp_path} is not the folder, or has not the locks, of the machine that started this: share it" in error
     assert attempts(tmp_path, "plain") == []

@@ -513,7 +513,7 @@ def test_the_options_are_these():
     parts = (cli.Reproduce, cli.Compare, cli.Report)
     assert {part.__name__: " ".join(field.name for field in dataclasses.fields(part)) for part in parts} == {
         "Reproduce": "tables scale data seeds steps batch precision compile deterministic processes shard accumulate "
-        "workers drift only jobs engine slurm out dry_run json",
+        "workers drift only jobs engine slurm out dry_run smoke throughput json",
         "Compare": "data seeds steps longer grid looks dim layers heads context vocab batch column label size rate "
         "seconds bands hop lr only jobs engine slurm out dry_run json",
         "Report": "runs out text json",

@@ -5,6 +5,7 @@ import logging
 import os
 import random
 import shutil
+import time
 
 import pytest
 import torch
@@ -283,13 +284,14 @@ def test_a_run_that_was_taken_over_stops(flaky, machine):
 
 def test_killed_again_and_again_on_one_machine_after_another(server, memory, result_of):
     """With real processes, SIGKILL and a store that is a folder."""
-    job = {"kind": "lm", "recipe": {"steps": 12}}
+    job, began = {"kind": "lm", "recipe": {"steps": 12}}, time.monotonic()
     assert server.run(memory / "whole", **job).code == 0
+    whole = time.monotonic() - began
     address, draw, kills = f"file://{memory}/store", random.Random(0), 0
     for attempt in range(40):
         machine = str(memory / f"machine-{attempt}")
         pid = server.start(memory / f"run-{attempt}", address=address, machine=machine, **job)
-        ended = server.kill(pid, draw.uniform(0.1, 0.5)) if attempt < 12 else server.wait(pid)
+        ended = server.kill(pid, whole * draw.uniform(0.1, 0.3 + 0.1 * attempt)) if attempt < 12 else server.wait(pid)
         kills += ended.code == -9
         if ended.code == 0:
             break
