@@ -12,6 +12,7 @@ import pytest
 
 from joformer.bench import page
 from joformer.experiments import report, results
+from joformer.experiments.results import gather
 from joformer.experiments.statistics import holm, paired
 from joformer.experiments.tables import read_table
 
@@ -151,6 +152,81 @@ def test_language(tables):
     models = ["roformer", "values only", "fixed", "learned", "projected", "projected on fixed", "cumulative"]
     (rows,) = tables["Language: enwik8, bytes"]
     beside_baseline(rows, Told("wikipedia"), models)
+
+
+def analysed(folder):
+    """The tables kept in results/FOLDER, by name."""
+    return {words.table.name: words.about for words in report.analysed(gather([ROOT / "results" / folder]))}
+
+
+def of(about, model, size):
+    """The value, difference, verdict and last multiplier of a model."""
+    (row,) = [row for row in about.rows if (row.model, row.size) == (model, size)]
+    (one,) = [c for c in about.comparisons if (c.model, c.size) == (model, size)] or [None]
+    return row.ours, one, about.multipliers(model, size)[-1][1] if one else None
+
+
+def triple(one):
+    return one.centre, one.low, one.high
+
+
+def test_enwik8_at_its_best_learning_rate(tables):
+    rates, sizes = tables["enwik8 at the best learning rate, 0.1 million parameters"]
+    found = analysed("enwik8")
+    for rate, rope, both, difference, verdict, needed in rates:
+        size = f"lr {rate}"
+        states(rope, *triple(of(found["rates"], "scores, fixed", size)[0]))
+        ours, one, more = of(found["rates"], "both, fixed", size)
+        states(both, *triple(ours))
+        states(difference, *triple(one.difference))
+        states(needed, *triple(more))
+        assert verdict == one.verdict
+    names = {"RoPE": "scores, fixed"} | {
+        f"{name}RoPE + values": f"both, {angles}"
+        for name, angles in (
+            ("", "fixed"),
+            ("learned ", "learned"),
+            ("projected ", "projected"),
+            ("cumulative ", "cumulative"),
+        )
+    }
+    assert [row[0] for row in sizes] == [*names]
+    for name, value, difference, verdict, needed in sizes:
+        ours, one, more = of(found["sizes"], names[name], "0.1M")
+        states(value, *triple(ours))
+        if one is not None:
+            states(difference, *triple(one.difference))
+            states(needed, *triple(more))
+        assert verdict == ("" if one is None else one.verdict)
+
+
+def test_what_one_layer_can_tell(tables):
+    (rows,) = tables["What one layer can tell"]
+    found = analysed("separation")
+    models = ("none", "scores, fixed", "values, fixed", "both, fixed")
+    for question, _, *cells in rows:
+        about = found[f"{question}-separation"]
+        assert about.table.missing == []
+        for model, cell in zip(models, cells, strict=True):
+            (row,) = [row for row in about.rows if (row.model, row.size) == (model, "1 layer")]
+            states(cell.strip("*"), row.ours.centre)
+            assert row.ours.n == 5
+    assert len(rows) == len(found) == 7
+
+
+def test_heads():
+    told = json.loads((ROOT / "results/heads/both-fixed/0.1m/seed-0/heads.json").read_text())
+    ((_, one),) = told.items()
+    alone = {tuple(e["off"][0]): e["change"]["centre"] for e in one["effects"] if len(e["off"]) == 1}
+    first, second = ([value for (at, _), value in alone.items() if at == layer] for layer in (0, 1))
+    every = max(e["change"]["centre"] for e in one["effects"])
+    text = " ".join((ROOT / "docs/results.md").read_text().split())
+    sentence = claimed(
+        "one seed, {} bits per byte) switching the value transport of one head off costs {} to {} bits per byte in the "
+        "first layer and {} to {} in the second, all heads {} ("
+    ).findall(text)
+    values = (one["bits_per_byte"]["centre"], min(first), max(first), min(second), max(second), every)
+    states(" ".join(sentence[0]), *values)
 
 
 def test_images(tables):

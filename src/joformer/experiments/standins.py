@@ -47,7 +47,7 @@ _TRAIN, _TEST = 256, 64
 
 
 @contextmanager
-def standing_in(tables: Sequence[str], data: str | Path | None) -> Iterator[Path | None]:
+def standing_in(tables: Sequence[str], data: Path | None) -> Iterator[Path | None]:
     """A folder with data for these tables: the user's where `data` has it, stand-ins for the rest; removed in the end.
 
     None where nothing is needed: tables on embedded data.
