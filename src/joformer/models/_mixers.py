@@ -46,6 +46,51 @@ def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
     return torch.tensor(slopes + [2 ** (-4 * h / power) for h in range(1, 2 * (heads - power), 2)])
 
 
+class Mixer(nn.Module):
+    """A causal layer that is called as attention is; a subclass defines `mix`.
+
+    Attributes:
+        called: What errors call it.
+        packs: Whether it can keep packed sequences apart.
+    """
+
+    called = ""
+    packs = False
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch tokens dim"],
+        frames: Frames,
+        *,
+        cache: JourneyCache | None = None,
+        segments: Int[Tensor, "*batch _keys"] | None = None,
+        inner: None = None,
+        parallel: ContextParallel | None = None,
+    ) -> Float[Tensor, "batch tokens dim"]:
+        """Mixes x, or what a cache holds of earlier tokens and x.
+
+        Args:
+            x: ``(batch, tokens, dim)``; with a cache the new tokens only.
+            frames: The frames of these tokens, for layers that have some.
+            cache: What earlier tokens left, updated in place.
+            segments: Which packed sequence each token belongs to.
+            inner: Not possible here.
+            parallel: Not possible here.
+
+        Returns:
+            ``(batch, tokens, dim)``.
+
+        Raises:
+            ValueError: If processes are given, or segments to a layer that keeps one sum of all tokens.
+        """
+        _alone(self.called, parallel, None if self.packs else segments)
+        return self.mix(x, frames, cache, segments)
+
+    def mix(self, x: Tensor, frames: Frames, cache: JourneyCache | None, segments: Tensor | None) -> Tensor:
+        """What the tokens get from those before them."""
+        raise NotImplementedError
+
+
 class BiasedAttention(JourneyAttention):
     """Causal attention whose scores fall with the distance (ALiBi): ``qᵢ·kⱼ/√d − m_h (i − j)``; frames are not used.
 
@@ -83,7 +128,7 @@ class BiasedAttention(JourneyAttention):
         return super().forward(x, frames, cache=cache, segments=segments, mask=bias[None])
 
 
-class ClippedAttention(nn.Module):
+class ClippedAttention(Mixer):
     """Causal attention with a learned vector per distance, added to keys and to values (Shaw); frames are not used.
 
     Args:
@@ -98,6 +143,8 @@ class ClippedAttention(nn.Module):
         >>> layer(x, NoFrames()(positions.sequence(5), x)).shape
         torch.Size([2, 5, 32])
     """
+
+    called, packs = "clipped distances", True
 
     def __init__(self, dim: int, heads: int, *, clip: int = CLIP, dropout: float = 0.0) -> None:
         super().__init__()
@@ -114,18 +161,8 @@ class ClippedAttention(nn.Module):
         for at in (self.key_at, self.value_at):
             nn.init.normal_(at, std=0.02)
 
-    def forward(
-        self,
-        x: Float[Tensor, "batch tokens dim"],
-        frames: Frames,
-        *,
-        cache: JourneyCache | None = None,
-        segments: Int[Tensor, "*batch _keys"] | None = None,
-        inner: None = None,
-        parallel: ContextParallel | None = None,
-    ) -> Float[Tensor, "batch tokens dim"]:
-        """Attends to x, or to the tokens of a cache and x; see `JourneyAttention`."""
-        _alone("clipped distances", parallel)
+    def mix(self, x: Tensor, frames: Frames, cache: JourneyCache | None, segments: Tensor | None) -> Tensor:
+        """What the tokens get from those before them."""
         before = 0 if cache is None else cache.tokens
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
         if cache is not None:
@@ -153,7 +190,7 @@ class ClippedAttention(nn.Module):
         return self.out(mixed.flatten(2))
 
 
-class LinearAttention(nn.Module):
+class LinearAttention(Mixer):
     """Causal linear attention in O(tokens), with frames on scores and values.
 
     Args:
@@ -168,6 +205,8 @@ class LinearAttention(nn.Module):
         torch.Size([2, 5, 32])
     """
 
+    called = "linear attention"
+
     def __init__(self, dim: int, heads: int, *, transport: Transport = "both") -> None:
         super().__init__()
         if heads < 1 or dim % heads:
@@ -176,33 +215,8 @@ class LinearAttention(nn.Module):
         self.dim, self.heads, self.transport = dim, heads, transport
         self.qkv, self.out = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim, bias=False)
 
-    def forward(
-        self,
-        x: Float[Tensor, "batch tokens dim"],
-        frames: Frames,
-        *,
-        cache: JourneyCache | None = None,
-        segments: Int[Tensor, "*batch _keys"] | None = None,
-        inner: None = None,
-        parallel: ContextParallel | None = None,
-    ) -> Float[Tensor, "batch tokens dim"]:
-        """Attends to x, or to what a cache's state holds and x.
-
-        Args:
-            x: ``(batch, tokens, dim)``; with a cache the new tokens only.
-            frames: The frames of these tokens.
-            cache: What earlier tokens left, updated in place.
-            segments: Not possible here.
-            inner: Not possible here.
-            parallel: Not possible here.
-
-        Returns:
-            ``(batch, tokens, dim)``.
-
-        Raises:
-            ValueError: If segments or processes are given: one sum holds all tokens.
-        """
-        _alone("linear attention", parallel, segments)
+    def mix(self, x: Tensor, frames: Frames, cache: JourneyCache | None, segments: Tensor | None) -> Tensor:
+        """What the tokens get from those before them."""
         scores, values = sides(self.transport)
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
         with without_autocast(x.device):
@@ -223,7 +237,7 @@ class LinearAttention(nn.Module):
         return unrotate_linear(mixed, frames, self.out) if values else self.out(mixed.flatten(2))
 
 
-class Recurrence(nn.Module):
+class Recurrence(Mixer):
     """A state that every token rotates, lets decay and adds to: `JourneySSM` as a layer of a model; no frames.
 
     Args:
@@ -239,23 +253,15 @@ class Recurrence(nn.Module):
         torch.Size([2, 5, 32])
     """
 
+    called = "a recurrence"
+
     def __init__(self, dim: int, heads: int, *, content: bool = True, base: float = 10000.0) -> None:
         super().__init__()
         self.dim = dim
         self.ssm = JourneySSM(dim, heads=heads, content=content, base=base)
 
-    def forward(
-        self,
-        x: Float[Tensor, "batch tokens dim"],
-        frames: Frames,
-        *,
-        cache: JourneyCache | None = None,
-        segments: Int[Tensor, "*batch _keys"] | None = None,
-        inner: None = None,
-        parallel: ContextParallel | None = None,
-    ) -> Float[Tensor, "batch tokens dim"]:
-        """What the state says at each token; arguments as those of `LinearAttention`."""
-        _alone("a recurrence", parallel, segments)
+    def mix(self, x: Tensor, frames: Frames, cache: JourneyCache | None, segments: Tensor | None) -> Tensor:
+        """What the tokens get from those before them."""
         y, state = self.ssm(x, None if cache is None or cache.state is None else cache.state[0])
         if cache is not None:
             _keep(cache, self, x.shape[1], (state,), frames)
