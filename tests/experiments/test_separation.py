@@ -120,3 +120,12 @@ def test_misuse():
     with pytest.raises(ValueError, match=r"^a batch of 64 does not divide into 3 parts"):
         task.check(LMConfig(vocab=9), [0], 3)
     assert set(task.evaluate(LMConfig(vocab=9, dim=16, layers=1, heads=2).build(), Processes())) == {"loss", "accuracy"}
+
+
+@pytest.mark.refused
+def test_a_run_on_questions_cannot_be_evaluated_on_text(joformer, tmp_path):
+    config, task = LMConfig(vocab=KINDS, dim=16, layers=1, heads=2), SequenceTask("order")
+    train(config, task, Recipe(steps=1), tmp_path / "run", notes={"data": "order"})
+    code, _, said = joformer("evaluate", tmp_path / "run")
+    assert code == 2
+    assert "was not trained on text: its metrics.jsonl has what was measured" in said

@@ -76,7 +76,10 @@ class Evaluate:
     def _text(self, opened: Opened, data: str) -> list[dict[str, Any]]:
         from joformer.training import LanguageTask, Processes, load_text, resolve
 
-        trained, tokenizer, vocab = opened.run.get("task", {}), opened.tokenizer(), opened.notes.get("vocab")
+        trained = opened.run.get("task", {})
+        if trained and "text" not in trained:
+            raise ValueError(f"{self.checkpoint} was not trained on text: its metrics.jsonl has what was measured")
+        tokenizer, vocab = opened.tokenizer(), opened.notes.get("vocab")
         source = resolve(data, kind="text", column=self.column or opened.notes.get("column"))
         text, cut = None, {"percent": percent} if (percent := opened.notes.get("percent")) else {}
         if self.data is None and vocab is not None:
