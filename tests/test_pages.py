@@ -214,6 +214,21 @@ def test_what_one_layer_can_tell(tables):
     assert len(rows) == len(found) == 7
 
 
+def test_knowledge_graphs(tables):
+    (rows,) = tables["Knowledge graphs: do relations that need not commute help"]
+    found = analysed("relations")
+    for graph, planes, blocks, difference, verdict in rows:
+        about = found[f"{graph}-relations"]
+        assert about.table.missing == []
+        values = {row.model: row.ours for row in about.rows}
+        (one,) = about.comparisons
+        states(planes, *triple(values["planes"]))
+        states(blocks, *triple(values["blocks of 4"]))
+        states(difference, *triple(one.difference))
+        assert verdict == one.verdict
+    assert len(rows) == len(found) == 3
+
+
 def test_heads():
     told = json.loads((ROOT / "results/heads/both-fixed/0.1m/seed-0/heads.json").read_text())
     ((_, one),) = told.items()

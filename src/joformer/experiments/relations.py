@@ -3,7 +3,7 @@
     joformer reproduce relations                              a family of four generations, 3 seeds: a minute
     joformer reproduce relations --data DATA                  DATA/kg/nations, kinships and umls: ten minutes
 
-Expect: blocks of 4 ahead of planes where relations do not commute, as in families (docs/results.md).
+Expect: blocks of 4 some two points ahead of planes on Kinships, whose relations do not commute (docs/results.md).
 
 Not a table of the paper, which names RotatE as a special case. Ranks are filtered and on the valid split.
 """
