@@ -49,7 +49,7 @@ class PointsConfig:
             shift-invariant.
         coordinates: What frames are made of: the coordinates ("cartesian"), or the distance and the angle of the first two
             about the set's centroid ("polar"), with fixed frames alone: rotations in their plane then change nothing.
-        frames: Frequencies "fixed" as in RoPE, or "learned".
+        frames: Frequencies "fixed" as in RoPE (the default), or "learned".
         split: How the axes share the planes: "axial" (the default) or "combined".
         transport: What is transported: "scores" (RoPE), "values", "both" (JoFormer, the default) or "none".
         dim: The width.
@@ -73,7 +73,7 @@ class PointsConfig:
     classes: int = 10
     inputs: Inputs = "features"
     coordinates: Coordinates = "cartesian"
-    frames: PointFrames = "learned"
+    frames: PointFrames = "fixed"
     split: PointSplit = "axial"
     transport: Transport = "both"
     dim: int = 64
@@ -87,7 +87,13 @@ class PointsConfig:
     def __post_init__(self) -> None:
         require_counts(self, "axes", "classes", "dim", "layers", "heads", "hidden")
         require_probabilities(dropout=self.dropout)
-        choices = {"inputs": Inputs, "coordinates": Coordinates, "frames": PointFrames, "split": PointSplit, "transport": Transport}
+        choices = {
+            "inputs": Inputs,
+            "coordinates": Coordinates,
+            "frames": PointFrames,
+            "split": PointSplit,
+            "transport": Transport,
+        }
         for name, known in choices.items():
             if getattr(self, name) not in get_args(known):
                 raise ValueError(f"{name} is one of {', '.join(get_args(known))}, got {getattr(self, name)!r}")
