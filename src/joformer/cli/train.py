@@ -354,15 +354,15 @@ class Points:
     Example: joformer train points --data mnist --points 64 --steps 500 --out runs/clouds
 
     Attributes:
-        data: A .npz file (points, labels) or a folder of them, a folder per class of .npy or .xyz files, or images, whose
-            pixels are drawn by their ink; clouds (embedded, 3-D), digits, mnist.
+        data: A .npz file (points, labels) or a folder of them, a folder per class of .npy or .xyz files, or images,
+            whose pixels are drawn by their ink; clouds (embedded, 3-D), digits, mnist.
         points: How many points of each set are used at most; of images how many are drawn, 64 by default.
         axes: How many columns of .npy and .xyz files are coordinates, 3 by default; the others are features.
         ink: Images: give each point what its pixel holds.
         augment: Shift or rotate training sets at random.
         inputs: What a point's vector is made of: its features alone (shift-invariant), or its coordinates too.
-        coordinates: What frames are made of: cartesian coordinates, or polar ones about the centroid (rotation-invariant,
-            --frames fixed).
+        coordinates: What frames are made of: cartesian coordinates, or polar ones about the centroid, which no rotation
+            changes (--frames fixed).
         frames: Frequencies as in RoPE (fixed), or learned.
         split: How axes share planes.
         transport: What is transported: scores (RoPE), values, both (JoFormer, the default) or none.
