@@ -33,36 +33,40 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
-    """The table as it is run; both scales are the same but for the number of steps."""
+    """Points that carry nothing and, of images, points that carry the ink of their pixel."""
     where = find(data, ("mnist",), scale, hub="mnist", embedded="digits", sole=sole)
-    small, pixels = where == "digits", resolve(where).kind == "images"
+    small, pixels = where == "digits", Path(where).name in ("digits", "mnist") or resolve(where).kind == "images"
+    source = PointsSource(where, points=(32 if small else 48) if pixels else None)
     total = steps or (200 if small else 300 if scale == "laptop" else 6000)
-    recipe = Recipe(
+    made = [_table("points", "Sets in space", source, scale, seeds, total)]
+    if pixels:
+        made.append(_table("points-ink", "Sets in space, with ink", replace(source, ink=True), scale, seeds, total))
+    return made
+
+
+def _table(recipe: str, title: str, source: PointsSource, scale: Scale, seeds: Sequence[int], total: int) -> Table:
+    how = Recipe(
         steps=total, lr=2e-3, end=0.0, warmup=total // 12, betas=(0.9, 0.999), weight_decay=0.01, log_every=10,
         evaluate_every=total, save_every=100, keep=1,
     )  # fmt: skip
-    source = PointsSource(where, points=(32 if small else 48) if pixels else None)
-    sources = {"places alone": source, "with ink": replace(source, ink=True)} if pixels else {"": source}
+    plain, flat = source.plain(dim=64, layers=2, heads=4), source.load().axes < 2
     cells = [
-        Cell(name, size, seed, replace(one.plain(dim=64, layers=2, heads=4), **changes), one, recipe)
-        for size, one in sources.items()
+        Cell(name, "", seed, replace(plain, **changes), source, how)
         for name, changes in MODELS.items()
-        if one.load().axes > 1 or name != "polar"
+        if not (flat and name == "polar")
         for seed in seeds
     ]
-    return [
-        plan(
-            "points",
-            "Sets in space",
-            "accuracy",
-            cells,
-            scale=scale,
-            baseline="coordinates",
-            pairs=(("scores, fixed", "both, fixed"),),
-            also=("accuracy_shifted", "accuracy_rotated"),
-            notes=(
-                f"{total} steps of {source.batch} sets; 2 layers of 64, 4 heads; nothing is shifted or rotated in training.",
-                "Tested as they are, each shifted by up to two radii along each axis, each rotated by any angle.",
-            ),
-        )
-    ]
+    return plan(
+        recipe,
+        title,
+        source.metric,
+        cells,
+        scale=scale,
+        baseline="coordinates",
+        pairs=(("scores, fixed", "both, fixed"),),
+        also=("accuracy_shifted", "accuracy_rotated"),
+        notes=(
+            f"{total} steps of {source.batch} sets as they are; 2 layers of 64, 4 heads.",
+            "Tested as they are, each shifted by up to two radii along each axis, each rotated by any angle.",
+        ),
+    )

@@ -11,7 +11,7 @@
 
 Points without features are all alike: attention that transports the scores alone averages equal values and is blind;
 transported values are R(θ_u − θ_t) v, of which the mean is the Fourier transform of the set as point t sees it.
-Paper: "Positions beyond sequences" of the guide; docs/guide.md.
+docs/guide.md, "Sets in space".
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class PointsConfig:
         inputs: What a point's vector is made of: its features (all points are alike where there are none), or its
             coordinates as well ("coordinates", what most point networks read): the model is then no longer
             shift-invariant.
-        coordinates: What frames are made of: the coordinates ("cartesian"), or the distance and the angle of the first two
-            about the set's centroid ("polar"), with fixed frames alone: rotations in their plane then change nothing.
+        coordinates: What frames are made of: the coordinates ("cartesian"), or the distance and the angle of the first
+            two about the set's centroid ("polar"), with fixed frames alone: rotations in their plane change nothing.
         frames: Frequencies "fixed" as in RoPE (the default), or "learned".
         split: How the axes share the planes: "axial" (the default) or "combined".
         transport: What is transported: "scores" (RoPE), "values", "both" (JoFormer, the default) or "none".

@@ -1,5 +1,7 @@
-"""Arrays of NumPy in files of any origin: .npy, and .npz, the zip of them. Nothing is unpickled, and a header is not
-believed before there are as many bytes as it says."""
+"""Arrays of NumPy in files of any origin: .npy, and .npz, a zip of them.
+
+Nothing is unpickled, and no header is believed before there are as many bytes as it says.
+"""
 
 from __future__ import annotations
 
