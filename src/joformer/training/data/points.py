@@ -256,9 +256,7 @@ def _of_npz(file: Path, own: str) -> tuple[list[_Set], tuple[str, ...]]:
             raise ValueError(f"{file}: {name} are text: give numbers")
     wanted = 2 if "offsets" in arrays else 3
     if points.ndim != wanted or not points.shape[-1]:
-        shape = (
-            "(all points, axes) beside offsets" if wanted == 2 else "(n, p, axes), or (all points, axes) and offsets"
-        )
+        shape = "(all points, axes) beside offsets" if wanted == 2 else "(n, p, axes), or rows of them and offsets"
         raise ValueError(f"{file}: points are {points.shape}: give {shape}")
     if features is not None and features.shape[:-1] != points.shape[:-1]:
         raise ValueError(f"{file}: features are {features.shape}, points {points.shape}: all but the last must agree")
@@ -278,8 +276,8 @@ def _of_npz(file: Path, own: str) -> tuple[list[_Set], tuple[str, ...]]:
     if classes and (labels.dtype.kind == "U" or (len(labels) and not 0 <= labels.min() <= labels.max() < len(classes))):
         raise ValueError(f"{file}: labels must be whole numbers 0 … {len(classes) - 1}, as it has classes")
     splits = _splits(file, arrays.get("split"), own, len(labels))
-    where = torch.from_numpy(points.astype(np.float32))
-    more = where[:, :0] if features is None else torch.from_numpy(features.astype(np.float32))
+    where = _as_float32(points)
+    more = where[:, :0] if features is None else _as_float32(features)
     sizes = np.diff(ends).tolist()
     said = [classes[label] if classes else str(label) for label in labels.tolist()]
     pieces = zip(where.split(sizes), more.split(sizes), said, splits, strict=True)
@@ -335,7 +333,14 @@ def _rows(data: bytes, name: str) -> Tensor:
         array = array.reshape(len(lines), -1)
         if not array.size:
             raise ValueError(f"{name} has no points: take it out")
-    return torch.from_numpy(array.astype(np.float32))
+    return _as_float32(array)
+
+
+def _as_float32(array: Any) -> Tensor:
+    import numpy as np
+
+    with np.errstate(over="ignore"):  # what is infinite then is reported with its set
+        return torch.from_numpy(array.astype(np.float32))
 
 
 def _is_sound(one: _Set, number: int, name: str, fault: Fault) -> bool:
@@ -343,9 +348,8 @@ def _is_sound(one: _Set, number: int, name: str, fault: Fault) -> bool:
     if not len(one.points):
         fault(f"{name}: set {number} ({one.label}) has no points: take it out")
     elif not (one.points.isfinite().all() and one.features.isfinite().all()):
-        fault(
-            f"{name}: set {number} ({one.label}) has coordinates or features that are no finite float32: correct them"
-        )
+        what = "coordinates or features that are not finite in float32"
+        fault(f"{name}: set {number} ({one.label}) has {what}: correct them")
     else:
         return True
     return False
@@ -379,7 +383,7 @@ def _finished(
     if test is None:
         kept, held = hold_out(labels[train])
         notes.append(
-            (logging.INFO, f"no test split: {len(held):,} of {len(train):,} sets are held out, always the same")
+            (logging.INFO, f"no test split: {len(held):,} of {len(train):,} sets are held out, the same ones always")
         )
         train, test = train[kept], train[held]
     unseen = sorted({*labels[test].tolist()} - {*labels[train].tolist()})
