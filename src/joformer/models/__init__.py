@@ -11,6 +11,7 @@ from joformer.models._lm import JoFormerLM, LMConfig
 from joformer.models._losses import linear_cross_entropy
 from joformer.models._relations import RelationsConfig, RotatE
 from joformer.models._saving import load, save
+from joformer.models._spotting import JoFormerSpotter, SpottingConfig
 from joformer.models._ssm import JourneySSM
 from joformer.models._vit import VARIANTS, JoFormerViT, Variant, ViTConfig
 
@@ -18,12 +19,14 @@ __all__ = [
     "VARIANTS",
     "ClassifierConfig",
     "JoFormerLM",
+    "JoFormerSpotter",
     "JoFormerViT",
     "JourneySSM",
     "LMConfig",
     "MonoidalClassifier",
     "RelationsConfig",
     "RotatE",
+    "SpottingConfig",
     "Variant",
     "ViTConfig",
     "adapt",

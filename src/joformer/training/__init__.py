@@ -12,12 +12,14 @@ from joformer.training.data import (
     Images,
     Source,
     Streamed,
+    Streams,
     Text,
     Tokenizer,
     load_audio,
     load_graph,
     load_images,
     load_labelled,
+    load_streams,
     load_text,
     resolve,
 )
@@ -27,7 +29,7 @@ from joformer.training.processes import Processes
 from joformer.training.recipe import Recipe
 from joformer.training.runs import Stopped
 from joformer.training.stages import Stage, learning_rate
-from joformer.training.tasks import ImageTask, LanguageTask, RelationsTask, Task
+from joformer.training.tasks import ImageTask, LanguageTask, RelationsTask, SpottingTask, Task
 
 __all__ = [
     "Augment",
@@ -41,9 +43,11 @@ __all__ = [
     "Recipe",
     "RelationsTask",
     "Source",
+    "SpottingTask",
     "Stage",
     "Stopped",
     "Streamed",
+    "Streams",
     "Task",
     "Text",
     "Tokenizer",
@@ -54,6 +58,7 @@ __all__ = [
     "load_graph",
     "load_images",
     "load_labelled",
+    "load_streams",
     "load_text",
     "load_weights",
     "open_run",

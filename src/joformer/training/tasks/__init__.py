@@ -6,6 +6,7 @@ A batch is a function of the seed, the step and the place in the batch (_seeding
 from joformer.training.tasks.images import ImageTask
 from joformer.training.tasks.language import LanguageTask
 from joformer.training.tasks.relations import RelationsTask
+from joformer.training.tasks.spotting import SpottingTask
 from joformer.training.tasks.task import Task
 
-__all__ = ["ImageTask", "LanguageTask", "RelationsTask", "Task"]
+__all__ = ["ImageTask", "LanguageTask", "RelationsTask", "SpottingTask", "Task"]
