@@ -17,11 +17,12 @@ from joformer.experiments import (
     relations,
     separation,
     speech,
+    spotting,
     transport,
     wikipedia,
 )
 from joformer.experiments.running import run
-from joformer.experiments.sources import GraphSource, ImageSource, SequenceSource, TextSource
+from joformer.experiments.sources import GraphSource, ImageSource, SequenceSource, StreamSource, TextSource
 from joformer.experiments.tables import Cell, Table, plan
 
 TABLES = {
@@ -34,11 +35,12 @@ TABLES = {
     "hierarchy": hierarchy.tables,
     "separation": separation.tables,
     "speech": speech.tables,
+    "spotting": spotting.tables,
     "relations": relations.tables,
     "overhead": overhead.tables,
 }
 """The tables by name, in the order in which they are run."""
-NAMED_ONLY = ("hierarchy", "separation")
+NAMED_ONLY = ("hierarchy", "separation", "spotting")
 """Tables that are run where they are named, and not among all: they take long, and are not the paper's."""
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "GraphSource",
     "ImageSource",
     "SequenceSource",
+    "StreamSource",
     "Table",
     "TextSource",
     "plan",

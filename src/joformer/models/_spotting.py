@@ -92,6 +92,15 @@ class SpottingConfig:
         return JoFormerSpotter(self)
 
 
+def halved(bands: int) -> int:
+    """Bands of a patch where two lie above each other; all of them where they do not divide.
+
+    >>> halved(64), halved(21)
+    (32, 21)
+    """
+    return bands // 2 if bands % 2 == 0 else bands
+
+
 class JoFormerSpotter(nn.Module):
     """Logits of what has just been heard, after each patch of time.
 
