@@ -51,7 +51,7 @@ class Check:
         notes: list[Note] = []
         try:
             source = resolve(self.data, label=self.label, column=self.column)
-            check = {"text": check_text, "graph": check_graph, "points": check_points}.get(source.kind, check_examples)
+            check = _CHECKS.get(source.kind, check_examples)
             notes = check(source, self.size, faults.append)
         except ValueError as error:  # what leaves nothing to go on with
             faults.append(str(error))
@@ -145,6 +145,16 @@ def check_points(source: Source, _: int | None, fault: Fault) -> list[Note]:
     from joformer.training.data.points import read_points
 
     return read_points(source, fault=fault)[1]
+
+
+def check_recordings(source: Source, _: int | None, fault: Fault) -> list[Note]:
+    """Reads every recording and every event of both splits; returns the summary."""
+    from joformer.training.data.streams import check_streams
+
+    return check_streams(source, fault)
+
+
+_CHECKS = {"text": check_text, "graph": check_graph, "points": check_points, "streams": check_recordings}
 
 
 def _check_unseen(seen: Seen, digest: bytes, split: str, name: str, fault: Fault) -> None:

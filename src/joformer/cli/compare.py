@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from joformer._remote import local, require_place
 from joformer.cli.grid import Engine, chosen, finish, note_look, run_tables, show_cells
@@ -25,8 +25,11 @@ class Compare:
 
     Attributes:
         data: Text, images or sounds: a file, a folder (one folder per class), a table; or stdlib, digits, tones, words.
-            Sets of points (npz), or clouds. Triples of a knowledge graph, or family: relations that commute against
-            those that need not. `joformer check` says what is understood.
+            Sets of points (npz), or clouds. Recordings with a table of events: keywords in a stream. Triples of a
+            knowledge graph, or family: relations that commute against those that need not. `joformer check` says what
+            is understood.
+        kind: What is learned of the data, where it could be several things: spotting strings sounds by class together
+            and looks for them in the stream.
         seeds: How many seeds: 0, 1, …
         steps: Steps of every run.
         longer: Run again for so many times the steps, to see whether it lasts; 1 does not look.
@@ -38,12 +41,13 @@ class Compare:
         heads: Their heads.
         context: Tokens in a window of text.
         vocab: 256 is bytes; more trains a BPE of that size.
-        batch: In a step: 16 windows of text, or 64 images, by default.
+        batch: In a step: 16 windows of text or pieces of a stream, or 64 images, by default.
         column: The column of a table that holds the text; by default "text", or the only one.
         label: The column of the classes, if a table has several; folder or name, if both could be the class of sounds.
         size: Scale and crop all images to this side.
         rate: Sounds: samples per second, 8000 by default.
-        seconds: Sounds: how much of each clip to use, from its start; 1.04 by default.
+        seconds: Sounds: how much of each clip to use, from its start; 1.04 by default. Of a stream, how long the pieces
+            are that a step reads; 8 by default.
         bands: Sounds: bands of frequencies, 64 by default.
         hop: Sounds: milliseconds between frames, 16 by default.
         lr: The highest learning rate.
@@ -58,6 +62,7 @@ class Compare:
     """
 
     data: str
+    kind: Literal["spotting"] | None = None
     seeds: int = 8
     steps: int = 300
     longer: int = 4
@@ -126,10 +131,13 @@ class Compare:
 
     def _source(self) -> Source:
         """What the models learn from, by the kind of the data."""
-        from joformer.experiments import GraphSource, ImageSource, PointsSource, TextSource
+        from joformer.experiments import GraphSource, ImageSource, PointsSource, StreamSource, TextSource
         from joformer.training import resolve
 
         found = resolve(self.data, label=self.label, column=self.column)
+        if found.kind == "streams" or self.kind == "spotting":
+            heard = {name: getattr(self, name) for name in ("label", "rate", "bands", "hop")}
+            return StreamSource(found.spec, batch=self.batch or 16, seconds=self.seconds or 8.0, **heard)
         if found.kind == "text":
             batch = self.batch or 16
             return TextSource(found.spec, vocab=self.vocab, column=self.column, context=self.context, batch=batch)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure a trained model on held-out data: perplexity and bits per byte, accuracy, or ranks.
+    """Measure a trained model on held-out data: perplexity and bits per byte, accuracy, ranks, or F1 of events.
 
     At several lengths the same tokens are scored, as many as the shortest has, with more of the text before them.
 
@@ -30,7 +30,7 @@ class Evaluate:
         data: Other data than it was trained on; a language model keeps its tokenizer.
         column: The column of a table that holds the text; by default that of training.
         label: The column of the classes, or folder or name for sounds; by default that of training.
-        split: Which part of the text; of images and sounds it is always test.
+        split: Which part of the text or graph; of images, sounds and streams it is always test.
         windows: Windows of text, spread evenly over the split.
         json: Print a list of {length, loss, …} instead of lines.
     """
@@ -48,7 +48,7 @@ class Evaluate:
         """Runs the command and returns its exit code."""
         if self.windows < 1 or any(length < 1 for length in self.lengths):
             raise ValueError(f"--lengths and --windows are 1 or more, got {self.lengths} and {self.windows}")
-        from joformer.models import JoFormerLM, JoFormerPoints, RotatE
+        from joformer.models import JoFormerLM, JoFormerPoints, JoFormerSpotter, RotatE
         from joformer.training import open_run
 
         opened = open_run(self.checkpoint)
@@ -60,9 +60,13 @@ class Evaluate:
         if self.lengths and not isinstance(opened.model, JoFormerLM):
             held = type(opened.model).__name__
             raise ValueError(f"--lengths are for language models, {self.checkpoint} holds {held}")
-        known = {JoFormerLM: self._text, RotatE: self._graph, JoFormerPoints: self._points}
-        measure = known.get(type(opened.model), self._images)
-        rows = measure(opened, data)
+        measure = {
+            JoFormerLM: self._text,
+            JoFormerPoints: self._points,
+            JoFormerSpotter: self._streams,
+            RotatE: self._graph,
+        }
+        rows = measure.get(type(opened.model), self._images)(opened, data)
         if self.json:
             say(json.dumps(rows, indent=2), lines=True)
         for row in [] if self.json else rows:
@@ -124,6 +128,25 @@ class Evaluate:
             logger.warning(f"{data} has changed since the model was trained on it")
         task = PointsTask(points, normalise=trained.get("normalise"))
         task.check(opened.model.config, range(1), 1)
+        task.to(processes.device)
+        return [task.evaluate(opened.model.to(processes.device), processes)]
+
+    def _streams(self, opened: Opened, data: str) -> list[dict[str, Any]]:
+        from joformer.training import Processes, SpottingTask, load_streams
+
+        notes, trained, config = opened.notes, opened.run.get("task", {}), opened.model.config
+        sound = {name: value for name in ("rate", "hop", "noise") if (value := notes.get(name)) is not None}
+        streams = load_streams(
+            data, label=self.label or notes.get("label"), keywords=notes.get("keywords") or (), bands=config.bands,
+            **sound,
+        )  # fmt: skip
+        if len(streams.classes) != config.classes:
+            many = f"{data} has {len(streams.classes)} classes, the model knows {config.classes}"
+            raise ValueError(f"{many}: give other --data")
+        if self.data is None and streams.fingerprint != trained.get("streams"):
+            logger.warning(f"{data} has changed since the model was trained on it")
+        asked = {name: trained[name] for name in ("tolerance", "normalise") if name in trained}
+        task, processes = SpottingTask(streams, patch=config.patch[1], **asked), Processes()
         task.to(processes.device)
         return [task.evaluate(opened.model.to(processes.device), processes)]
 

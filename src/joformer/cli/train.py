@@ -1,4 +1,4 @@
-"""`joformer train lm | vit | monoidal | relations | points`: one model, from the command line."""
+"""`joformer train lm | vit | monoidal | …`: one model, from the command line."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from joformer.attention._options import Transport
 from joformer.cli.console import say
 from joformer.cli.options import Place, write_config
 from joformer.frames._base import Split
-from joformer.models import ClassifierConfig, LMConfig, PointsConfig, RelationsConfig, ViTConfig
+from joformer.models import ClassifierConfig, LMConfig, PointsConfig, RelationsConfig, SpottingConfig, ViTConfig
 from joformer.models._classifier import Reading
 from joformer.models._points import Coordinates, Inputs, PointFrames, PointSplit
 from joformer.models._saving import blank
+from joformer.models._spotting import FramesName as HeardFrames
+from joformer.models._spotting import halved
 from joformer.models._vit import FramesName, eighths
 from joformer.training import (
     ImageTask,
@@ -29,6 +31,7 @@ from joformer.training import (
     Recipe,
     RelationsTask,
     Source,
+    SpottingTask,
     Stopped,
     Task,
     Tokenizer,
@@ -304,6 +307,76 @@ class Monoidal(_Labelled):
         config = ClassifierConfig(shape=tuple(images.train.images.shape[2:]), classes=len(images.classes), **own)
         task = ImageTask(images, batch=self.batch, cells=True)
         return self.start(config, task, source)
+
+
+@dataclass(frozen=True)
+class Spotting:
+    """Keywords in a stream: a causal encoder of spectrograms that says, as it hears, which word was just said.
+
+    Example: joformer train spotting --data recordings --seconds 8 --window 16 --steps 600 --out runs/spotting
+
+    Attributes:
+        data: A folder of recordings (wav; flac, mp3 and ogg if soundfile is installed) with a table of events beside
+            them, CSV, TSV or JSON lines: file,start,end,label in seconds, and split. Or sounds by class, as for vit,
+            which are strung together: a folder, parquet; words, tones (embedded).
+        label: The column of the classes, if a table has several.
+        keywords: The classes to listen for, all by default; others are heard and are nothing.
+        rate: Samples per second, 8000 by default.
+        bands: Bands of frequencies, 64 by default.
+        hop: Milliseconds between frames, 16 by default.
+        noise: Sounds by class: decibels by which white noise lies below them.
+        seconds: How long the pieces of the streams are that a step reads.
+        tolerance: Seconds after its end within which a word may be spotted; and around its end when it is asked for.
+        batch: Pieces per step, of all processes together.
+        patch: Sides of a patch: bands and frames. By default half of the bands and 4 frames.
+        frames: How patches rotate: fixed, learned, projected or cumulative.
+        transport: What is transported: scores (RoPE), values, both (JoFormer, the default) or none.
+        window: How many patches of time a patch attends to in each layer, its own included; None for all before it.
+        dim: The width.
+        layers: The number of layers.
+        heads: The number of heads.
+        hidden: Width of the feed-forward; four times --dim by default.
+        base: Base of the fixed frequencies.
+        dropout: Share of what a layer adds that is dropped while training.
+    """
+
+    output: Run
+    data: str = "words"
+    label: str | None = None
+    keywords: tuple[str, ...] = ()
+    rate: int | None = None
+    bands: int | None = None
+    hop: float | None = None
+    noise: float = 20.0
+    seconds: float = 8.0
+    tolerance: float = 0.2
+    batch: int = 16
+    patch: tuple[int, int] | None = None
+    frames: HeardFrames = "fixed"
+    transport: Transport = "both"
+    window: int | None = 16
+    dim: int = 64
+    layers: int = 3
+    heads: int = 4
+    hidden: int | None = None
+    base: float = 100.0
+    dropout: float = 0.0
+    recipe: Recipe = field(default_factory=lambda: Recipe(lr=3e-3, end=0.0, betas=(0.9, 0.999)))
+
+    def run(self) -> int:
+        """Runs the command and returns its exit code."""
+        self.output.check(self.recipe)
+        bands = self.bands or 64
+        patch = self.patch or (halved(bands), SpottingConfig.patch[1])
+        given = {each.name: getattr(self, each.name, None) for each in fields(SpottingConfig)}
+        config = SpottingConfig(**given | {"classes": 1, "bands": bands, "patch": patch})
+        source = training.resolve(self.data, label=self.label)
+        sound = {name: value for name in ("rate", "hop") if (value := getattr(self, name)) is not None}
+        streams = training.load_streams(source, bands=bands, keywords=self.keywords, noise=self.noise, **sound)
+        task = SpottingTask(streams, batch=self.batch, seconds=self.seconds, patch=patch[1], tolerance=self.tolerance)
+        notes = {name: getattr(self, name) for name in ("label", "keywords", "noise", "rate", "bands", "hop")}
+        config = replace(config, classes=len(streams.classes))
+        return self.output.train(self, config, task, self.recipe, {"data": source.spec, **notes})
 
 
 @dataclass(frozen=True)

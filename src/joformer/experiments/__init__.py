@@ -18,11 +18,19 @@ from joformer.experiments import (
     relations,
     separation,
     speech,
+    spotting,
     transport,
     wikipedia,
 )
 from joformer.experiments.running import run
-from joformer.experiments.sources import GraphSource, ImageSource, PointsSource, SequenceSource, TextSource
+from joformer.experiments.sources import (
+    GraphSource,
+    ImageSource,
+    PointsSource,
+    SequenceSource,
+    StreamSource,
+    TextSource,
+)
 from joformer.experiments.tables import Cell, Table, plan
 
 TABLES = {
@@ -35,12 +43,13 @@ TABLES = {
     "hierarchy": hierarchy.tables,
     "separation": separation.tables,
     "speech": speech.tables,
+    "spotting": spotting.tables,
     "relations": relations.tables,
     "points": points.tables,
     "overhead": overhead.tables,
 }
 """The tables by name, in the order in which they are run."""
-NAMED_ONLY = ("hierarchy", "separation", "points")
+NAMED_ONLY = ("hierarchy", "separation", "points", "spotting")
 """Tables that are run where they are named, and not among all: they take long, and are not the paper's."""
 
 __all__ = [
@@ -51,6 +60,7 @@ __all__ = [
     "ImageSource",
     "PointsSource",
     "SequenceSource",
+    "StreamSource",
     "Table",
     "TextSource",
     "plan",

@@ -12,7 +12,8 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from joformer.experiments.sequences import SequenceTask, draw
-from joformer.models import LMConfig, PointsConfig, ViTConfig
+from joformer.models import LMConfig, PointsConfig, SpottingConfig, ViTConfig
+from joformer.models._spotting import halved
 from joformer.models._vit import eighths
 from joformer.training import (
     Graph,
@@ -21,7 +22,9 @@ from joformer.training import (
     Points,
     PointsTask,
     RelationsTask,
+    SpottingTask,
     Streamed,
+    Streams,
     Task,
     Text,
     Tokenizer,
@@ -29,6 +32,7 @@ from joformer.training import (
     load_graph,
     load_labelled,
     load_points,
+    load_streams,
     load_text,
 )
 from joformer.training.augment.named import Augmentation
@@ -41,6 +45,7 @@ PERCENT = 5
 # Cells that share data load it once per process.
 _text, _images = lru_cache(maxsize=4)(load_text), lru_cache(maxsize=4)(load_labelled)
 _graph, _points = lru_cache(maxsize=4)(load_graph), lru_cache(maxsize=4)(load_points)
+_streams = lru_cache(maxsize=4)(load_streams)
 _streamed: Any = lru_cache(maxsize=4)(Streamed)
 
 
@@ -193,6 +198,53 @@ class ImageSource(_Source):
 
 
 @dataclass(frozen=True)
+class StreamSource(_Source):
+    """Streams of sound with events in them, and the pieces of a step (training/data/streams.py).
+
+    >>> StreamSource("words", seconds=4.0).task().times
+    62
+    """
+
+    metric = "event_f1"
+
+    data: str
+    batch: int = 16
+    seconds: float = 8.0
+    noise: float = 20.0
+    keywords: tuple[str, ...] = ()
+    label: str | None = None
+    rate: int | None = None
+    bands: int | None = None
+    hop: float | None = None
+
+    def load(self) -> Streams:
+        """Both splits."""
+        sound = {name: value for name in ("rate", "bands", "hop") if (value := getattr(self, name)) is not None}
+        return _streams(self.data, label=self.label, keywords=self.keywords, noise=self.noise, **sound)
+
+    def task(self) -> SpottingTask:
+        """The task on this data."""
+        return SpottingTask(self.load(), batch=self.batch, seconds=self.seconds)
+
+    def plain(self, *, dim: int, layers: int, heads: int) -> SpottingConfig:
+        """A spotter without positions, with a window of a second or so; two patches lie above each other."""
+        streams = self.load()
+        patch = (halved(streams.bands), SpottingConfig.patch[1])
+        return SpottingConfig(
+            classes=len(streams.classes), bands=streams.bands, patch=patch, dim=dim, layers=layers, heads=heads,
+            transport="none",
+        )  # fmt: skip
+
+    def tokens(self, config: Any) -> int:
+        """Those of the pieces."""
+        return self.batch * self.task().times * config.rows
+
+    def notes(self) -> dict[str, Any]:
+        """What `joformer evaluate` needs to find the data again."""
+        return {name: getattr(self, name) for name in ("data", "label", "keywords", "noise", "rate", "bands", "hop")}
+
+
+@dataclass(frozen=True)
 class GraphSource(_Source):
     """The triples of a knowledge graph.
 
@@ -294,4 +346,4 @@ class SequenceSource(_Source):
         return {"data": self.data}
 
 
-Source = TextSource | ImageSource | GraphSource | PointsSource | SequenceSource
+Source = TextSource | ImageSource | StreamSource | GraphSource | PointsSource | SequenceSource

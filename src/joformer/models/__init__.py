@@ -12,6 +12,7 @@ from joformer.models._losses import linear_cross_entropy
 from joformer.models._points import JoFormerPoints, PointsConfig
 from joformer.models._relations import RelationsConfig, RotatE
 from joformer.models._saving import load, save
+from joformer.models._spotting import JoFormerSpotter, SpottingConfig
 from joformer.models._ssm import JourneySSM
 from joformer.models._vit import VARIANTS, JoFormerViT, Variant, ViTConfig
 
@@ -20,6 +21,7 @@ __all__ = [
     "ClassifierConfig",
     "JoFormerLM",
     "JoFormerPoints",
+    "JoFormerSpotter",
     "JoFormerViT",
     "JourneySSM",
     "LMConfig",
@@ -27,6 +29,7 @@ __all__ = [
     "PointsConfig",
     "RelationsConfig",
     "RotatE",
+    "SpottingConfig",
     "Variant",
     "ViTConfig",
     "adapt",

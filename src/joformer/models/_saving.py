@@ -24,9 +24,10 @@ from joformer.models._classifier import MonoidalClassifier
 from joformer.models._lm import JoFormerLM
 from joformer.models._points import JoFormerPoints
 from joformer.models._relations import RotatE
+from joformer.models._spotting import JoFormerSpotter
 from joformer.models._vit import JoFormerViT, ViTConfig, earlier_forms
 
-_KNOWN = (JoFormerLM, JoFormerViT, MonoidalClassifier, RotatE, JoFormerPoints)
+_KNOWN = (JoFormerLM, JoFormerViT, MonoidalClassifier, RotatE, JoFormerPoints, JoFormerSpotter)
 MODELS: dict[str, Any] = {model.__name__: model for model in _KNOWN}
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 Layout = dict[str, tuple[str, tuple[int, ...]]]
@@ -37,8 +38,7 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     """Writes the model's configuration and weights into the folder, each file whole or not at all.
 
     Args:
-        model: A `JoFormerLM`, `JoFormerViT`, `JoFormerPoints`, `MonoidalClassifier` or `RotatE` as its configuration
-            builds it.
+        model: A model of `joformer.models` that has a configuration, as that builds it.
         folder: Where to; created if it is missing.
 
     Raises:

@@ -257,7 +257,7 @@ class JoFormerViT(nn.Module):
         self.prefix = nn.Parameter(torch.zeros(config.prefix, dim)) if config.prefix else None
         additive = config.frames == "additive"
         self.places = nn.Parameter(torch.zeros(config.prefix + prod(config.grid), dim)) if additive else None
-        self.frames = _frames(config)
+        self.frames = grid_frames(config, len(config.shape), config.split, config.per_layer)
         self.blocks = nn.ModuleList(
             Block(
                 JourneyAttention(dim, config.heads, transport=config.transport, dropout=config.dropout, bias=True),
@@ -387,16 +387,23 @@ class JoFormerViT(nn.Module):
         return x.movedim(1, 1 + axes).flatten(1, axes).flatten(2)
 
 
-def _frames(config: ViTConfig) -> nn.Module:
+def grid_frames(config: Any, axes: int, split: Split, per_layer: bool) -> nn.Module:
+    """The frames of a model on a grid, one module for all layers or one per layer.
+
+    `config` has dim, heads, layers, base, frames and transport.
+
+    >>> grid_frames(ViTConfig(frames="fixed"), 2, "axial", False).axes
+    2
+    """
     head_dim, base = config.dim // config.heads, config.base
-    own: dict[str, Any] = {"axes": len(config.shape), "split": config.split}
+    own: dict[str, Any] = {"axes": axes, "split": split}
     if config.transport == "none":
         return NoFrames(own["axes"])
     if config.frames == "fixed":
         return FixedFrames(head_dim, base=base, **own)
     own["heads"] = config.heads
     if config.frames == "learned":
-        return LearnedFrames(head_dim, layers=config.layers if config.per_layer else 1, base=base, **own)
+        return LearnedFrames(head_dim, layers=config.layers if per_layer else 1, base=base, **own)
 
     def one() -> nn.Module:
         if config.frames == "dense":
@@ -404,7 +411,7 @@ def _frames(config: ViTConfig) -> nn.Module:
         kind = ProjectedFrames if config.frames == "projected" else CumulativeFrames
         return kind(config.dim, head_dim, base=base, **own)
 
-    return nn.ModuleList(one() for _ in range(config.layers)) if config.per_layer else one()
+    return nn.ModuleList(one() for _ in range(config.layers)) if per_layer else one()
 
 
 def earlier_forms(config: ViTConfig) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from joformer.training.data import (
     Points,
     Source,
     Streamed,
+    Streams,
     Text,
     Tokenizer,
     load_audio,
@@ -20,6 +21,7 @@ from joformer.training.data import (
     load_images,
     load_labelled,
     load_points,
+    load_streams,
     load_text,
     resolve,
 )
@@ -29,7 +31,7 @@ from joformer.training.processes import Processes
 from joformer.training.recipe import Recipe
 from joformer.training.runs import Stopped
 from joformer.training.stages import Stage, learning_rate
-from joformer.training.tasks import ImageTask, LanguageTask, PointsTask, RelationsTask, Task
+from joformer.training.tasks import ImageTask, LanguageTask, PointsTask, RelationsTask, SpottingTask, Task
 
 __all__ = [
     "Augment",
@@ -45,9 +47,11 @@ __all__ = [
     "Recipe",
     "RelationsTask",
     "Source",
+    "SpottingTask",
     "Stage",
     "Stopped",
     "Streamed",
+    "Streams",
     "Task",
     "Text",
     "Tokenizer",
@@ -59,6 +63,7 @@ __all__ = [
     "load_images",
     "load_labelled",
     "load_points",
+    "load_streams",
     "load_text",
     "load_weights",
     "open_run",

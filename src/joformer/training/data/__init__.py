@@ -9,6 +9,7 @@ from joformer.training.data.images import Images, Labelled, load_images
 from joformer.training.data.points import Clouds, Points, load_points
 from joformer.training.data.sources import Source, resolve
 from joformer.training.data.streamed import Streamed
+from joformer.training.data.streams import Streams, load_streams
 from joformer.training.data.text import Text, Tokenizer, load_text, windows
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Points",
     "Source",
     "Streamed",
+    "Streams",
     "Text",
     "Tokenizer",
     "load_audio",
@@ -26,6 +28,7 @@ __all__ = [
     "load_images",
     "load_labelled",
     "load_points",
+    "load_streams",
     "load_text",
     "resolve",
     "windows",
@@ -59,7 +62,12 @@ def load_labelled(
         if size is not None:
             raise ValueError(f"{source.name} holds sounds: leave out size (--size) and give --bands and --seconds")
         return load_audio(source, cache=cache, **given)  # type: ignore[arg-type]
-    others = {"text": ("text", "a language model (lm)"), "graph": ("a graph", "relations"), "points": ("points",) * 2}
+    others = {
+        "text": ("text", "a language model (lm)"),
+        "graph": ("a graph", "relations"),
+        "points": ("points", "points"),
+        "streams": ("recordings with events", "spotting"),
+    }
     if source.kind in others:
         what, remedy = others[source.kind]
         raise ValueError(f"{source.path or source.spec} holds {what}: give images or sounds, or train {remedy}")

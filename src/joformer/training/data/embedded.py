@@ -58,12 +58,16 @@ def digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[str, .
     return (images[train], labels[train]), (images[test], labels[test]), tuple(map(str, range(10)))
 
 
-def tones(count: int, split: str) -> tuple[Float32[Tensor, "count samples"], Int64[Tensor, " count"]]:
-    """`count` clips of 1.024 s at 8 kHz and their classes in `TONES`: timbre (pure, odd, full) by register (low, high).
+Clips = tuple[Float32[Tensor, "count samples"], Int64[Tensor, " count"], Float32[Tensor, "count 2"]]
+"""Waves, their classes, and the seconds at which the sound in each begins and ends."""
+
+
+def tones(count: int, split: str) -> Clips:
+    """`count` clips of 1.024 s at 8 kHz, their classes in `TONES` (timbre by register), and where the tones are.
 
     Low is 200 Hz, high 600 Hz, each up to 0.4 octaves off; it starts and ends anywhere, noise is 0 to 20 dB below.
 
-    >>> waves, labels = tones(6, "train")
+    >>> waves, labels, _ = tones(6, "train")
     >>> waves.shape, sorted(labels.tolist())
     (torch.Size([6, 8192]), [0, 1, 2, 3, 4, 5])
     """
@@ -85,13 +89,13 @@ def tones(count: int, split: str) -> tuple[Float32[Tensor, "count samples"], Int
             waves[block] += heard[block, n, None] * torch.cos((n + 1) * theta + phase[block, n, None])
     start, length = 0.3 * uniform[1], 0.3 + 0.4 * uniform[2]
     waves *= _ramp(time - start[:, None]) * _ramp((start + length)[:, None] - time)
-    return _in_noise(waves, 20 * uniform[3], draws), labels
+    return _in_noise(waves, 20 * uniform[3], draws), labels, torch.stack((start, start + length), 1).float()
 
 
-def words(count: int, split: str) -> tuple[Float32[Tensor, "count samples"], Int64[Tensor, " count"]]:
-    """`count` clips of 1.024 s at 8 kHz and their classes in `WORDS`, spoken by the voice of the module's head.
+def words(count: int, split: str) -> Clips:
+    """`count` clips of 1.024 s at 8 kHz, their classes in `WORDS`, spoken by the voice of the module's head, and where.
 
-    >>> waves, labels = words(10, "train")
+    >>> waves, labels, _ = words(10, "train")
     >>> waves.shape, sorted(labels.tolist()) == list(range(10))
     (torch.Size([10, 8192]), True)
     """
@@ -136,7 +140,8 @@ def words(count: int, split: str) -> tuple[Float32[Tensor, "count samples"], Int
             waves[block] += _fine(heard) * now
             before, now = now, twice * now - before
     waves = waves / waves.abs().amax(1, keepdim=True)
-    return _in_noise(waves, 10 + 20 * noise, draws) * torch.exp(-log(10) * quiet)[:, None], labels
+    waves = _in_noise(waves, 10 + 20 * noise, draws) * torch.exp(-log(10) * quiet)[:, None]
+    return waves, labels, torch.stack((onset, onset + 0.17 * syllables[:, 0] / rate), 1)
 
 
 SOUNDS = {"tones": (tones, TONES), "words": (words, WORDS)}

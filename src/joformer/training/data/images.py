@@ -9,7 +9,6 @@ in the cache under a hash of the files it came from, and mapped from there. Pape
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections import Counter
@@ -25,7 +24,7 @@ from jaxtyping import Float64, Int64, UInt8
 from torch import Tensor
 
 from joformer._log import logger
-from joformer.training.data.cache import cached
+from joformer.training.data.cache import cached_tensors
 from joformer.training.data.examples import Records, Split, identity, label_of, open_examples
 from joformer.training.data.files import Place, content_hash
 from joformer.training.data.sources import Note, Source, log, resolve, summary
@@ -179,21 +178,16 @@ def kept(
 
 def stored(key: str, make: Callable[[Path], Made], *, cache: Place | None) -> Made:
     """What `make(folder)` gives, from the cache where it was made before under this key; the folder is for its use."""
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
     names = ("train.images", "train.labels", "test.images", "test.labels")
 
-    def build(folder: Path) -> None:
+    def build(folder: Path) -> tuple[dict[str, Tensor], object]:
         made = make(folder)
-        tensors = dict(zip(names, made.train + made.test, strict=True))
-        save_file(tensors, folder / "data.safetensors", {"about": json.dumps(made[2:])})
+        return dict(zip(names, made.train + made.test, strict=True)), made[2:]
 
-    with safe_open(cached(key, build, cache=cache) / "data.safetensors", "pt") as file:
-        images, labels, test_images, test_labels = (file.get_tensor(name) for name in names)
-        classes, notes, mark = json.loads(file.metadata()["about"])
-        kept = tuple((level, line) for level, line in notes)
-        return Made((images, labels), (test_images, test_labels), tuple(classes), kept, mark)
+    held, (classes, notes, mark) = cached_tensors(key, build, cache=cache)
+    images, labels, test_images, test_labels = (held[name] for name in names)
+    kept = tuple((level, line) for level, line in notes)
+    return Made((images, labels), (test_images, test_labels), tuple(classes), kept, mark)
 
 
 def finished(source: Source, made: Made, fingerprint: str = "") -> Images:

@@ -27,7 +27,7 @@ from joformer.training.data.hub import hub, is_hub
 from joformer.training.data.tables import is_parquet, is_table, read_rows
 from joformer.training.data.triples import holds_triples
 
-Kind = Literal["text", "images", "sounds", "graph", "points"]
+Kind = Literal["text", "images", "sounds", "streams", "graph", "points"]
 Note = tuple[int, str]  # what a loader decided on its own: a level of `logging`, and one line
 
 NAMES: dict[str, Kind] = {"stdlib": "text", "digits": "images", "tones": "sounds", "words": "sounds"}
@@ -40,6 +40,7 @@ SUFFIXES: dict[Kind, tuple[str, ...]] = {
     "text": (),
     "images": (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"),
     "sounds": (*WAV, *CODED),
+    "streams": (*WAV, *CODED),
     "graph": (),
     "points": (".npy", ".xyz"),
 }
@@ -47,8 +48,9 @@ UNREAD = (".aac", ".aif", ".aiff", ".m4a", ".wma")  # sounds that nothing here c
 HEARD = (*SUFFIXES["sounds"], *UNREAD)
 LISTED = (*SUFFIXES["images"], *HEARD, *SUFFIXES["points"])  # what a table may list
 TESTS = ("test", "validation", "valid", "val")  # the first of these that has labels is the test split
-WORDS = {"images": "image", "sounds": "sound", "points": "set"}
+WORDS = {"images": "image", "sounds": "sound", "points": "set", "streams": "sound"}
 FILE = ("file", "file_name", "filename", "path")  # names of the column of a table that lists files
+START, END = ("start", "onset", "begin"), ("end", "offset", "stop")  # … and of those that make it one of events
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,11 @@ class Source:
 
     Attributes:
         spec: The name, the address, or the path from the root: it leads to the data from any folder.
-        kind: "text", "images", "sounds", "graph" or "points".
+        kind: "text", "images", "sounds", "streams" (recordings with a table of events), "graph" or "points".
         name: How reports call it: the name, or the last part of the path.
         path: Where it is, as it was given; None for names, of an address where it was fetched to.
         files: All files there, in one order.
-        listing: The tables of `files` that list files and their classes, where those give the classes.
+        listing: The tables of `files` that list files and their classes, where those give the classes, or events.
         label: The column of the classes; "folder" or "name" for sounds whose folders and names both could be.
         column: The column of the text.
 
@@ -183,6 +185,8 @@ def log(notes: Iterable[Note]) -> None:
 
 
 def _kind_of_files(files: Sequence[Path], listing: Sequence[Path]) -> Kind:
+    if any(map(_lists_events, listing)):
+        return "streams"
     names = [name for table in listing for name in _listed(table)] or files
     sounds, images = (sum(suffix_of(name) in some for name in names) for some in (HEARD, SUFFIXES["images"]))
     if sounds or images:
@@ -225,6 +229,8 @@ def _listing(path: Path, files: Sequence[Path]) -> tuple[Path, ...]:
     if path.is_file():
         return (path,) if is_table(path) and _listed(path) else ()
     tables = [file for file in files if is_table(file) and file.parent == path and _listed(file)]
+    if events := tuple(filter(_lists_events, tables)):
+        return events
     media = [file for file in files if tables and suffix_of(file) in LISTED]
     below = {file.relative_to(path).parts[:2] for file in media}
     is_tree = len({parts[0] for parts in below}) > 1 and all(len(parts) > 1 for parts in below)
@@ -236,6 +242,11 @@ def _listed(table: Path) -> list[str]:
     row = next(read_rows(table), {})
     files = [str(row[name]) for name in FILE if name in row]
     return [name for name in files[:1] if suffix_of(name) in LISTED]
+
+
+def _lists_events(table: Path) -> bool:
+    """Whether a table that lists sounds says when something is heard in them."""
+    return any(name in (*START, *END) for name in next(read_rows(table), {}))
 
 
 def pick_test(present: Iterable[str], labelled: Callable[[str], bool], notes: list[Note]) -> str | None:

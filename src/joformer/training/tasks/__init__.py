@@ -7,6 +7,7 @@ from joformer.training.tasks.images import ImageTask
 from joformer.training.tasks.language import LanguageTask
 from joformer.training.tasks.points import PointsTask
 from joformer.training.tasks.relations import RelationsTask
+from joformer.training.tasks.spotting import SpottingTask
 from joformer.training.tasks.task import Task
 
-__all__ = ["ImageTask", "LanguageTask", "PointsTask", "RelationsTask", "Task"]
+__all__ = ["ImageTask", "LanguageTask", "PointsTask", "RelationsTask", "SpottingTask", "Task"]
