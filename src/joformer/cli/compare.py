@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from joformer._remote import local, require_place
 from joformer.cli.grid import Engine, chosen, finish, note_look, run_tables, show_cells
@@ -25,6 +25,7 @@ class Compare:
 
     Attributes:
         data: Text, images or sounds: a file, a folder (one folder per class), a table; or stdlib, digits, tones, words.
+            Video (a folder of clips, or moving): classes where there are folders of them, else the next picture.
             Triples of a knowledge graph, or family: relations that commute against those that need not. `joformer
             check` says what is understood.
         seeds: How many seeds: 0, 1, …
@@ -38,10 +39,11 @@ class Compare:
         heads: Their heads.
         context: Tokens in a window of text.
         vocab: 256 is bytes; more trains a BPE of that size.
-        batch: In a step: 16 windows of text, or 64 images, by default.
+        batch: In a step: 16 windows of text or clips, or 64 images, by default.
         column: The column of a table that holds the text; by default "text", or the only one.
         label: The column of the classes, if a table has several; folder or name, if both could be the class of sounds.
-        size: Scale and crop all images to this side.
+        size: Scale and crop all images to this side; clips to 32 by default.
+        length: Video: pictures per clip, 8 by default.
         rate: Sounds: samples per second, 8000 by default.
         seconds: Sounds: how much of each clip to use, from its start; 1.04 by default.
         bands: Sounds: bands of frequencies, 64 by default.
@@ -72,6 +74,7 @@ class Compare:
     column: str | None = None
     label: str | None = None
     size: int | None = None
+    length: int | None = None
     rate: int | None = None
     seconds: float | None = None
     bands: int | None = None
@@ -126,8 +129,9 @@ class Compare:
 
     def _source(self) -> Source:
         """What the models learn from, by the kind of the data."""
-        from joformer.experiments import GraphSource, ImageSource, TextSource
+        from joformer.experiments import GraphSource, ImageSource, TextSource, VideoSource
         from joformer.training import resolve
+        from joformer.training.data.clips import has_classes
 
         found = resolve(self.data, label=self.label, column=self.column)
         if found.kind == "text":
@@ -135,6 +139,12 @@ class Compare:
             return TextSource(found.spec, vocab=self.vocab, column=self.column, context=self.context, batch=batch)
         if found.kind == "graph":
             return GraphSource(found.spec, batch=self.batch or 512)
+        if found.kind == "video":
+            size, length = (self.size, self.length) if found.path is None else (self.size or 32, self.length or 8)
+            question: Literal["next", "class"] = "class" if has_classes(found) else "next"
+            return VideoSource(
+                found.spec, question, batch=self.batch or 16, size=size, length=length, label=self.label
+            )
         sound = {name: getattr(self, name) for name in ("rate", "seconds", "bands", "hop")}
         return ImageSource(found.spec, batch=self.batch or 64, label=self.label, size=self.size, **sound)
 

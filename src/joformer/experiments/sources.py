@@ -12,9 +12,11 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from joformer.experiments.sequences import SequenceTask, draw
-from joformer.models import LMConfig, ViTConfig
-from joformer.models._vit import eighths
+from joformer.models import LMConfig, VideoConfig, ViTConfig
+from joformer.models._vit import eighths, quarters
 from joformer.training import (
+    ClipAugment,
+    Clips,
     Graph,
     ImageTask,
     LanguageTask,
@@ -23,12 +25,16 @@ from joformer.training import (
     Task,
     Text,
     Tokenizer,
+    VideoTask,
     augmentation,
+    load_clips,
     load_graph,
     load_labelled,
     load_text,
 )
+from joformer.training.augment.clips import ClipAugmentation
 from joformer.training.augment.named import Augmentation
+from joformer.training.data.moving import Question
 
 Scale = Literal["laptop", "paper"]
 # Options that version 0.1 did not have: at their defaults they are no part of a cell's description.
@@ -36,7 +42,7 @@ LATER = ("column", "rate", "seconds", "bands", "hop", "percent", "tokenizer")
 PERCENT = 5
 # Cells that share data load it once per process.
 _text, _images = lru_cache(maxsize=4)(load_text), lru_cache(maxsize=4)(load_labelled)
-_graph = lru_cache(maxsize=4)(load_graph)
+_graph, _clips = lru_cache(maxsize=4)(load_graph), lru_cache(maxsize=4)(load_clips)
 _streamed: Any = lru_cache(maxsize=4)(Streamed)
 
 
@@ -216,6 +222,52 @@ class GraphSource(_Source):
 
 
 @dataclass(frozen=True)
+class VideoSource(_Source):
+    """Clips, and the question that is asked of them.
+
+    >>> VideoSource("moving", question="class").metric
+    'accuracy'
+    """
+
+    data: str
+    question: Question = "next"
+    batch: int = 16
+    augment: ClipAugmentation = "none"
+    size: int | None = None
+    length: int | None = None
+    count: int | None = None
+    label: str | None = None
+
+    @property
+    def metric(self) -> str:  # type: ignore[override]
+        """What the question is measured by."""
+        return "accuracy" if self.question == "class" else "picture_error"
+
+    def load(self) -> Clips:
+        """Both splits."""
+        made = {name: getattr(self, name) for name in ("question", "size", "length", "count", "label")}
+        return _clips(self.data, **made)
+
+    def task(self) -> Task:
+        """The task on this data."""
+        augment = ClipAugment.named(self.augment)
+        return VideoTask(self.load(), question=self.question, batch=self.batch, augment=augment)
+
+    def plain(self, *, dim: int, layers: int, heads: int) -> VideoConfig:
+        """A model without positions with joint attention; its patches are about a quarter of each side."""
+        clips = self.load()
+        channels, *shape = clips.train.images.shape[1:]
+        return VideoConfig(
+            model="none", shape=tuple(shape), patch=(*quarters(shape[:2]), 1), channels=channels,
+            classes=max(1, len(clips.classes)), dim=dim, layers=layers, heads=heads, question=self.question,
+        )  # fmt: skip
+
+    def notes(self) -> dict[str, Any]:
+        """What `joformer evaluate` needs to find the data again."""
+        return {name: getattr(self, name) for name in ("data", "size", "length", "count", "label")}
+
+
+@dataclass(frozen=True)
 class SequenceSource(_Source):
     """Sequences that are drawn, with a question each; `data` is the question's name (sequences.py).
 
@@ -249,4 +301,4 @@ class SequenceSource(_Source):
         return {"data": self.data}
 
 
-Source = TextSource | ImageSource | GraphSource | SequenceSource
+Source = TextSource | ImageSource | GraphSource | VideoSource | SequenceSource

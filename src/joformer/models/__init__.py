@@ -12,6 +12,7 @@ from joformer.models._losses import linear_cross_entropy
 from joformer.models._relations import RelationsConfig, RotatE
 from joformer.models._saving import load, save
 from joformer.models._ssm import JourneySSM
+from joformer.models._video import JoFormerVideo, VideoConfig
 from joformer.models._vit import VARIANTS, JoFormerViT, Variant, ViTConfig
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "ClassifierConfig",
     "JoFormerLM",
     "JoFormerViT",
+    "JoFormerVideo",
     "JourneySSM",
     "LMConfig",
     "MonoidalClassifier",
@@ -26,6 +28,7 @@ __all__ = [
     "RotatE",
     "Variant",
     "ViTConfig",
+    "VideoConfig",
     "adapt",
     "initialise",
     "linear_cross_entropy",

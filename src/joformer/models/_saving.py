@@ -23,9 +23,12 @@ from joformer._io import MANIFEST, check_folder, imported, make_folder, one_line
 from joformer.models._classifier import MonoidalClassifier
 from joformer.models._lm import JoFormerLM
 from joformer.models._relations import RotatE
+from joformer.models._video import JoFormerVideo
 from joformer.models._vit import JoFormerViT, ViTConfig, earlier_forms
 
-MODELS: dict[str, Any] = {model.__name__: model for model in (JoFormerLM, JoFormerViT, MonoidalClassifier, RotatE)}
+MODELS: dict[str, Any] = {
+    model.__name__: model for model in (JoFormerLM, JoFormerViT, JoFormerVideo, MonoidalClassifier, RotatE)
+}
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 Layout = dict[str, tuple[str, tuple[int, ...]]]
 """Of every tensor its dtype, as safetensors calls it, and its shape."""
@@ -35,7 +38,8 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     """Writes the model's configuration and weights into the folder, each file whole or not at all.
 
     Args:
-        model: A `JoFormerLM`, `JoFormerViT`, `MonoidalClassifier` or `RotatE` as its configuration builds it.
+        model: A `JoFormerLM`, `JoFormerViT`, `JoFormerVideo`, `MonoidalClassifier` or `RotatE` as its configuration
+            builds it.
         folder: Where to; created if it is missing.
 
     Raises:
@@ -115,7 +119,7 @@ def written_before(config: Any) -> list[dict[str, Any]]:
     >>> written_before(ViTConfig(frames="fixed", transport="scores"))[0]["config"]["model"]
     'rope2d'
     """
-    forms = earlier_forms(config) if isinstance(config, ViTConfig) else []
+    forms = earlier_forms(config) if type(config) is ViTConfig else []
     return [{**written(config), "config": form} for form in forms]
 
 

@@ -1,8 +1,9 @@
-"""Data by name or by path: text as tokens on disk, images and spectrograms as bytes in memory."""
+"""Data by name or by path: text as tokens on disk, images, spectrograms and clips as bytes in memory."""
 
 from __future__ import annotations
 
 from joformer.training.data.audio import load_audio
+from joformer.training.data.clips import Clips, load_clips
 from joformer.training.data.files import Place
 from joformer.training.data.graphs import Graph, load_graph
 from joformer.training.data.images import Images, Labelled, load_images
@@ -11,6 +12,7 @@ from joformer.training.data.streamed import Streamed
 from joformer.training.data.text import Text, Tokenizer, load_text, windows
 
 __all__ = [
+    "Clips",
     "Graph",
     "Images",
     "Labelled",
@@ -19,6 +21,7 @@ __all__ = [
     "Text",
     "Tokenizer",
     "load_audio",
+    "load_clips",
     "load_graph",
     "load_images",
     "load_labelled",
@@ -55,8 +58,9 @@ def load_labelled(
         if size is not None:
             raise ValueError(f"{source.name} holds sounds: leave out size (--size) and give --bands and --seconds")
         return load_audio(source, cache=cache, **given)  # type: ignore[arg-type]
-    if source.kind in ("text", "graph"):
-        what, remedy = {"text": ("text", "a language model (lm)"), "graph": ("a graph", "relations")}[source.kind]
+    others = {"text": ("text", "a language model (lm)"), "graph": ("a graph", "relations"), "video": ("video", "video")}
+    if source.kind in others:
+        what, remedy = others[source.kind]
         raise ValueError(f"{source.path or source.spec} holds {what}: give images or sounds, or train {remedy}")
     if given:
         raise ValueError(f"{source.name} holds images: leave out {' '.join(f'--{name}' for name in given)}")

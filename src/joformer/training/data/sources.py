@@ -15,6 +15,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,11 +28,11 @@ from joformer.training.data.hub import hub, is_hub
 from joformer.training.data.tables import is_parquet, is_table, read_rows
 from joformer.training.data.triples import holds_triples
 
-Kind = Literal["text", "images", "sounds", "graph"]
+Kind = Literal["text", "images", "sounds", "graph", "video"]
 Note = tuple[int, str]  # what a loader decided on its own: a level of `logging`, and one line
 
 NAMES: dict[str, Kind] = {"stdlib": "text", "digits": "images", "tones": "sounds", "words": "sounds"}
-NAMES["family"] = "graph"
+NAMES |= {"family": "graph", "moving": "video"}
 NAMES |= dict.fromkeys(("wikipedia", "openwebtext"), "text")
 NAMES |= dict.fromkeys(("mnist", "cifar100", "imagenet"), "images")
 SPLITS = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "test": "test"}
@@ -41,12 +42,13 @@ SUFFIXES: dict[Kind, tuple[str, ...]] = {
     "images": (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"),
     "sounds": (*WAV, *CODED),
     "graph": (),
+    "video": (".avi", ".gif", ".m4v", ".mkv", ".mov", ".mp4", ".npy", ".npz", ".webm"),
 }
 UNREAD = (".aac", ".aif", ".aiff", ".m4a", ".wma")  # sounds that nothing here can read: they are called that
 HEARD = (*SUFFIXES["sounds"], *UNREAD)
-SEEN_OR_HEARD = (*SUFFIXES["images"], *HEARD)
+SEEN_OR_HEARD = (*SUFFIXES["images"], *HEARD, *SUFFIXES["video"])
 TESTS = ("test", "validation", "valid", "val")  # the first of these that has labels is the test split
-WORDS = {"images": "image", "sounds": "sound"}
+WORDS = {"images": "image", "sounds": "sound", "video": "video"}
 FILE = ("file", "file_name", "filename", "path")  # names of the column of a table that lists files
 
 
@@ -56,7 +58,7 @@ class Source:
 
     Attributes:
         spec: The name, the address, or the path from the root: it leads to the data from any folder.
-        kind: "text", "images", "sounds" or "graph".
+        kind: "text", "images", "sounds", "graph" or "video".
         name: How reports call it: the name, or the last part of the path.
         path: Where it is, as it was given; None for names, of an address where it was fetched to.
         files: All files there, in one order.
@@ -183,12 +185,27 @@ def log(notes: Iterable[Note]) -> None:
 
 def _kind_of_files(files: Sequence[Path], listing: Sequence[Path]) -> Kind:
     names = [name for table in listing for name in _listed(table)] or files
-    sounds, images = (sum(suffix_of(name) in some for name in names) for some in (HEARD, SUFFIXES["images"]))
+    suffixes = [suffix_of(name) for name in names]
+    sounds, images, video = (
+        sum(suffix in some for suffix in suffixes) for some in (HEARD, SUFFIXES["images"], SUFFIXES["video"])
+    )
+    gifs = [file for file in files if suffix_of(file) == ".gif"]
+    if video > max(sounds, images) or (video == images == suffixes.count(".gif") > sounds and _moves(gifs)):
+        return "video"
     if sounds or images:
         return "sounds" if sounds >= images else "images"
     if files and all(map(holds_triples, files)):
         return "graph"
     return next(map(_kind_of_parquet, filter(is_parquet, files)), "text")
+
+
+def _moves(gifs: Sequence[Path]) -> bool:
+    """Whether the first of these is a clip: gif files may be still images, too."""
+    from PIL import Image
+
+    with suppress(Exception), Image.open(gifs[0], formats=("GIF",)) as image:
+        return bool(getattr(image, "is_animated", False))
+    return False
 
 
 def _kind_of_parquet(file: Path) -> Kind:
