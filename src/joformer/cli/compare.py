@@ -142,9 +142,7 @@ class Compare:
         if found.kind == "video":
             size, length = (self.size, self.length) if found.path is None else (self.size or 32, self.length or 8)
             question: Literal["next", "class"] = "class" if has_classes(found) else "next"
-            return VideoSource(
-                found.spec, question, batch=self.batch or 16, size=size, length=length, label=self.label
-            )
+            return VideoSource(found.spec, question, batch=self.batch or 16, size=size, length=length, label=self.label)
         sound = {name: getattr(self, name) for name in ("rate", "seconds", "bands", "hop")}
         return ImageSource(found.spec, batch=self.batch or 64, label=self.label, size=self.size, **sound)
 

@@ -5,8 +5,8 @@
 
 Expect: see docs/results.md.
 
-Not in the paper, which names video among the axes that journeys compose ("Positions on Any Number of Axes"). Two tables:
-what comes next (both digits move), and what moved where (one of them does, in one of 8 directions).
+Not in the paper, which sketches it ("Video"). Two tables: what comes next (both digits move), and what moved where (one
+of them does, in one of 8 directions).
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def _table(source: VideoSource, scale: Scale, seeds: Sequence[int], steps: int |
     ]
     if source.question == "next":
         notes.append(
-            "The error is the sum of squares over the pixels (0 … 1) of a picture, one step ahead of the true ones, mean "
-            "over the later half of held-out clips; published figures of Moving MNIST are of ten steps on predictions."
+            "The error is the sum of squares over the pixels (0 … 1) of a picture, one step ahead of the true ones, "
+            "mean over the later half of held-out clips; published figures of Moving MNIST are of ten steps on predictions."
         )
     elif not source.load().mirrored:
         notes.append("The class is that of a clip's folder.")

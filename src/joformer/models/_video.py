@@ -10,8 +10,8 @@
     question "class"    one answer for a clip, from the mean of its patches
     question "next"     a token at time t predicts its own patch of picture t + 1; nobody sees pictures after its own
 
-Both kinds of attention have as many parameters. A part of a clip is attended to as a clip of its own: flat frames do not
-see the difference, since the journey between two patches of one picture has no step in time.
+Both kinds of attention have as many parameters. A part of a clip is attended to as a clip of its own: flat frames do
+not see the difference, since the journey between two patches of one picture has no step in time. Paper: "Video".
 """
 
 # No `from __future__ import annotations`: see _vit.py.

@@ -6,8 +6,8 @@
                                           is to ask: mp4, mov, mkv, webm, avi (PyAV), gif, npy, npz
 
 An array of npy or npz is uint8 (time, rows, columns) or (time, rows, columns, channels). Pictures are scaled by their
-shorter side and cut to size × size. Where the class is asked for, a clip's pictures are spread evenly over it; where the
-next picture is, they are its first. Grey clips have one channel, unless others are in colour.
+shorter side and cut to size × size. Where the class is asked for, a clip's pictures are spread evenly over it; where
+the next picture is, they are its first. Grey clips have one channel, unless others are in colour.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from joformer._log import logger
 from joformer._seeding import generator
 from joformer.training.data.examples import Files, Records, Split, hold_out, open_examples
 from joformer.training.data.files import EXAMPLE, Fault, Place, content_hash, fault, suffix_of
-from joformer.training.data.images import Images, Labelled, Made, finished, kept, load_images, require_memory
+from joformer.training.data.images import Images, Made, finished, kept, load_images, require_memory
 from joformer.training.data.moving import DIRECTIONS, MIRRORED, Question, moving
 from joformer.training.data.sources import SPLITS, SUFFIXES, Note, Source, pick_test, resolve
 from joformer.training.data.streamed import PIXELS, bounded, centred, too_large
@@ -50,6 +50,7 @@ class Clips(Images):
     `mirrored` says for each of the axes (rows, columns, time) what every class becomes where it is reversed; it is
     empty where nobody knows.
 
+    >>> from joformer.training.data import Labelled
     >>> split = Labelled(torch.zeros(2, 1, 8, 8, 4, dtype=torch.uint8), torch.tensor([0, 1]))
     >>> Clips(split, split, ("left", "right"), "no hash", mirrored=((0, 1), (1, 0), (1, 0))).to("cpu").mirrored[1]
     (1, 0)

@@ -6,8 +6,8 @@
              held-out clips: the unit of Moving MNIST, where "MSE" is such a sum; copy_error is that of repeating the
              picture before
 
-A picture is predicted from all true pictures before it, one step ahead. (Published figures of Moving MNIST are mostly of
-ten steps, each from the predictions before: they are another task.)
+A picture is predicted from all true pictures before it, one step ahead. (Published figures of Moving MNIST are mostly
+of ten steps, each from the predictions before: they are another task.)
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class VideoTask(ImageTask):
         clips, labels = self._drawn(seed, step, part, parts)
         if self.changes is not None:
             plan = self.changes.plan(self.size, generator(seed, "augment", step))[share(self.size, part, parts)]
-            clips, labels = self.changes(clips, labels, plan, self.images.mirrored if self.question == "class" else None)
+            clips, labels = self.changes(
+                clips, labels, plan, self.images.mirrored if self.question == "class" else None
+            )
         return self._plain(clips), labels
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
