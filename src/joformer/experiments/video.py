@@ -62,7 +62,7 @@ def _table(source: VideoSource, scale: Scale, seeds: Sequence[int], steps: int |
     if source.question == "next":
         notes.append(
             "The error is the sum of squares over the pixels (0 … 1) of a picture, one step ahead of the true ones, "
-            "mean over the later half of held-out clips; published figures of Moving MNIST are of ten steps on predictions."
+            "mean over the later half of a clip; published figures of Moving MNIST are of ten steps on predictions."
         )
     elif not source.load().mirrored:
         notes.append("The class is that of a clip's folder.")
