@@ -33,10 +33,10 @@ TITLES: dict[Question, str] = {"next": "What comes next, one picture ahead", "cl
 def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
     """A table for each question; both scales are the same but for the number of steps and the size of clips."""
     where = find(data, ("mnist",), scale, hub="mnist", embedded="moving", sole=sole)
-    sides = {} if where == "moving" or scale == "paper" else {"size": 32, "length": 8}
+    size, length = (None, None) if where == "moving" or scale == "paper" else (32, 8)
     found = resolve(where)
     asked: list[Question] = [*TITLES] if has_classes(found) or found.kind == "images" else ["next"]
-    return [_table(VideoSource(where, question, **sides), scale, seeds, steps) for question in asked]
+    return [_table(VideoSource(where, question, size=size, length=length), scale, seeds, steps) for question in asked]
 
 
 def _table(source: VideoSource, scale: Scale, seeds: Sequence[int], steps: int | None) -> Table:

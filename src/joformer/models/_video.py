@@ -18,13 +18,14 @@ not see the difference, since the journey between two patches of one picture has
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from joformer import positions
+from joformer.attention import JourneyAttention
 from joformer.models._blocks import LayerFrames, last, run_blocks
 from joformer.models._vit import JoFormerViT, ViTConfig
 
@@ -121,7 +122,7 @@ class JoFormerVideo(JoFormerViT):
         super().__init__(config)
         if config.attention == "factorised" and config.question == "next":
             for block in self.blocks[1::2]:  # those along time
-                block.attention.causal = True
+                cast(JourneyAttention, block.attention).causal = True
 
     def forward(  # type: ignore[override]
         self,

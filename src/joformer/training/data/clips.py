@@ -227,13 +227,13 @@ def _made(source: Source, images: Images, question: Question, size: int, length:
     settings = (question, size, length, *counts)
     require_memory(sum(counts) * images.train.images.shape[1] * size**2 * length)
     logger.info(f"making {sum(counts):,} clips of {images.train.images.shape[1]} × {size} × {size} × {length}")
-    splits = [
+    train, test = (
         moving(part.images, many, question, size=size, length=length, draws=generator("moving", split, *settings))
         for part, many, split in zip((images.train, images.test), counts, ("train", "test"), strict=True)
-    ]
+    )
     classes = DIRECTIONS if question == "class" else ()
     key = content_hash("moving", FORMAT, images.fingerprint, str(settings))
-    done = finished(source, Made(*splits, classes), key)
+    done = finished(source, Made(train, test, classes), key)
     return Clips(done.train, done.test, classes, key, MIRRORED if classes else ())
 
 
@@ -299,7 +299,7 @@ def _array(data: bytes, _: str) -> Iterator[Any]:
     file = io.BytesIO(data)
     later = np.lib.format.read_magic(file) > (1, 0)
     header = np.lib.format.read_array_header_2_0 if later else np.lib.format.read_array_header_1_0
-    shape, _, dtype = header(file)
+    shape, _order, dtype = header(file)
     if dtype != np.uint8 or len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
         wanted = "uint8 (time, rows, columns) or (time, rows, columns, 1 or 3)"
         raise Refused(f"is {dtype} {shape}: save it as {wanted}")
