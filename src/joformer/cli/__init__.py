@@ -34,8 +34,8 @@ from joformer.cli.verify import Verify
 
 @dataclass(frozen=True)
 class Train:
-    """Train one model: lm (language), vit (images, sounds), monoidal, spotting (keywords in a stream) or relations
-    (knowledge graphs). Killed or not, the same command gives the same bits.
+    """Train one model: lm (language), vit (images, sounds), video, points (sets in space), spotting (keywords in a
+    stream), relations (knowledge graphs) or monoidal. Killed or not, the same command gives the same bits.
     """
 
 
@@ -121,9 +121,17 @@ def _parse(typed: list[str]) -> Any:
 
 def _trainers() -> dict[str, type[Any]]:
     """The models that can be trained; their options need torch: only who asks for them waits for it."""
-    from joformer.cli.train import LM, Monoidal, Points, Relations, Spotting, ViT
+    from joformer.cli.train import LM, Monoidal, Points, Relations, Spotting, Video, ViT
 
-    return {"lm": LM, "vit": ViT, "monoidal": Monoidal, "spotting": Spotting, "relations": Relations, "points": Points}
+    return {
+        "lm": LM,
+        "vit": ViT,
+        "video": Video,
+        "points": Points,
+        "spotting": Spotting,
+        "relations": Relations,
+        "monoidal": Monoidal,
+    }
 
 
 def _help(path: str, commands: dict[str, type[Any]]) -> None:

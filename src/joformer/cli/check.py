@@ -66,20 +66,24 @@ class Check:
 
 def check_examples(source: Source, size: int | None, fault: Fault) -> list[Note]:
     """Decodes every example of both splits; returns the summary."""
-    from joformer.training import load_labelled
+    from joformer.training import load_clips, load_labelled
     from joformer.training.data.audio import decode_sound
+    from joformer.training.data.clips import SIZE, decode_clip, has_classes, open_clips
     from joformer.training.data.examples import open_examples
     from joformer.training.data.hub import is_hub
     from joformer.training.data.sources import summary
     from joformer.training.data.streamed import decode_image
 
     if source.path is None and not is_hub(source.spec):
-        load_labelled(source)  # which logs its summary; what is embedded has no faults
+        # It logs its summary; what is embedded has no faults.
+        (load_clips if source.kind == "video" else load_labelled)(source)
         return []
     shapes: dict[str, list[str]] = {}
     seen: Seen = {}
     with TemporaryDirectory() as folder:
-        records = open_examples(source, Path(folder), fault)
+        video = source.kind == "video"
+        opened = open_clips if video and not has_classes(source) else open_examples
+        records = opened(source, Path(folder), fault)
         splits = {"train": records.train, "test": records.test}
         sizes = {split: len(part) for split, part in splits.items()}
         every = ((split, part, index) for split, part in splits.items() for index in range(len(part)))
@@ -89,7 +93,9 @@ def check_examples(source: Source, size: int | None, fault: Fault) -> list[Note]
                 name = part.name(index)
                 try:
                     data = part.read(index)
-                    if source.kind == "sounds":
+                    if video:
+                        shape = f"{len(decode_clip(data, name, size or SIZE)):,} pictures"
+                    elif source.kind == "sounds":
                         shape = f"{decode_sound(data, name)[1]:,} samples per second"
                     else:
                         shape = "{} × {}".format(*decode_image(data, name).size)

@@ -25,6 +25,7 @@ class Compare:
 
     Attributes:
         data: Text, images or sounds: a file, a folder (one folder per class), a table; or stdlib, digits, tones, words.
+            Video (a folder of clips, or moving): classes where there are folders of them, else the next picture.
             Sets of points (npz), or clouds. Recordings with a table of events: keywords in a stream. Triples of a
             knowledge graph, or family: relations that commute against those that need not. `joformer check` says what
             is understood.
@@ -41,10 +42,11 @@ class Compare:
         heads: Their heads.
         context: Tokens in a window of text.
         vocab: 256 is bytes; more trains a BPE of that size.
-        batch: In a step: 16 windows of text or pieces of a stream, or 64 images, by default.
+        batch: In a step: 16 windows of text, pieces of a stream or clips, or 64 images, by default.
         column: The column of a table that holds the text; by default "text", or the only one.
         label: The column of the classes, if a table has several; folder or name, if both could be the class of sounds.
-        size: Scale and crop all images to this side.
+        size: Scale and crop all images to this side; clips to 32 by default.
+        length: Video: pictures per clip, 8 by default.
         rate: Sounds: samples per second, 8000 by default.
         seconds: Sounds: how much of each clip to use, from its start; 1.04 by default. Of a stream, how long the pieces
             are that a step reads; 8 by default.
@@ -77,6 +79,7 @@ class Compare:
     column: str | None = None
     label: str | None = None
     size: int | None = None
+    length: int | None = None
     rate: int | None = None
     seconds: float | None = None
     bands: int | None = None
@@ -131,8 +134,9 @@ class Compare:
 
     def _source(self) -> Source:
         """What the models learn from, by the kind of the data."""
-        from joformer.experiments import GraphSource, ImageSource, PointsSource, StreamSource, TextSource
+        from joformer.experiments import GraphSource, ImageSource, PointsSource, StreamSource, TextSource, VideoSource
         from joformer.training import resolve
+        from joformer.training.data.clips import has_classes
 
         found = resolve(self.data, label=self.label, column=self.column)
         if found.kind == "streams" or self.kind == "spotting":
@@ -145,6 +149,10 @@ class Compare:
             return GraphSource(found.spec, batch=self.batch or 512)
         if found.kind == "points":
             return PointsSource(found.spec, batch=self.batch or 64)
+        if found.kind == "video":
+            size, length = (self.size, self.length) if found.path is None else (self.size or 32, self.length or 8)
+            question: Literal["next", "class"] = "class" if has_classes(found) else "next"
+            return VideoSource(found.spec, question, batch=self.batch or 16, size=size, length=length, label=self.label)
         sound = {name: getattr(self, name) for name in ("rate", "seconds", "bands", "hop")}
         return ImageSource(found.spec, batch=self.batch or 64, label=self.label, size=self.size, **sound)
 

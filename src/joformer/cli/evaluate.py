@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure a trained model on held-out data: perplexity and bits per byte, accuracy, ranks, or F1 of events.
+    """Measure a trained model on held-out data: perplexity and bits per byte, accuracy, ranks, F1 of events, the error
+    of predicted pictures.
 
     At several lengths the same tokens are scored, as many as the shortest has, with more of the text before them.
 
@@ -48,7 +49,7 @@ class Evaluate:
         """Runs the command and returns its exit code."""
         if self.windows < 1 or any(length < 1 for length in self.lengths):
             raise ValueError(f"--lengths and --windows are 1 or more, got {self.lengths} and {self.windows}")
-        from joformer.models import JoFormerLM, JoFormerPoints, JoFormerSpotter, RotatE
+        from joformer.models import JoFormerLM, JoFormerPoints, JoFormerSpotter, JoFormerVideo, RotatE
         from joformer.training import open_run
 
         opened = open_run(self.checkpoint)
@@ -64,6 +65,7 @@ class Evaluate:
             JoFormerLM: self._text,
             JoFormerPoints: self._points,
             JoFormerSpotter: self._streams,
+            JoFormerVideo: self._video,
             RotatE: self._graph,
         }
         rows = measure.get(type(opened.model), self._images)(opened, data)
@@ -147,6 +149,23 @@ class Evaluate:
             logger.warning(f"{data} has changed since the model was trained on it")
         asked = {name: trained[name] for name in ("tolerance", "normalise") if name in trained}
         task, processes = SpottingTask(streams, patch=config.patch[1], **asked), Processes()
+        task.to(processes.device)
+        return [task.evaluate(opened.model.to(processes.device), processes)]
+
+    def _video(self, opened: Opened, data: str) -> list[dict[str, Any]]:
+        from joformer.training import Processes, VideoTask, load_clips
+
+        config, trained = opened.model.config, opened.run.get("task", {})
+        made = {name: opened.notes.get(name) for name in ("size", "length", "count")}
+        if self.data is not None:
+            made |= {"size": config.shape[0], "length": config.shape[2], "count": None}
+        clips = load_clips(data, question=config.question, label=self.label or opened.notes.get("label"), **made)
+        if config.question == "class" and len(clips.classes) != config.classes:
+            have = f"{len(clips.classes)} classes, the model knows {config.classes}"
+            raise ValueError(f"{data} has {have}: give other --data")
+        if self.data is None and clips.fingerprint != trained.get("images"):
+            logger.warning(f"{data} has changed since the model was trained on it")
+        task, processes = VideoTask(clips, question=config.question, normalise=trained.get("normalise")), Processes()
         task.to(processes.device)
         return [task.evaluate(opened.model.to(processes.device), processes)]
 

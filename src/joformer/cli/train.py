@@ -17,14 +17,24 @@ from joformer.attention._options import Transport
 from joformer.cli.console import say
 from joformer.cli.options import Place, write_config
 from joformer.frames._base import Split
-from joformer.models import ClassifierConfig, LMConfig, PointsConfig, RelationsConfig, SpottingConfig, ViTConfig
+from joformer.models import (
+    ClassifierConfig,
+    LMConfig,
+    PointsConfig,
+    RelationsConfig,
+    SpottingConfig,
+    VideoConfig,
+    ViTConfig,
+)
 from joformer.models._classifier import Reading
 from joformer.models._points import Coordinates, Inputs, PointFrames, PointSplit
 from joformer.models._saving import blank
 from joformer.models._spotting import FramesName as HeardFrames
 from joformer.models._spotting import halved
-from joformer.models._vit import FramesName, eighths
+from joformer.models._video import Attention
+from joformer.models._vit import FramesName, eighths, quarters
 from joformer.training import (
+    ClipAugment,
     ImageTask,
     LanguageTask,
     PointsTask,
@@ -35,8 +45,11 @@ from joformer.training import (
     Stopped,
     Task,
     Tokenizer,
+    VideoTask,
 )
+from joformer.training.augment.clips import ClipAugmentation
 from joformer.training.augment.named import Augmentation
+from joformer.training.data.moving import Question
 from joformer.training.opened import Weights
 from joformer.training.processes import require_teams
 from joformer.training.runs import TOKENIZER
@@ -480,6 +493,81 @@ class Points:
         given |= {"axes": points.axes, "features": points.features, "classes": len(points.classes)}
         task = PointsTask(points, batch=self.batch, augment=self.augment)
         return self.output.train(self, PointsConfig(**given), task, self.recipe, {"data": source.spec, **read})
+
+
+@dataclass(frozen=True)
+class Video:
+    """Clips on three axes (row, column, time): their next picture, or what moved where.
+
+    Example: joformer train video --data mnist --size 32 --length 8 --steps 2000 --out runs/moving
+
+    Attributes:
+        data: A folder of clips (mp4, mov, mkv, webm, avi by PyAV; gif, npy, npz), one folder per class if there are
+            classes; moving (embedded); or images, of which two move in every clip: mnist, digits, a path.
+        question: next: the next picture, at every time. class: that of the folder or, of clips that are made, the
+            direction in which one of the two images moves.
+        size: Rows and columns of a picture; 64 by default, moving 16.
+        length: Pictures per clip; 20 by default, moving 6.
+        count: Clips that are made to train with; 2,000 by default, and a quarter of that to test.
+        label: The column of the classes, where a table lists the clips.
+        batch: Clips per step, of all processes together.
+        augment: flip reverses rows, columns and time, each half of the time, and the class with them where it is known
+            how; shift moves clips by up to an eighth of their sides.
+        attention: joint: over the whole clip. factorised: within a picture and along time, in turn.
+        frames: How patches rotate: fixed, learned (the default), dense, projected, cumulative; additive or none
+            do not.
+        split: How axes share planes: axial (the default), combined, or diagonal.
+        transport: What is transported: scores (RoPE), values, both (JoFormer, the default) or none.
+        per_layer: Whether every layer has its own frames; by default if they are dense or read the content.
+        patch: Sides of a patch, rows and columns; by default about a quarter of each. Every picture has its own.
+        dim: The width.
+        layers: The number of layers.
+        heads: The number of heads.
+        hidden: Width of the feed-forward; four times --dim by default.
+        base: The slowest frequency's wavelength, 2π base.
+        dropout: Share of what a layer adds that is dropped while training.
+        drop_path: How often the last layer is skipped while training; earlier ones less often.
+    """
+
+    output: Run
+    data: str = "moving"
+    question: Question = "next"
+    size: int | None = None
+    length: int | None = None
+    count: int | None = None
+    label: str | None = None
+    batch: int = 16
+    augment: ClipAugmentation = "none"
+    attention: Attention = "joint"
+    frames: FramesName | None = None
+    split: Split | None = None
+    transport: Transport | None = None
+    per_layer: bool | None = None
+    patch: tuple[int, ...] | None = None
+    dim: int = 96
+    layers: int = 4
+    heads: int = 4
+    hidden: int | None = None
+    base: float = 100.0
+    dropout: float = 0.0
+    drop_path: float = 0.0
+    recipe: Recipe = field(default_factory=lambda: Recipe(lr=3e-3, end=0.0, betas=(0.9, 0.999)))
+
+    def run(self) -> int:
+        """Runs the command and returns its exit code."""
+        self.output.check(self.recipe)
+        source = training.resolve(self.data, label=self.label)
+        made = {name: getattr(self, name) for name in ("size", "length", "count", "label")}
+        clips = training.load_clips(source, question=self.question, **made)
+        channels, *shape = clips.train.images.shape[1:]
+        patch = quarters(shape[:2]) if self.patch is None else self.patch * (2 if len(self.patch) == 1 else 1)
+        given = {each.name: getattr(self, each.name, None) for each in fields(VideoConfig)}
+        given |= {"shape": tuple(shape), "patch": (*patch, 1), "channels": channels}
+        given |= {"classes": max(1, len(clips.classes))}
+        config = VideoConfig(**{name: value for name, value in given.items() if value is not None})
+        augment = ClipAugment.named(self.augment)
+        task = VideoTask(clips, question=self.question, batch=self.batch, augment=augment)
+        return self.output.train(self, config, task, self.recipe, {"data": source.spec, **made})
 
 
 def _patch(given: tuple[int, ...] | None, shape: tuple[int, ...]) -> tuple[int, ...]:

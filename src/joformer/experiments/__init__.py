@@ -20,6 +20,7 @@ from joformer.experiments import (
     speech,
     spotting,
     transport,
+    video,
     wikipedia,
 )
 from joformer.experiments.running import run
@@ -30,6 +31,7 @@ from joformer.experiments.sources import (
     SequenceSource,
     StreamSource,
     TextSource,
+    VideoSource,
 )
 from joformer.experiments.tables import Cell, Table, plan
 
@@ -46,10 +48,11 @@ TABLES = {
     "spotting": spotting.tables,
     "relations": relations.tables,
     "points": points.tables,
+    "video": video.tables,
     "overhead": overhead.tables,
 }
 """The tables by name, in the order in which they are run."""
-NAMED_ONLY = ("hierarchy", "separation", "points", "spotting")
+NAMED_ONLY = ("hierarchy", "separation", "points", "spotting", "video")
 """Tables that are run where they are named, and not among all: they take long, and are not the paper's."""
 
 __all__ = [
@@ -63,6 +66,7 @@ __all__ = [
     "StreamSource",
     "Table",
     "TextSource",
+    "VideoSource",
     "plan",
     "run",
 ]

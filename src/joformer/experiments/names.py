@@ -85,7 +85,20 @@ MODELS: dict[str, dict[str, str | Rotating]] = {
         "selective ssm": "selective SSM",
     },
     **{name: {**_VISION} for name in ("cifar100", "cifar100-liere", "imagenet", "speech", "overhead")},
-    **{name: {**_GRID} for name in ("transport", "separation", "spotting", "compare", "cost", "sizes", "rates")},
+    **{
+        name: {**_GRID}
+        for name in (
+            "video-next",
+            "video-class",
+            "transport",
+            "separation",
+            "spotting",
+            "compare",
+            "cost",
+            "sizes",
+            "rates",
+        )
+    },
 }
 """The models of each table by their identifiers."""
 

@@ -12,10 +12,12 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from joformer.experiments.sequences import SequenceTask, draw
-from joformer.models import LMConfig, PointsConfig, SpottingConfig, ViTConfig
+from joformer.models import LMConfig, PointsConfig, SpottingConfig, VideoConfig, ViTConfig
 from joformer.models._spotting import halved
-from joformer.models._vit import eighths
+from joformer.models._vit import eighths, quarters
 from joformer.training import (
+    ClipAugment,
+    Clips,
     Graph,
     ImageTask,
     LanguageTask,
@@ -28,14 +30,18 @@ from joformer.training import (
     Task,
     Text,
     Tokenizer,
+    VideoTask,
     augmentation,
+    load_clips,
     load_graph,
     load_labelled,
     load_points,
     load_streams,
     load_text,
 )
+from joformer.training.augment.clips import ClipAugmentation
 from joformer.training.augment.named import Augmentation
+from joformer.training.data.moving import Question
 from joformer.training.tasks.points import Motion
 
 Scale = Literal["laptop", "paper"]
@@ -45,7 +51,7 @@ PERCENT = 5
 # Cells that share data load it once per process.
 _text, _images = lru_cache(maxsize=4)(load_text), lru_cache(maxsize=4)(load_labelled)
 _graph, _points = lru_cache(maxsize=4)(load_graph), lru_cache(maxsize=4)(load_points)
-_streams = lru_cache(maxsize=4)(load_streams)
+_streams, _clips = lru_cache(maxsize=4)(load_streams), lru_cache(maxsize=4)(load_clips)
 _streamed: Any = lru_cache(maxsize=4)(Streamed)
 
 
@@ -313,6 +319,52 @@ class PointsSource(_Source):
 
 
 @dataclass(frozen=True)
+class VideoSource(_Source):
+    """Clips, and the question that is asked of them.
+
+    >>> VideoSource("moving", question="class").metric
+    'accuracy'
+    """
+
+    data: str
+    question: Question = "next"
+    batch: int = 16
+    augment: ClipAugmentation = "none"
+    size: int | None = None
+    length: int | None = None
+    count: int | None = None
+    label: str | None = None
+
+    @property
+    def metric(self) -> str:  # type: ignore[override]
+        """What the question is measured by."""
+        return "accuracy" if self.question == "class" else "picture_error"
+
+    def load(self) -> Clips:
+        """Both splits."""
+        made = {name: getattr(self, name) for name in ("question", "size", "length", "count", "label")}
+        return _clips(self.data, **made)
+
+    def task(self) -> Task:
+        """The task on this data."""
+        augment = ClipAugment.named(self.augment)
+        return VideoTask(self.load(), question=self.question, batch=self.batch, augment=augment)
+
+    def plain(self, *, dim: int, layers: int, heads: int) -> VideoConfig:
+        """A model without positions with joint attention; its patches are about a quarter of each side."""
+        clips = self.load()
+        channels, *shape = clips.train.images.shape[1:]
+        return VideoConfig(
+            model="none", shape=tuple(shape), patch=(*quarters(shape[:2]), 1), channels=channels,
+            classes=max(1, len(clips.classes)), dim=dim, layers=layers, heads=heads, question=self.question,
+        )  # fmt: skip
+
+    def notes(self) -> dict[str, Any]:
+        """What `joformer evaluate` needs to find the data again."""
+        return {name: getattr(self, name) for name in ("data", "size", "length", "count", "label")}
+
+
+@dataclass(frozen=True)
 class SequenceSource(_Source):
     """Sequences that are drawn, with a question each; `data` is the question's name (sequences.py).
 
@@ -346,4 +398,4 @@ class SequenceSource(_Source):
         return {"data": self.data}
 
 
-Source = TextSource | ImageSource | StreamSource | GraphSource | PointsSource | SequenceSource
+Source = TextSource | ImageSource | StreamSource | GraphSource | PointsSource | VideoSource | SequenceSource

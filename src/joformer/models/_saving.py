@@ -25,9 +25,18 @@ from joformer.models._lm import JoFormerLM
 from joformer.models._points import JoFormerPoints
 from joformer.models._relations import RotatE
 from joformer.models._spotting import JoFormerSpotter
+from joformer.models._video import JoFormerVideo
 from joformer.models._vit import JoFormerViT, ViTConfig, earlier_forms
 
-_KNOWN = (JoFormerLM, JoFormerViT, MonoidalClassifier, RotatE, JoFormerPoints, JoFormerSpotter)
+_KNOWN = (
+    JoFormerLM,
+    JoFormerViT,
+    JoFormerVideo,
+    JoFormerPoints,
+    JoFormerSpotter,
+    MonoidalClassifier,
+    RotatE,
+)
 MODELS: dict[str, Any] = {model.__name__: model for model in _KNOWN}
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 Layout = dict[str, tuple[str, tuple[int, ...]]]
@@ -118,7 +127,7 @@ def written_before(config: Any) -> list[dict[str, Any]]:
     >>> written_before(ViTConfig(frames="fixed", transport="scores"))[0]["config"]["model"]
     'rope2d'
     """
-    forms = earlier_forms(config) if isinstance(config, ViTConfig) else []
+    forms = earlier_forms(config) if type(config) is ViTConfig else []
     return [{**written(config), "config": form} for form in forms]
 
 

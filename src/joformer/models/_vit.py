@@ -213,6 +213,11 @@ class ViTConfig:
         return (self.pool == "cls") + self.registers
 
     @property
+    def outputs(self) -> int:
+        """Numbers that the head gives."""
+        return self.classes
+
+    @property
     def variant(self) -> Variant:
         """The four fields that say the model."""
         return Variant(self.frames, self.split, self.per_layer, self.transport)
@@ -270,7 +275,7 @@ class JoFormerViT(nn.Module):
             for layer in range(config.layers)
         )
         self.norm = nn.LayerNorm(dim)
-        self.head = nn.Linear(dim, config.classes)
+        self.head = nn.Linear(dim, config.outputs)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -432,5 +437,20 @@ def eighths(shape: Sequence[int]) -> tuple[int, ...]:
     >>> eighths((224, 224)), eighths((28, 28)), eighths((8, 8))
     ((28, 28), (4, 4), (1, 1))
     """
+    return _shares(shape, 8)
+
+
+def quarters(shape: Sequence[int]) -> tuple[int, ...]:
+    """The same, nearest to a quarter: for clips, which have as many patches again for every picture.
+
+    >>> quarters((64, 64)), quarters((30, 40))
+    ((16, 16), (6, 10))
+    """
+    return _shares(shape, 4)
+
+
+def _shares(shape: Sequence[int], parts: int) -> tuple[int, ...]:
     divisors = [[p for p in range(1, side + 1) if side % p == 0] for side in shape]
-    return tuple(min(some, key=lambda p: (abs(p - side / 8), -p)) for side, some in zip(shape, divisors, strict=True))
+    return tuple(
+        min(some, key=lambda p: (abs(p - side / parts), -p)) for side, some in zip(shape, divisors, strict=True)
+    )

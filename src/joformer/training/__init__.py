@@ -6,8 +6,10 @@ train(LMConfig(dim=128), task, Recipe(steps=500), "runs/small")
 
 from joformer._seeding import generator
 from joformer.training.augment import Augment, Mix
+from joformer.training.augment.clips import ClipAugment
 from joformer.training.augment.named import augmentation
 from joformer.training.data import (
+    Clips,
     Graph,
     Images,
     Points,
@@ -17,6 +19,7 @@ from joformer.training.data import (
     Text,
     Tokenizer,
     load_audio,
+    load_clips,
     load_graph,
     load_images,
     load_labelled,
@@ -31,10 +34,12 @@ from joformer.training.processes import Processes
 from joformer.training.recipe import Recipe
 from joformer.training.runs import Stopped
 from joformer.training.stages import Stage, learning_rate
-from joformer.training.tasks import ImageTask, LanguageTask, PointsTask, RelationsTask, SpottingTask, Task
+from joformer.training.tasks import ImageTask, LanguageTask, PointsTask, RelationsTask, SpottingTask, Task, VideoTask
 
 __all__ = [
     "Augment",
+    "ClipAugment",
+    "Clips",
     "Graph",
     "ImageTask",
     "Images",
@@ -55,10 +60,12 @@ __all__ = [
     "Task",
     "Text",
     "Tokenizer",
+    "VideoTask",
     "augmentation",
     "generator",
     "learning_rate",
     "load_audio",
+    "load_clips",
     "load_graph",
     "load_images",
     "load_labelled",

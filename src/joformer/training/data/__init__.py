@@ -1,8 +1,9 @@
-"""Data by name or by path: text as tokens on disk, images and spectrograms as bytes in memory."""
+"""Data by name or by path: text as tokens on disk, images, spectrograms and clips as bytes in memory."""
 
 from __future__ import annotations
 
 from joformer.training.data.audio import load_audio
+from joformer.training.data.clips import Clips, load_clips
 from joformer.training.data.files import Place
 from joformer.training.data.graphs import Graph, load_graph
 from joformer.training.data.images import Images, Labelled, load_images
@@ -13,6 +14,7 @@ from joformer.training.data.streams import Streams, load_streams
 from joformer.training.data.text import Text, Tokenizer, load_text, windows
 
 __all__ = [
+    "Clips",
     "Clouds",
     "Graph",
     "Images",
@@ -24,6 +26,7 @@ __all__ = [
     "Text",
     "Tokenizer",
     "load_audio",
+    "load_clips",
     "load_graph",
     "load_images",
     "load_labelled",
@@ -67,6 +70,7 @@ def load_labelled(
         "graph": ("a graph", "relations"),
         "points": ("points", "points"),
         "streams": ("recordings with events", "spotting"),
+        "video": ("video", "video"),
     }
     if source.kind in others:
         what, remedy = others[source.kind]

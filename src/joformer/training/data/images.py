@@ -160,17 +160,23 @@ def load_images(
 
 
 def kept(
-    source: Source, word: str, settings: tuple[object, ...], make: Callable[[Records], Made], *, cache: Place | None
+    source: Source,
+    word: str,
+    settings: tuple[object, ...],
+    make: Callable[[Records], Made],
+    *,
+    cache: Place | None,
+    opened: Callable[[Source, Path], Records] = open_examples,
 ) -> Images:
     """What `make(records)` gives for a source, from the cache where it was made before.
 
-    `settings` are all that the result depends on beside the source and the label.
+    `settings` are all that the result depends on beside the source and the label; `opened` opens the source.
     """
     key = content_hash(FORMAT, word, identity(source), str(label_of(source)), str(settings))
 
     def build(folder: Path) -> Made:
         with TemporaryDirectory(dir=folder.parent, prefix=".arrow-") as rows:
-            return make(open_examples(source, Path(rows)))
+            return make(opened(source, Path(rows)))
 
     made = stored(f"{source.kind}-{key}", build, cache=cache)
     return finished(source, made, content_hash(key, made.mark) if made.mark else key)
@@ -217,7 +223,7 @@ def _decoded(records: Split, size: int | None, converted: Counter[str]) -> UInt8
         pixels = np.asarray(image)
         pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
         if images is None:
-            _require_memory(len(records) * 3 * pixels[0].size)
+            require_memory(len(records) * 3 * pixels[0].size)
             images = np.empty((len(records), *pixels.shape), dtype=np.uint8)
         if pixels.shape[1:] != images.shape[2:]:
             this, first = f"{image.width} × {image.height}", f"{images.shape[3]} × {images.shape[2]}"
@@ -228,7 +234,13 @@ def _decoded(records: Split, size: int | None, converted: Counter[str]) -> UInt8
     return torch.from_numpy(images)
 
 
-def _require_memory(size: int) -> None:
+def require_memory(size: int) -> None:
+    """Raises ValueError where so many bytes of pixels do not fit into memory.
+
+    >>> require_memory(10**18)
+    Traceback (most recent call last):
+    ValueError: 1000000000 GB of pixels do not fit into memory: give a smaller size (--size), or stream them (--stream)
+    """
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

@@ -15,6 +15,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,16 +23,17 @@ from typing import Any, Literal
 
 from joformer._log import logger
 from joformer._remote import fetch, is_address
+from joformer.training.data.arrays import holds_pictures
 from joformer.training.data.files import Place, files_under, open_parquet, require_path, suffix_of
 from joformer.training.data.hub import hub, is_hub
 from joformer.training.data.tables import is_parquet, is_table, read_rows
 from joformer.training.data.triples import holds_triples
 
-Kind = Literal["text", "images", "sounds", "streams", "graph", "points"]
+Kind = Literal["text", "images", "sounds", "streams", "graph", "points", "video"]
 Note = tuple[int, str]  # what a loader decided on its own: a level of `logging`, and one line
 
 NAMES: dict[str, Kind] = {"stdlib": "text", "digits": "images", "tones": "sounds", "words": "sounds"}
-NAMES["family"], NAMES["clouds"] = "graph", "points"
+NAMES |= {"family": "graph", "clouds": "points", "moving": "video"}
 NAMES |= dict.fromkeys(("wikipedia", "openwebtext"), "text")
 NAMES |= dict.fromkeys(("mnist", "cifar100", "imagenet"), "images")
 SPLITS = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "test": "test"}
@@ -43,12 +45,14 @@ SUFFIXES: dict[Kind, tuple[str, ...]] = {
     "streams": (*WAV, *CODED),
     "graph": (),
     "points": (".npy", ".xyz"),
+    "video": (".avi", ".gif", ".m4v", ".mkv", ".mov", ".mp4", ".npy", ".npz", ".webm"),
 }
+ARRAYS = (".npy", ".npz")  # clips or points: their first array says which
 UNREAD = (".aac", ".aif", ".aiff", ".m4a", ".wma")  # sounds that nothing here can read: they are called that
 HEARD = (*SUFFIXES["sounds"], *UNREAD)
-LISTED = (*SUFFIXES["images"], *HEARD, *SUFFIXES["points"])  # what a table may list
+LISTED = (*SUFFIXES["images"], *HEARD, *SUFFIXES["points"], *SUFFIXES["video"])  # what a table may list
 TESTS = ("test", "validation", "valid", "val")  # the first of these that has labels is the test split
-WORDS = {"images": "image", "sounds": "sound", "points": "set", "streams": "sound"}
+WORDS = {"images": "image", "sounds": "sound", "points": "set", "streams": "sound", "video": "video"}
 FILE = ("file", "file_name", "filename", "path")  # names of the column of a table that lists files
 START, END = ("start", "onset", "begin"), ("end", "offset", "stop")  # … and of those that make it one of events
 
@@ -59,7 +63,8 @@ class Source:
 
     Attributes:
         spec: The name, the address, or the path from the root: it leads to the data from any folder.
-        kind: "text", "images", "sounds", "streams" (recordings with a table of events), "graph" or "points".
+        kind: "text", "images", "sounds", "streams" (recordings with a table of events), "graph", "points" or
+            "video".
         name: How reports call it: the name, or the last part of the path.
         path: Where it is, as it was given; None for names, of an address where it was fetched to.
         files: All files there, in one order.
@@ -188,14 +193,29 @@ def _kind_of_files(files: Sequence[Path], listing: Sequence[Path]) -> Kind:
     if any(map(_lists_events, listing)):
         return "streams"
     names = [name for table in listing for name in _listed(table)] or files
-    sounds, images = (sum(suffix_of(name) in some for name in names) for some in (HEARD, SUFFIXES["images"]))
+    suffixes = [suffix_of(name) for name in names]
+    arrays = [file for file in files if suffix_of(file) in ARRAYS]
+    clips = [suffix for suffix in SUFFIXES["video"] if suffix not in ARRAYS or (arrays and holds_pictures(arrays[0]))]
+    sounds, images, video = (sum(suffix in some for suffix in suffixes) for some in (HEARD, SUFFIXES["images"], clips))
+    gifs = [file for file in files if suffix_of(file) == ".gif"]
+    if video > max(sounds, images) or (video == images == suffixes.count(".gif") > sounds and _moves(gifs)):
+        return "video"
     if sounds or images:
         return "sounds" if sounds >= images else "images"
-    if any(suffix_of(name) in (".npz", *SUFFIXES["points"]) for name in names):
+    if any(suffix_of(name) in (*ARRAYS, *SUFFIXES["points"]) for name in names):
         return "points"
     if files and all(map(holds_triples, files)):
         return "graph"
     return next(map(_kind_of_parquet, filter(is_parquet, files)), "text")
+
+
+def _moves(gifs: Sequence[Path]) -> bool:
+    """Whether the first of these is a clip: gif files may be still images, too."""
+    from PIL import Image
+
+    with suppress(Exception), Image.open(gifs[0], formats=("GIF",)) as image:
+        return bool(getattr(image, "is_animated", False))
+    return False
 
 
 def _kind_of_parquet(file: Path) -> Kind:
