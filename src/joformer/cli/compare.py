@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from joformer._remote import local, require_place
 from joformer.cli.grid import Engine, chosen, finish, note_look, run_tables, show_cells
@@ -25,8 +25,10 @@ class Compare:
 
     Attributes:
         data: Text, images or sounds: a file, a folder (one folder per class), a table; or stdlib, digits, tones, words.
-            Triples of a knowledge graph, or family: relations that commute against those that need not. `joformer
-            check` says what is understood.
+            Triples of a knowledge graph, or family: relations that commute against those that need not. Syntax
+            trees, or stdlib-trees: RoPE on the sequence of all nodes. `joformer check` says what is understood.
+        kind: What the data is, where it could be two things: source code and JSON are text unless this is trees.
+        question: Trees: masked, the kinds of hidden nodes, or misuse, which use of a variable is wrong.
         seeds: How many seeds: 0, 1, …
         steps: Steps of every run.
         longer: Run again for so many times the steps, to see whether it lasts; 1 does not look.
@@ -58,6 +60,8 @@ class Compare:
     """
 
     data: str
+    kind: Literal["text", "images", "sounds", "graph", "trees"] | None = None
+    question: Literal["masked", "misuse"] = "masked"
     seeds: int = 8
     steps: int = 300
     longer: int = 4
@@ -126,15 +130,17 @@ class Compare:
 
     def _source(self) -> Source:
         """What the models learn from, by the kind of the data."""
-        from joformer.experiments import GraphSource, ImageSource, TextSource
+        from joformer.experiments import GraphSource, ImageSource, TextSource, TreeSource
         from joformer.training import resolve
 
-        found = resolve(self.data, label=self.label, column=self.column)
+        found = resolve(self.data, kind=self.kind, label=self.label, column=self.column)
         if found.kind == "text":
             batch = self.batch or 16
             return TextSource(found.spec, vocab=self.vocab, column=self.column, context=self.context, batch=batch)
         if found.kind == "graph":
             return GraphSource(found.spec, batch=self.batch or 512)
+        if found.kind == "trees":
+            return TreeSource(found.spec, question=self.question, batch=self.batch or 32)
         sound = {name: getattr(self, name) for name in ("rate", "seconds", "bands", "hop")}
         return ImageSource(found.spec, batch=self.batch or 64, label=self.label, size=self.size, **sound)
 

@@ -30,7 +30,7 @@ class Evaluate:
         data: Other data than it was trained on; a language model keeps its tokenizer.
         column: The column of a table that holds the text; by default that of training.
         label: The column of the classes, or folder or name for sounds; by default that of training.
-        split: Which part of the text; of images and sounds it is always test.
+        split: Which part of text, graphs and trees; of images and sounds it is always test.
         windows: Windows of text, spread evenly over the split.
         json: Print a list of {length, loss, …} instead of lines.
     """
@@ -48,7 +48,7 @@ class Evaluate:
         """Runs the command and returns its exit code."""
         if self.windows < 1 or any(length < 1 for length in self.lengths):
             raise ValueError(f"--lengths and --windows are 1 or more, got {self.lengths} and {self.windows}")
-        from joformer.models import JoFormerLM, RotatE
+        from joformer.models import JoFormerLM, JoFormerTree, RotatE
         from joformer.training import open_run
 
         opened = open_run(self.checkpoint)
@@ -60,7 +60,8 @@ class Evaluate:
         if self.lengths and not isinstance(opened.model, JoFormerLM):
             held = type(opened.model).__name__
             raise ValueError(f"--lengths are for language models, {self.checkpoint} holds {held}")
-        measure = {JoFormerLM: self._text, RotatE: self._graph}.get(type(opened.model), self._images)
+        kinds = {JoFormerLM: self._text, RotatE: self._graph, JoFormerTree: self._trees}
+        measure = kinds.get(type(opened.model), self._images)
         rows = measure(opened, data)
         if self.json:
             say(json.dumps(rows, indent=2), lines=True)
@@ -109,6 +110,21 @@ class Evaluate:
         if graph.fingerprint != opened.run.get("task", {}).get("graph"):
             raise ValueError(f"{data} is another graph than the model was trained on: its numbers mean other entities")
         task = RelationsTask(graph)
+        task.to(processes.device)
+        found = task.evaluate(opened.model.to(processes.device), processes, split=self.split)
+        return [{"split": self.split, **found}]
+
+    def _trees(self, opened: Opened, data: str) -> list[dict[str, Any]]:
+        from joformer._io import read_json
+        from joformer.training import Processes, TreeTask, load_trees, resolve
+        from joformer.training.data.trees import NODES
+
+        trained, processes = opened.run.get("task", {}), Processes()
+        trees = load_trees(resolve(data, kind="trees"), nodes=opened.notes.get("nodes") or NODES)
+        if self.data is None and trees.fingerprint != trained.get("trees"):
+            logger.warning(f"{data} has changed since the model was trained on it")
+        trees = trees.renumbered(read_json(opened.folder / "trees.json")["kinds"])
+        task = TreeTask(trees, question=trained.get("question", "masked"), share=trained.get("share", 0.15))
         task.to(processes.device)
         found = task.evaluate(opened.model.to(processes.device), processes, split=self.split)
         return [{"split": self.split, **found}]

@@ -18,10 +18,11 @@ from joformer.experiments import (
     separation,
     speech,
     transport,
+    trees,
     wikipedia,
 )
 from joformer.experiments.running import run
-from joformer.experiments.sources import GraphSource, ImageSource, SequenceSource, TextSource
+from joformer.experiments.sources import GraphSource, ImageSource, SequenceSource, TextSource, TreeSource
 from joformer.experiments.tables import Cell, Table, plan
 
 TABLES = {
@@ -35,10 +36,11 @@ TABLES = {
     "separation": separation.tables,
     "speech": speech.tables,
     "relations": relations.tables,
+    "trees": trees.tables,
     "overhead": overhead.tables,
 }
 """The tables by name, in the order in which they are run."""
-NAMED_ONLY = ("hierarchy", "separation")
+NAMED_ONLY = ("hierarchy", "separation", "trees")
 """Tables that are run where they are named, and not among all: they take long, and are not the paper's."""
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "SequenceSource",
     "Table",
     "TextSource",
+    "TreeSource",
     "plan",
     "run",
 ]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from joformer.experiments.sequences import SequenceTask, draw
-from joformer.models import LMConfig, ViTConfig
+from joformer.models import LMConfig, TreeConfig, ViTConfig
 from joformer.models._vit import eighths
 from joformer.training import (
     Graph,
@@ -23,12 +23,16 @@ from joformer.training import (
     Task,
     Text,
     Tokenizer,
+    Trees,
+    TreeTask,
     augmentation,
     load_graph,
     load_labelled,
     load_text,
+    load_trees,
 )
 from joformer.training.augment.named import Augmentation
+from joformer.training.tasks.trees import READS, Question
 
 Scale = Literal["laptop", "paper"]
 # Options that version 0.1 did not have: at their defaults they are no part of a cell's description.
@@ -36,7 +40,7 @@ LATER = ("column", "rate", "seconds", "bands", "hop", "percent", "tokenizer")
 PERCENT = 5
 # Cells that share data load it once per process.
 _text, _images = lru_cache(maxsize=4)(load_text), lru_cache(maxsize=4)(load_labelled)
-_graph = lru_cache(maxsize=4)(load_graph)
+_graph, _trees = lru_cache(maxsize=4)(load_graph), lru_cache(maxsize=4)(load_trees)
 _streamed: Any = lru_cache(maxsize=4)(Streamed)
 
 
@@ -216,6 +220,47 @@ class GraphSource(_Source):
 
 
 @dataclass(frozen=True)
+class TreeSource(_Source):
+    """Trees of Python or JSON, and what is asked about them.
+
+    >>> TreeSource("stdlib-trees").question
+    'masked'
+    """
+
+    metric = "accuracy"
+    frames = ("fixed", "tree", "tree-dense")
+    baselines = ("shiv-quirk",)
+
+    data: str
+    question: Question = "masked"
+    batch: int = 32
+
+    def load(self) -> Trees:
+        """The trees of all splits."""
+        return _trees(self.data)
+
+    def plain(self, *, dim: int, layers: int, heads: int) -> TreeConfig:
+        """A model of nodes without positions."""
+        trees = self.load()
+        return TreeConfig(
+            kinds=len(trees.kinds), reads=READS[self.question], dim=dim, layers=layers, heads=heads, frames="fixed",
+            transport="none", depth=trees.depth, branches=trees.branches,
+        )  # fmt: skip
+
+    def tokens(self, config: Any) -> int:
+        """Nodes of the trees, on average."""
+        return int(self.batch * self.load().train.counts.double().mean())
+
+    def task(self) -> Task:
+        """The task on this data."""
+        return TreeTask(self.load(), question=self.question, batch=self.batch)
+
+    def notes(self) -> dict[str, Any]:
+        """What `joformer evaluate` needs to find the data again."""
+        return {"data": self.data}
+
+
+@dataclass(frozen=True)
 class SequenceSource(_Source):
     """Sequences that are drawn, with a question each; `data` is the question's name (sequences.py).
 
@@ -249,4 +294,4 @@ class SequenceSource(_Source):
         return {"data": self.data}
 
 
-Source = TextSource | ImageSource | GraphSource | SequenceSource
+Source = TextSource | ImageSource | GraphSource | TreeSource | SequenceSource

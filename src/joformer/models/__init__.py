@@ -12,18 +12,21 @@ from joformer.models._losses import linear_cross_entropy
 from joformer.models._relations import RelationsConfig, RotatE
 from joformer.models._saving import load, save
 from joformer.models._ssm import JourneySSM
+from joformer.models._tree import JoFormerTree, TreeConfig
 from joformer.models._vit import VARIANTS, JoFormerViT, Variant, ViTConfig
 
 __all__ = [
     "VARIANTS",
     "ClassifierConfig",
     "JoFormerLM",
+    "JoFormerTree",
     "JoFormerViT",
     "JourneySSM",
     "LMConfig",
     "MonoidalClassifier",
     "RelationsConfig",
     "RotatE",
+    "TreeConfig",
     "Variant",
     "ViTConfig",
     "adapt",

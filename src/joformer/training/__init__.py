@@ -14,11 +14,13 @@ from joformer.training.data import (
     Streamed,
     Text,
     Tokenizer,
+    Trees,
     load_audio,
     load_graph,
     load_images,
     load_labelled,
     load_text,
+    load_trees,
     resolve,
 )
 from joformer.training.loop import train
@@ -27,7 +29,7 @@ from joformer.training.processes import Processes
 from joformer.training.recipe import Recipe
 from joformer.training.runs import Stopped
 from joformer.training.stages import Stage, learning_rate
-from joformer.training.tasks import ImageTask, LanguageTask, RelationsTask, Task
+from joformer.training.tasks import ImageTask, LanguageTask, RelationsTask, Task, TreeTask
 
 __all__ = [
     "Augment",
@@ -47,6 +49,8 @@ __all__ = [
     "Task",
     "Text",
     "Tokenizer",
+    "TreeTask",
+    "Trees",
     "augmentation",
     "generator",
     "learning_rate",
@@ -55,6 +59,7 @@ __all__ = [
     "load_images",
     "load_labelled",
     "load_text",
+    "load_trees",
     "load_weights",
     "open_run",
     "resolve",

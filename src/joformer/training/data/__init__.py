@@ -9,6 +9,7 @@ from joformer.training.data.images import Images, Labelled, load_images
 from joformer.training.data.sources import Source, resolve
 from joformer.training.data.streamed import Streamed
 from joformer.training.data.text import Text, Tokenizer, load_text, windows
+from joformer.training.data.trees import Trees, load_trees
 
 __all__ = [
     "Graph",
@@ -18,11 +19,13 @@ __all__ = [
     "Streamed",
     "Text",
     "Tokenizer",
+    "Trees",
     "load_audio",
     "load_graph",
     "load_images",
     "load_labelled",
     "load_text",
+    "load_trees",
     "resolve",
     "windows",
 ]
@@ -55,8 +58,9 @@ def load_labelled(
         if size is not None:
             raise ValueError(f"{source.name} holds sounds: leave out size (--size) and give --bands and --seconds")
         return load_audio(source, cache=cache, **given)  # type: ignore[arg-type]
-    if source.kind in ("text", "graph"):
-        what, remedy = {"text": ("text", "a language model (lm)"), "graph": ("a graph", "relations")}[source.kind]
+    others = {"text": ("text", "a language model (lm)"), "graph": ("a graph", "relations"), "trees": ("trees", "trees")}
+    if source.kind in others:
+        what, remedy = others[source.kind]
         raise ValueError(f"{source.path or source.spec} holds {what}: give images or sounds, or train {remedy}")
     if given:
         raise ValueError(f"{source.name} holds images: leave out {' '.join(f'--{name}' for name in given)}")

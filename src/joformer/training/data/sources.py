@@ -27,11 +27,11 @@ from joformer.training.data.hub import hub, is_hub
 from joformer.training.data.tables import is_parquet, is_table, read_rows
 from joformer.training.data.triples import holds_triples
 
-Kind = Literal["text", "images", "sounds", "graph"]
+Kind = Literal["text", "images", "sounds", "graph", "trees"]
 Note = tuple[int, str]  # what a loader decided on its own: a level of `logging`, and one line
 
 NAMES: dict[str, Kind] = {"stdlib": "text", "digits": "images", "tones": "sounds", "words": "sounds"}
-NAMES["family"] = "graph"
+NAMES |= {"family": "graph", "stdlib-trees": "trees"}
 NAMES |= dict.fromkeys(("wikipedia", "openwebtext"), "text")
 NAMES |= dict.fromkeys(("mnist", "cifar100", "imagenet"), "images")
 SPLITS = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "test": "test"}
@@ -41,6 +41,7 @@ SUFFIXES: dict[Kind, tuple[str, ...]] = {
     "images": (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"),
     "sounds": (*WAV, *CODED),
     "graph": (),
+    "trees": (".py", ".json"),
 }
 UNREAD = (".aac", ".aif", ".aiff", ".m4a", ".wma")  # sounds that nothing here can read: they are called that
 HEARD = (*SUFFIXES["sounds"], *UNREAD)
@@ -56,7 +57,7 @@ class Source:
 
     Attributes:
         spec: The name, the address, or the path from the root: it leads to the data from any folder.
-        kind: "text", "images", "sounds" or "graph".
+        kind: "text", "images", "sounds", "graph" or "trees".
         name: How reports call it: the name, or the last part of the path.
         path: Where it is, as it was given; None for names, of an address where it was fetched to.
         files: All files there, in one order.
@@ -93,7 +94,7 @@ def resolve(
 
     Args:
         spec: A name, a path, an address (s3://…), or what `resolve` returned before.
-        kind: What it must be; by default whatever it is.
+        kind: What it must be; by default whatever it is. Source code and JSON are text unless this is "trees".
         label: The column of the classes, or "folder" or "name" for files.
         column: The column of the text.
 
@@ -121,7 +122,7 @@ def resolve(
         address = str(spec) if is_address(spec) else None
         path = require_path(spec if address is None else fetch(address))
         files = tuple(files_under(path)) if path.is_dir() else (path,)
-        listing = _listing(path, files) if kind != "text" else ()
+        listing = _listing(path, files) if kind not in ("text", "trees") else ()
         found = kind or _kind_of_files(files, listing)
         place = path.resolve()
         source = Source(address or str(place), found, place.name, path, files, listing, label, column)

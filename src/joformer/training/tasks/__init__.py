@@ -7,5 +7,6 @@ from joformer.training.tasks.images import ImageTask
 from joformer.training.tasks.language import LanguageTask
 from joformer.training.tasks.relations import RelationsTask
 from joformer.training.tasks.task import Task
+from joformer.training.tasks.trees import TreeTask
 
-__all__ = ["ImageTask", "LanguageTask", "RelationsTask", "Task"]
+__all__ = ["ImageTask", "LanguageTask", "RelationsTask", "Task", "TreeTask"]
