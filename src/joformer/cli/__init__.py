@@ -35,7 +35,8 @@ from joformer.cli.verify import Verify
 @dataclass(frozen=True)
 class Train:
     """Train one model: lm (language), vit (images, sounds), video, points (sets in space), spotting (keywords in a
-    stream), relations (knowledge graphs) or monoidal. Killed or not, the same command gives the same bits.
+    stream), trees (syntax), relations (knowledge graphs) or monoidal. Killed or not, the same command gives the same
+    bits.
     """
 
 
@@ -121,7 +122,7 @@ def _parse(typed: list[str]) -> Any:
 
 def _trainers() -> dict[str, type[Any]]:
     """The models that can be trained; their options need torch: only who asks for them waits for it."""
-    from joformer.cli.train import LM, Monoidal, Points, Relations, Spotting, Video, ViT
+    from joformer.cli.train import LM, Monoidal, Points, Relations, Spotting, Trees, Video, ViT
 
     return {
         "lm": LM,
@@ -129,6 +130,7 @@ def _trainers() -> dict[str, type[Any]]:
         "video": Video,
         "points": Points,
         "spotting": Spotting,
+        "trees": Trees,
         "relations": Relations,
         "monoidal": Monoidal,
     }

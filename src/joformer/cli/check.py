@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -34,6 +34,7 @@ class Check:
             sounds.
         column: The column of a table that holds the text.
         size: Scale and crop all images to this side, as in training: their own sizes may then differ.
+        kind: What the data is, where it could be two things: source code and JSON are text unless this is trees.
         json: Print {summary, faults} as JSON instead of lines.
     """
 
@@ -41,6 +42,7 @@ class Check:
     label: str | None = None
     column: str | None = None
     size: int | None = None
+    kind: Literal["text", "images", "sounds", "graph", "trees"] | None = None
     json: bool = False
 
     def run(self) -> int:
@@ -50,7 +52,7 @@ class Check:
         faults: list[str] = []
         notes: list[Note] = []
         try:
-            source = resolve(self.data, label=self.label, column=self.column)
+            source = resolve(self.data, kind=self.kind, label=self.label, column=self.column)
             check = _CHECKS.get(source.kind, check_examples)
             notes = check(source, self.size, faults.append)
         except ValueError as error:  # what leaves nothing to go on with
@@ -160,7 +162,20 @@ def check_recordings(source: Source, _: int | None, fault: Fault) -> list[Note]:
     return check_streams(source, fault)
 
 
-_CHECKS = {"text": check_text, "graph": check_graph, "points": check_points, "streams": check_recordings}
+def check_trees(source: Source, _: int | None, fault: Fault) -> list[Note]:
+    """Parses every file; returns the summary."""
+    from joformer.training.data import trees
+
+    return trees.check_trees(source, fault)
+
+
+_CHECKS = {
+    "text": check_text,
+    "graph": check_graph,
+    "points": check_points,
+    "streams": check_recordings,
+    "trees": check_trees,
+}
 
 
 def _check_unseen(seen: Seen, digest: bytes, split: str, name: str, fault: Fault) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from joformer._remote import local, require_place
 from joformer.cli.grid import Engine, chosen, finish, note_look, run_tables, show_cells
@@ -27,10 +29,11 @@ class Compare:
         data: Text, images or sounds: a file, a folder (one folder per class), a table; or stdlib, digits, tones, words.
             Video (a folder of clips, or moving): classes where there are folders of them, else the next picture.
             Sets of points (npz), or clouds. Recordings with a table of events: keywords in a stream. Triples of a
-            knowledge graph, or family: relations that commute against those that need not. `joformer check` says what
-            is understood.
-        kind: What is learned of the data, where it could be several things: spotting strings sounds by class together
-            and looks for them in the stream.
+            knowledge graph, or family: relations that commute against those that need not. Syntax trees, or
+            stdlib-trees: RoPE on the sequence of all nodes. `joformer check` says what is understood.
+        kind: What to make of data that could be two things: trees, where source code and JSON are text otherwise;
+            spotting strings sounds by class together and looks for them in the stream.
+        question: Trees: masked, the kinds of hidden nodes, or misuse, which use of a variable is wrong.
         seeds: How many seeds: 0, 1, …
         steps: Steps of every run.
         longer: Run again for so many times the steps, to see whether it lasts; 1 does not look.
@@ -64,7 +67,8 @@ class Compare:
     """
 
     data: str
-    kind: Literal["spotting"] | None = None
+    kind: Literal["trees", "spotting"] | None = None
+    question: Literal["masked", "misuse"] = "masked"
     seeds: int = 8
     steps: int = 300
     longer: int = 4
@@ -134,27 +138,41 @@ class Compare:
 
     def _source(self) -> Source:
         """What the models learn from, by the kind of the data."""
-        from joformer.experiments import GraphSource, ImageSource, PointsSource, StreamSource, TextSource, VideoSource
+        from joformer.experiments import (
+            GraphSource,
+            ImageSource,
+            PointsSource,
+            StreamSource,
+            TextSource,
+            TreeSource,
+            VideoSource,
+        )
         from joformer.training import resolve
         from joformer.training.data.clips import has_classes
 
-        found = resolve(self.data, label=self.label, column=self.column)
-        if found.kind == "streams" or self.kind == "spotting":
-            heard = {name: getattr(self, name) for name in ("label", "rate", "bands", "hop")}
-            return StreamSource(found.spec, batch=self.batch or 16, seconds=self.seconds or 8.0, **heard)
-        if found.kind == "text":
-            batch = self.batch or 16
-            return TextSource(found.spec, vocab=self.vocab, column=self.column, context=self.context, batch=batch)
-        if found.kind == "graph":
-            return GraphSource(found.spec, batch=self.batch or 512)
-        if found.kind == "points":
-            return PointsSource(found.spec, batch=self.batch or 64)
-        if found.kind == "video":
-            size, length = (self.size, self.length) if found.path is None else (self.size or 32, self.length or 8)
-            question: Literal["next", "class"] = "class" if has_classes(found) else "next"
-            return VideoSource(found.spec, question, batch=self.batch or 16, size=size, length=length, label=self.label)
-        sound = {name: getattr(self, name) for name in ("rate", "seconds", "bands", "hop")}
-        return ImageSource(found.spec, batch=self.batch or 64, label=self.label, size=self.size, **sound)
+        found = resolve(self.data, kind="trees" if self.kind == "trees" else None, label=self.label, column=self.column)
+        kind, batch = "streams" if self.kind == "spotting" else found.kind, self.batch
+        heard = {name: getattr(self, name) for name in ("rate", "bands", "hop")}
+        labelled: dict[str, Any] = {"label": self.label}
+        # Clips that are made, or embedded, have a size of their own.
+        small = (self.size, self.length) if found.path is None else (self.size or 32, self.length or 8)
+        makers: dict[str, Callable[[], Source]] = {
+            "text": lambda: TextSource(
+                found.spec, vocab=self.vocab, column=self.column, context=self.context, batch=batch or 16
+            ),
+            "graph": lambda: GraphSource(found.spec, batch=batch or 512),
+            "points": lambda: PointsSource(found.spec, batch=batch or 64),
+            "streams": lambda: StreamSource(
+                found.spec, batch=batch or 16, seconds=self.seconds or 8.0, **labelled, **heard
+            ),
+            "trees": lambda: TreeSource(found.spec, question=self.question, batch=batch or 32),
+            "video": lambda: VideoSource(
+                found.spec, "class" if has_classes(found) else "next", batch=batch or 16, size=small[0],
+                length=small[1], **labelled,
+            ),
+        }  # fmt: skip
+        images = partial(ImageSource, found.spec, batch=batch or 64, size=self.size, **labelled, **heard)
+        return makers.get(kind, lambda: images(seconds=self.seconds))()
 
 
 def decided(out: Path) -> bool:

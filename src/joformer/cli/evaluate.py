@@ -31,7 +31,7 @@ class Evaluate:
         data: Other data than it was trained on; a language model keeps its tokenizer.
         column: The column of a table that holds the text; by default that of training.
         label: The column of the classes, or folder or name for sounds; by default that of training.
-        split: Which part of the text or graph; of images, sounds and streams it is always test.
+        split: Which part of text, graphs and trees; of images, sounds and streams it is always test.
         windows: Windows of text, spread evenly over the split.
         json: Print a list of {length, loss, …} instead of lines.
     """
@@ -49,7 +49,7 @@ class Evaluate:
         """Runs the command and returns its exit code."""
         if self.windows < 1 or any(length < 1 for length in self.lengths):
             raise ValueError(f"--lengths and --windows are 1 or more, got {self.lengths} and {self.windows}")
-        from joformer.models import JoFormerLM, JoFormerPoints, JoFormerSpotter, JoFormerVideo, RotatE
+        from joformer.models import JoFormerLM, JoFormerPoints, JoFormerSpotter, JoFormerTree, JoFormerVideo, RotatE
         from joformer.training import open_run
 
         opened = open_run(self.checkpoint)
@@ -65,6 +65,7 @@ class Evaluate:
             JoFormerLM: self._text,
             JoFormerPoints: self._points,
             JoFormerSpotter: self._streams,
+            JoFormerTree: self._trees,
             JoFormerVideo: self._video,
             RotatE: self._graph,
         }
@@ -168,6 +169,21 @@ class Evaluate:
         task, processes = VideoTask(clips, question=config.question, normalise=trained.get("normalise")), Processes()
         task.to(processes.device)
         return [task.evaluate(opened.model.to(processes.device), processes)]
+
+    def _trees(self, opened: Opened, data: str) -> list[dict[str, Any]]:
+        from joformer._io import read_json
+        from joformer.training import Processes, TreeTask, load_trees, resolve
+        from joformer.training.data.trees import NODES
+
+        trained, processes = opened.run.get("task", {}), Processes()
+        trees = load_trees(resolve(data, kind="trees"), nodes=opened.notes.get("nodes") or NODES)
+        if self.data is None and trees.fingerprint != trained.get("trees"):
+            logger.warning(f"{data} has changed since the model was trained on it")
+        trees = trees.renumbered(read_json(opened.folder / "trees.json")["kinds"])
+        task = TreeTask(trees, question=trained.get("question", "masked"), share=trained.get("share", 0.15))
+        task.to(processes.device)
+        found = task.evaluate(opened.model.to(processes.device), processes, split=self.split)
+        return [{"split": self.split, **found}]
 
     def _images(self, opened: Opened, data: str) -> list[dict[str, Any]]:
         from joformer.models import MonoidalClassifier

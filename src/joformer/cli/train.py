@@ -23,8 +23,10 @@ from joformer.models import (
     PointsConfig,
     RelationsConfig,
     SpottingConfig,
+    TreeConfig,
     VideoConfig,
     ViTConfig,
+    _tree,
 )
 from joformer.models._classifier import Reading
 from joformer.models._points import Coordinates, Inputs, PointFrames, PointSplit
@@ -45,15 +47,18 @@ from joformer.training import (
     Stopped,
     Task,
     Tokenizer,
+    TreeTask,
     VideoTask,
 )
 from joformer.training.augment.clips import ClipAugmentation
 from joformer.training.augment.named import Augmentation
-from joformer.training.data.moving import Question
+from joformer.training.data import moving
 from joformer.training.opened import Weights
 from joformer.training.processes import require_teams
 from joformer.training.runs import TOKENIZER
 from joformer.training.tasks.points import Motion
+from joformer.training.tasks.trees import READS
+from joformer.training.tasks.trees import Question as TreeQuestion
 
 
 @dataclass(frozen=True)
@@ -531,7 +536,7 @@ class Video:
 
     output: Run
     data: str = "moving"
-    question: Question = "next"
+    question: moving.Question = "next"
     size: int | None = None
     length: int | None = None
     count: int | None = None
@@ -568,6 +573,60 @@ class Video:
         augment = ClipAugment.named(self.augment)
         task = VideoTask(clips, question=self.question, batch=self.batch, augment=augment)
         return self.output.train(self, config, task, self.recipe, {"data": source.spec, **made})
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Syntax trees of Python, or JSON: which kind a hidden node has, or which use of a variable is wrong.
+
+    Example: joformer train trees --data src --question misuse --frames tree-dense --steps 2000 --out runs/trees
+
+    Attributes:
+        data: A folder of .py and .json files, which are parsed and never run; stdlib-trees (Python's own library).
+            Folders train, valid and test are the splits.
+        question: masked: the kinds of hidden nodes. misuse: which use of a variable was replaced by another, if any.
+        nodes: Nodes of a tree at most; what has more is cut into parts.
+        share: Of the nodes, how many are hidden (masked).
+        batch: Trees per step, of all processes together.
+        dim: The width.
+        layers: The number of layers.
+        heads: The number of heads.
+        hidden: Width of the feed-forward; four times --dim by default.
+        frames: Where nodes are: on their path from the root (tree, whose branches commute, or tree-dense), in the
+            sequence of all nodes (fixed, RoPE's), by a code that is added (shiv-quirk), or nowhere (none).
+        transport: What is transported: scores (RoPE), values, both (JoFormer, the default) or none.
+        names: Names are hashed into so many vectors.
+        base: Base of RoPE's frequencies (fixed).
+        dropout: Share of what a layer adds that is dropped while training.
+    """
+
+    output: Run
+    data: str = "stdlib-trees"
+    question: TreeQuestion = "masked"
+    nodes: int = 96
+    share: float = 0.15
+    batch: int = 32
+    dim: int = 64
+    layers: int = 2
+    heads: int = 4
+    hidden: int | None = None
+    frames: _tree.FramesName = "tree"
+    transport: Transport | None = None
+    names: int = 1024
+    base: float = 10000.0
+    dropout: float = 0.0
+    recipe: Recipe = field(default_factory=lambda: Recipe(lr=2e-3, end=0.1))
+
+    def run(self) -> int:
+        """Runs the command and returns its exit code."""
+        self.output.check(self.recipe)
+        given = {each.name: getattr(self, each.name) for each in fields(TreeConfig) if hasattr(self, each.name)}
+        config = TreeConfig(**given, reads=READS[self.question])
+        source = training.resolve(self.data, kind="trees")
+        trees = training.load_trees(source, nodes=self.nodes)
+        config = replace(config, kinds=len(trees.kinds), depth=trees.depth, branches=trees.branches)
+        task = TreeTask(trees, question=self.question, batch=self.batch, share=self.share)
+        return self.output.train(self, config, task, self.recipe, {"data": source.spec, "nodes": self.nodes})
 
 
 def _patch(given: tuple[int, ...] | None, shape: tuple[int, ...]) -> tuple[int, ...]:

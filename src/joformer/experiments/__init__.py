@@ -20,6 +20,7 @@ from joformer.experiments import (
     speech,
     spotting,
     transport,
+    trees,
     video,
     wikipedia,
 )
@@ -31,6 +32,7 @@ from joformer.experiments.sources import (
     SequenceSource,
     StreamSource,
     TextSource,
+    TreeSource,
     VideoSource,
 )
 from joformer.experiments.tables import Cell, Table, plan
@@ -49,10 +51,11 @@ TABLES = {
     "relations": relations.tables,
     "points": points.tables,
     "video": video.tables,
+    "trees": trees.tables,
     "overhead": overhead.tables,
 }
 """The tables by name, in the order in which they are run."""
-NAMED_ONLY = ("hierarchy", "separation", "points", "spotting", "video")
+NAMED_ONLY = ("hierarchy", "separation", "points", "spotting", "video", "trees")
 """Tables that are run where they are named, and not among all: they take long, and are not the paper's."""
 
 __all__ = [
@@ -66,6 +69,7 @@ __all__ = [
     "StreamSource",
     "Table",
     "TextSource",
+    "TreeSource",
     "VideoSource",
     "plan",
     "run",

@@ -86,6 +86,7 @@ METRICS = {
         Metric("hits_3", "% in the first three", higher=True, scale="percent", delta=1.0),
         Metric("hits_10", "% in the first ten", higher=True, scale="percent", delta=1.0),
         Metric("picture_error", "squared error per picture", scale="log", delta=1.01),
+        Metric("localised", "% of the wrong uses found", higher=True, scale="percent", delta=1.0),
         Metric("perplexity", "perplexity", scale="log", delta=1.01, median=True),
         Metric("ratio", "× the time", scale="log", delta=1.03),
         Metric("loss", "nats", delta=0.01),

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from joformer.experiments.sequences import SequenceTask, draw
-from joformer.models import LMConfig, PointsConfig, SpottingConfig, VideoConfig, ViTConfig
+from joformer.models import LMConfig, PointsConfig, SpottingConfig, TreeConfig, VideoConfig, ViTConfig
 from joformer.models._spotting import halved
 from joformer.models._vit import eighths, quarters
 from joformer.training import (
@@ -30,6 +30,8 @@ from joformer.training import (
     Task,
     Text,
     Tokenizer,
+    Trees,
+    TreeTask,
     VideoTask,
     augmentation,
     load_clips,
@@ -38,11 +40,14 @@ from joformer.training import (
     load_points,
     load_streams,
     load_text,
+    load_trees,
 )
 from joformer.training.augment.clips import ClipAugmentation
 from joformer.training.augment.named import Augmentation
-from joformer.training.data.moving import Question
+from joformer.training.data import moving
 from joformer.training.tasks.points import Motion
+from joformer.training.tasks.trees import READS
+from joformer.training.tasks.trees import Question as TreeQuestion
 
 Scale = Literal["laptop", "paper"]
 # Options that version 0.1 did not have: at their defaults they are no part of a cell's description.
@@ -52,6 +57,7 @@ PERCENT = 5
 _text, _images = lru_cache(maxsize=4)(load_text), lru_cache(maxsize=4)(load_labelled)
 _graph, _points = lru_cache(maxsize=4)(load_graph), lru_cache(maxsize=4)(load_points)
 _streams, _clips = lru_cache(maxsize=4)(load_streams), lru_cache(maxsize=4)(load_clips)
+_trees = lru_cache(maxsize=4)(load_trees)
 _streamed: Any = lru_cache(maxsize=4)(Streamed)
 
 
@@ -327,7 +333,7 @@ class VideoSource(_Source):
     """
 
     data: str
-    question: Question = "next"
+    question: moving.Question = "next"
     batch: int = 16
     augment: ClipAugmentation = "none"
     size: int | None = None
@@ -365,6 +371,47 @@ class VideoSource(_Source):
 
 
 @dataclass(frozen=True)
+class TreeSource(_Source):
+    """Trees of Python or JSON, and what is asked about them.
+
+    >>> TreeSource("stdlib-trees").question
+    'masked'
+    """
+
+    metric = "accuracy"
+    frames = ("fixed", "tree", "tree-dense")
+    baselines = ("shiv-quirk",)
+
+    data: str
+    question: TreeQuestion = "masked"
+    batch: int = 32
+
+    def load(self) -> Trees:
+        """The trees of all splits."""
+        return _trees(self.data)
+
+    def plain(self, *, dim: int, layers: int, heads: int) -> TreeConfig:
+        """A model of nodes without positions."""
+        trees = self.load()
+        return TreeConfig(
+            kinds=len(trees.kinds), reads=READS[self.question], dim=dim, layers=layers, heads=heads, frames="fixed",
+            transport="none", depth=trees.depth, branches=trees.branches,
+        )  # fmt: skip
+
+    def tokens(self, config: Any) -> int:
+        """Nodes of the trees, on average."""
+        return int(self.batch * self.load().train.counts.double().mean())
+
+    def task(self) -> Task:
+        """The task on this data."""
+        return TreeTask(self.load(), question=self.question, batch=self.batch)
+
+    def notes(self) -> dict[str, Any]:
+        """What `joformer evaluate` needs to find the data again."""
+        return {"data": self.data}
+
+
+@dataclass(frozen=True)
 class SequenceSource(_Source):
     """Sequences that are drawn, with a question each; `data` is the question's name (sequences.py).
 
@@ -398,4 +445,6 @@ class SequenceSource(_Source):
         return {"data": self.data}
 
 
-Source = TextSource | ImageSource | StreamSource | GraphSource | PointsSource | VideoSource | SequenceSource
+Source = (
+    TextSource | ImageSource | StreamSource | GraphSource | PointsSource | VideoSource | TreeSource | SequenceSource
+)

@@ -31,9 +31,9 @@ class CumulativeFrames(ContentFrames):
 
     Tokens are accumulated in their order; a token at the identity adds nothing. A sequence is continued with `state=`
     the `end` of the frames before, which a `JourneyCache` keeps as `cache.angles`. With several axes the call names
-    the `grid` that the last tokens form, e.g. ``grid=(14, 14)``, and `state=` continues it along its first axis. With ``every=True`` the `end` is the state after each
-    token, (batch, tokens, heads, planes), for a caller that may have to go back. With `parallel=` the tokens are one of
-    several processes', and the sum is over those of all.
+    the `grid` that the last tokens form, e.g. ``grid=(14, 14)``, and `state=` continues it along its first axis. With
+    ``every=True`` the `end` is the state after each token, (batch, tokens, heads, planes), for a caller that may have
+    to go back. With `parallel=` the tokens are one of several processes', and the sum is over those of all.
 
     With ``steps="selective"`` or ``"carope"`` they are the angles of Selective RoPE (Movahedi et al. 2025) and CARoPE
     (Veisi et al. 2025), ``θ_t = Σ_{s≤t} φ(x_s)``: another φ, which counts the token itself too (s ≤ t, not s < t), and

@@ -14,6 +14,7 @@ from joformer.models._relations import RelationsConfig, RotatE
 from joformer.models._saving import load, save
 from joformer.models._spotting import JoFormerSpotter, SpottingConfig
 from joformer.models._ssm import JourneySSM
+from joformer.models._tree import JoFormerTree, TreeConfig
 from joformer.models._video import JoFormerVideo, VideoConfig
 from joformer.models._vit import VARIANTS, JoFormerViT, Variant, ViTConfig
 
@@ -23,6 +24,7 @@ __all__ = [
     "JoFormerLM",
     "JoFormerPoints",
     "JoFormerSpotter",
+    "JoFormerTree",
     "JoFormerViT",
     "JoFormerVideo",
     "JourneySSM",
@@ -32,6 +34,7 @@ __all__ = [
     "RelationsConfig",
     "RotatE",
     "SpottingConfig",
+    "TreeConfig",
     "Variant",
     "ViTConfig",
     "VideoConfig",

@@ -25,6 +25,7 @@ from joformer.models._lm import JoFormerLM
 from joformer.models._points import JoFormerPoints
 from joformer.models._relations import RotatE
 from joformer.models._spotting import JoFormerSpotter
+from joformer.models._tree import JoFormerTree
 from joformer.models._video import JoFormerVideo
 from joformer.models._vit import JoFormerViT, ViTConfig, earlier_forms
 
@@ -34,6 +35,7 @@ _KNOWN = (
     JoFormerVideo,
     JoFormerPoints,
     JoFormerSpotter,
+    JoFormerTree,
     MonoidalClassifier,
     RotatE,
 )

@@ -18,6 +18,7 @@ from joformer.training.data import (
     Streams,
     Text,
     Tokenizer,
+    Trees,
     load_audio,
     load_clips,
     load_graph,
@@ -26,6 +27,7 @@ from joformer.training.data import (
     load_points,
     load_streams,
     load_text,
+    load_trees,
     resolve,
 )
 from joformer.training.loop import train
@@ -34,7 +36,16 @@ from joformer.training.processes import Processes
 from joformer.training.recipe import Recipe
 from joformer.training.runs import Stopped
 from joformer.training.stages import Stage, learning_rate
-from joformer.training.tasks import ImageTask, LanguageTask, PointsTask, RelationsTask, SpottingTask, Task, VideoTask
+from joformer.training.tasks import (
+    ImageTask,
+    LanguageTask,
+    PointsTask,
+    RelationsTask,
+    SpottingTask,
+    Task,
+    TreeTask,
+    VideoTask,
+)
 
 __all__ = [
     "Augment",
@@ -60,6 +71,8 @@ __all__ = [
     "Task",
     "Text",
     "Tokenizer",
+    "TreeTask",
+    "Trees",
     "VideoTask",
     "augmentation",
     "generator",
@@ -72,6 +85,7 @@ __all__ = [
     "load_points",
     "load_streams",
     "load_text",
+    "load_trees",
     "load_weights",
     "open_run",
     "resolve",

@@ -12,6 +12,7 @@ from joformer.training.data.sources import Source, resolve
 from joformer.training.data.streamed import Streamed
 from joformer.training.data.streams import Streams, load_streams
 from joformer.training.data.text import Text, Tokenizer, load_text, windows
+from joformer.training.data.trees import Trees, load_trees
 
 __all__ = [
     "Clips",
@@ -25,6 +26,7 @@ __all__ = [
     "Streams",
     "Text",
     "Tokenizer",
+    "Trees",
     "load_audio",
     "load_clips",
     "load_graph",
@@ -33,6 +35,7 @@ __all__ = [
     "load_points",
     "load_streams",
     "load_text",
+    "load_trees",
     "resolve",
     "windows",
 ]
@@ -71,6 +74,7 @@ def load_labelled(
         "points": ("points", "points"),
         "streams": ("recordings with events", "spotting"),
         "video": ("video", "video"),
+        "trees": ("trees", "trees"),
     }
     if source.kind in others:
         what, remedy = others[source.kind]

@@ -29,11 +29,11 @@ from joformer.training.data.hub import hub, is_hub
 from joformer.training.data.tables import is_parquet, is_table, read_rows
 from joformer.training.data.triples import holds_triples
 
-Kind = Literal["text", "images", "sounds", "streams", "graph", "points", "video"]
+Kind = Literal["text", "images", "sounds", "streams", "graph", "points", "video", "trees"]
 Note = tuple[int, str]  # what a loader decided on its own: a level of `logging`, and one line
 
 NAMES: dict[str, Kind] = {"stdlib": "text", "digits": "images", "tones": "sounds", "words": "sounds"}
-NAMES |= {"family": "graph", "clouds": "points", "moving": "video"}
+NAMES |= {"family": "graph", "clouds": "points", "moving": "video", "stdlib-trees": "trees"}
 NAMES |= dict.fromkeys(("wikipedia", "openwebtext"), "text")
 NAMES |= dict.fromkeys(("mnist", "cifar100", "imagenet"), "images")
 SPLITS = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "test": "test"}
@@ -46,6 +46,7 @@ SUFFIXES: dict[Kind, tuple[str, ...]] = {
     "graph": (),
     "points": (".npy", ".xyz"),
     "video": (".avi", ".gif", ".m4v", ".mkv", ".mov", ".mp4", ".npy", ".npz", ".webm"),
+    "trees": (".py", ".json"),
 }
 ARRAYS = (".npy", ".npz")  # clips or points: their first array says which
 UNREAD = (".aac", ".aif", ".aiff", ".m4a", ".wma")  # sounds that nothing here can read: they are called that
@@ -63,8 +64,8 @@ class Source:
 
     Attributes:
         spec: The name, the address, or the path from the root: it leads to the data from any folder.
-        kind: "text", "images", "sounds", "streams" (recordings with a table of events), "graph", "points" or
-            "video".
+        kind: "text", "images", "sounds", "streams" (recordings with a table of events), "graph", "points",
+            "video" or "trees".
         name: How reports call it: the name, or the last part of the path.
         path: Where it is, as it was given; None for names, of an address where it was fetched to.
         files: All files there, in one order.
@@ -101,7 +102,7 @@ def resolve(
 
     Args:
         spec: A name, a path, an address (s3://…), or what `resolve` returned before.
-        kind: What it must be; by default whatever it is.
+        kind: What it must be; by default whatever it is. Source code and JSON are text unless this is "trees".
         label: The column of the classes, or "folder" or "name" for files.
         column: The column of the text.
 
@@ -129,7 +130,7 @@ def resolve(
         address = str(spec) if is_address(spec) else None
         path = require_path(spec if address is None else fetch(address))
         files = tuple(files_under(path)) if path.is_dir() else (path,)
-        listing = _listing(path, files) if kind != "text" else ()
+        listing = _listing(path, files) if kind not in ("text", "trees") else ()
         found = kind or _kind_of_files(files, listing)
         place = path.resolve()
         source = Source(address or str(place), found, place.name, path, files, listing, label, column)

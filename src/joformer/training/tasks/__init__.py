@@ -9,6 +9,7 @@ from joformer.training.tasks.points import PointsTask
 from joformer.training.tasks.relations import RelationsTask
 from joformer.training.tasks.spotting import SpottingTask
 from joformer.training.tasks.task import Task
+from joformer.training.tasks.trees import TreeTask
 from joformer.training.tasks.video import VideoTask
 
-__all__ = ["ImageTask", "LanguageTask", "PointsTask", "RelationsTask", "SpottingTask", "Task", "VideoTask"]
+__all__ = ["ImageTask", "LanguageTask", "PointsTask", "RelationsTask", "SpottingTask", "Task", "TreeTask", "VideoTask"]
