@@ -34,8 +34,8 @@ from joformer.cli.verify import Verify
 
 @dataclass(frozen=True)
 class Train:
-    """Train one model: lm (language), vit (images, sounds), monoidal or relations (knowledge graphs). Killed or not,
-    the same command gives the same bits.
+    """Train one model: lm (language), vit (images, sounds), monoidal, relations (knowledge graphs) or pairs (images
+    with text). Killed or not, the same command gives the same bits.
     """
 
 
@@ -121,9 +121,9 @@ def _parse(typed: list[str]) -> Any:
 
 def _trainers() -> dict[str, type[Any]]:
     """The models that can be trained; their options need torch: only who asks for them waits for it."""
-    from joformer.cli.train import LM, Monoidal, Relations, ViT
+    from joformer.cli.train import LM, Monoidal, Pairs, Relations, ViT
 
-    return {"lm": LM, "vit": ViT, "monoidal": Monoidal, "relations": Relations}
+    return {"lm": LM, "vit": ViT, "monoidal": Monoidal, "relations": Relations, "pairs": Pairs}
 
 
 def _help(path: str, commands: dict[str, type[Any]]) -> None:

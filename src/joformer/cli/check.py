@@ -70,16 +70,19 @@ def check_examples(source: Source, size: int | None, fault: Fault) -> list[Note]
     from joformer.training.data.audio import decode_sound
     from joformer.training.data.examples import open_examples
     from joformer.training.data.hub import is_hub
+    from joformer.training.data.pairs import load_pairs, open_pairs
     from joformer.training.data.sources import summary
     from joformer.training.data.streamed import decode_image
 
     if source.path is None and not is_hub(source.spec):
-        load_labelled(source)  # which logs its summary; what is embedded has no faults
+        (load_pairs if source.kind == "pairs" else load_labelled)(
+            source
+        )  # which log their summary; there are no faults
         return []
     shapes: dict[str, list[str]] = {}
     seen: Seen = {}
     with TemporaryDirectory() as folder:
-        records = open_examples(source, Path(folder), fault)
+        records = (open_pairs if source.kind == "pairs" else open_examples)(source, Path(folder), fault)
         splits = {"train": records.train, "test": records.test}
         sizes = {split: len(part) for split, part in splits.items()}
         every = ((split, part, index) for split, part in splits.items() for index in range(len(part)))
@@ -99,10 +102,12 @@ def check_examples(source: Source, size: int | None, fault: Fault) -> list[Note]
                 shapes.setdefault(shape, []).append(name)
                 _check_unseen(seen, hashlib.sha256(data).digest(), split, name, fault)
     usual = sorted(shapes, key=lambda shape: -len(shapes[shape]))
-    for shape in usual[1:] if source.kind == "images" and size is None else ():
+    for shape in usual[1:] if source.kind in ("images", "pairs") and size is None else ():
         first, count = shapes[shape][0], len(shapes[shape])
         fault(f"{count:,} images are {shape}, not {usual[0]}, such as {first}: give --size, such as 224")
     kind = f"{source.kind} of {', '.join(usual[:3]) or 'nothing'}{' and others' * (len(usual) > 3)}"
+    if source.kind == "pairs":
+        return summary(source.name, kind.replace("pairs", "images with text", 1), sizes, "pairs", records.notes)
     classes, labels = records.classes, records.train.labels
     return summary(source.name, kind, sizes, "examples", records.notes, classes=classes, labels=labels)
 

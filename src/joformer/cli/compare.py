@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from joformer._remote import local, require_place
 from joformer.cli.grid import Engine, chosen, finish, note_look, run_tables, show_cells
@@ -25,8 +25,8 @@ class Compare:
 
     Attributes:
         data: Text, images or sounds: a file, a folder (one folder per class), a table; or stdlib, digits, tones, words.
-            Triples of a knowledge graph, or family: relations that commute against those that need not. `joformer
-            check` says what is understood.
+            Images with text, or captions. Triples of a knowledge graph, or family: relations that commute against
+            those that need not. `joformer check` says what is understood.
         seeds: How many seeds: 0, 1, …
         steps: Steps of every run.
         longer: Run again for so many times the steps, to see whether it lasts; 1 does not look.
@@ -37,9 +37,9 @@ class Compare:
         layers: Their layers.
         heads: Their heads.
         context: Tokens in a window of text.
-        vocab: 256 is bytes; more trains a BPE of that size.
-        batch: In a step: 16 windows of text, or 64 images, by default.
-        column: The column of a table that holds the text; by default "text", or the only one.
+        vocab: 256 is bytes, as by default; more trains a BPE of that size. Of captions 1000 by default.
+        batch: In a step: 16 windows of text, or 64 images or pairs, by default.
+        column: The column of a table that holds the text; by default "text" (of images "caption"), or the only one.
         label: The column of the classes, if a table has several; folder or name, if both could be the class of sounds.
         size: Scale and crop all images to this side.
         rate: Sounds: samples per second, 8000 by default.
@@ -67,7 +67,7 @@ class Compare:
     layers: int = 2
     heads: int = 4
     context: int = 128
-    vocab: int = 256
+    vocab: int | None = None
     batch: int | None = None
     column: str | None = None
     label: str | None = None
@@ -126,15 +126,18 @@ class Compare:
 
     def _source(self) -> Source:
         """What the models learn from, by the kind of the data."""
-        from joformer.experiments import GraphSource, ImageSource, TextSource
+        from joformer.experiments import GraphSource, ImageSource, PairsSource, TextSource
         from joformer.training import resolve
 
         found = resolve(self.data, label=self.label, column=self.column)
         if found.kind == "text":
-            batch = self.batch or 16
-            return TextSource(found.spec, vocab=self.vocab, column=self.column, context=self.context, batch=batch)
+            own: dict[str, Any] = {"vocab": self.vocab or 256, "context": self.context, "batch": self.batch or 16}
+            return TextSource(found.spec, column=self.column, **own)
         if found.kind == "graph":
             return GraphSource(found.spec, batch=self.batch or 512)
+        if found.kind == "pairs":
+            own = {"vocab": self.vocab or 1000, "column": self.column, "size": self.size, "batch": self.batch or 64}
+            return PairsSource(found.spec, **own)
         sound = {name: getattr(self, name) for name in ("rate", "seconds", "bands", "hop")}
         return ImageSource(found.spec, batch=self.batch or 64, label=self.label, size=self.size, **sound)
 

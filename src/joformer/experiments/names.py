@@ -62,6 +62,14 @@ MODELS: dict[str, dict[str, str | Rotating]] = {
         "mlp": "MLP on the pixels",
     },
     "relations": {"planes": "RotatE, planes", "blocks of 4": "rotations in blocks of 4"},
+    "pairs": {
+        **_GRID,
+        **{
+            f"{sides}, fixed, {journeys}": Rotating("fixed", sides, f", {words}")
+            for sides in SIDES
+            for journeys, words in (("shared", "shared axes"), ("off", "no journeys"))
+        },
+    },
     "wikipedia": {**_LANGUAGE, "projected": "projected angles as printed"},
     **{
         name: {

@@ -12,12 +12,14 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from joformer.experiments.sequences import SequenceTask, draw
-from joformer.models import LMConfig, ViTConfig
+from joformer.models import LMConfig, PairsConfig, ViTConfig
 from joformer.models._vit import eighths
 from joformer.training import (
     Graph,
     ImageTask,
     LanguageTask,
+    Pairs,
+    PairsTask,
     RelationsTask,
     Streamed,
     Task,
@@ -26,6 +28,7 @@ from joformer.training import (
     augmentation,
     load_graph,
     load_labelled,
+    load_pairs,
     load_text,
 )
 from joformer.training.augment.named import Augmentation
@@ -36,7 +39,7 @@ LATER = ("column", "rate", "seconds", "bands", "hop", "percent", "tokenizer")
 PERCENT = 5
 # Cells that share data load it once per process.
 _text, _images = lru_cache(maxsize=4)(load_text), lru_cache(maxsize=4)(load_labelled)
-_graph = lru_cache(maxsize=4)(load_graph)
+_graph, _pairs = lru_cache(maxsize=4)(load_graph), lru_cache(maxsize=4)(load_pairs)
 _streamed: Any = lru_cache(maxsize=4)(Streamed)
 
 
@@ -216,6 +219,49 @@ class GraphSource(_Source):
 
 
 @dataclass(frozen=True)
+class PairsSource(_Source):
+    """Images with text: those that people described, or whose classes are named.
+
+    >>> PairsSource("captions", vocab=400).task().size
+    128
+    """
+
+    metric = "masked_accuracy"
+    frames = ("fixed", "learned")
+
+    data: str
+    batch: int = 128
+    vocab: int = 1000
+    column: str | None = None
+    size: int | None = None
+
+    def load(self) -> Pairs:
+        """Both splits."""
+        return _pairs(self.data, vocab=self.vocab, column=self.column, size=self.size)
+
+    def task(self) -> Task:
+        """The task on this data."""
+        return PairsTask(self.load(), batch=self.batch)
+
+    def plain(self, *, dim: int, layers: int, heads: int) -> PairsConfig:
+        """An encoder of both without positions, whose patches are about an eighth of each side."""
+        pairs = self.load()
+        channels, *sides = pairs.train.images.shape[1:]
+        return PairsConfig(
+            transport="none", vocab=pairs.tokenizer.vocab, shape=tuple(sides), patch=eighths(tuple(sides)),
+            channels=channels, dim=dim, layers=layers, heads=heads,
+        )  # fmt: skip
+
+    def tokens(self, config: Any) -> int:
+        """Patches and words, each alone and together."""
+        return 2 * self.batch * (prod(config.grid) + self.load().train.tokens.shape[1])
+
+    def notes(self) -> dict[str, Any]:
+        """What `joformer evaluate` needs to find the data again."""
+        return {"data": self.data, "vocab": self.vocab, "column": self.column, "size": self.size}
+
+
+@dataclass(frozen=True)
 class SequenceSource(_Source):
     """Sequences that are drawn, with a question each; `data` is the question's name (sequences.py).
 
@@ -249,4 +295,4 @@ class SequenceSource(_Source):
         return {"data": self.data}
 
 
-Source = TextSource | ImageSource | GraphSource | SequenceSource
+Source = TextSource | ImageSource | GraphSource | PairsSource | SequenceSource

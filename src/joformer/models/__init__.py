@@ -9,6 +9,7 @@ from joformer.models._classifier import ClassifierConfig, MonoidalClassifier
 from joformer.models._initial import adapt, initialise
 from joformer.models._lm import JoFormerLM, LMConfig
 from joformer.models._losses import linear_cross_entropy
+from joformer.models._pairs import JoFormerPairs, PairsConfig
 from joformer.models._relations import RelationsConfig, RotatE
 from joformer.models._saving import load, save
 from joformer.models._ssm import JourneySSM
@@ -18,10 +19,12 @@ __all__ = [
     "VARIANTS",
     "ClassifierConfig",
     "JoFormerLM",
+    "JoFormerPairs",
     "JoFormerViT",
     "JourneySSM",
     "LMConfig",
     "MonoidalClassifier",
+    "PairsConfig",
     "RelationsConfig",
     "RotatE",
     "Variant",

@@ -1,4 +1,4 @@
-"""Data by name or by path: text as tokens on disk, images and spectrograms as bytes in memory."""
+"""Data by name or by path: text as tokens on disk, images (and their captions) and spectrograms as bytes in memory."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from joformer.training.data.audio import load_audio
 from joformer.training.data.files import Place
 from joformer.training.data.graphs import Graph, load_graph
 from joformer.training.data.images import Images, Labelled, load_images
+from joformer.training.data.pairs import Captioned, Pairs, load_pairs
 from joformer.training.data.sources import Source, resolve
 from joformer.training.data.streamed import Streamed
 from joformer.training.data.text import Text, Tokenizer, load_text, windows
 
 __all__ = [
+    "Captioned",
     "Graph",
     "Images",
     "Labelled",
+    "Pairs",
     "Source",
     "Streamed",
     "Text",
@@ -22,6 +25,7 @@ __all__ = [
     "load_graph",
     "load_images",
     "load_labelled",
+    "load_pairs",
     "load_text",
     "resolve",
     "windows",
@@ -55,8 +59,12 @@ def load_labelled(
         if size is not None:
             raise ValueError(f"{source.name} holds sounds: leave out size (--size) and give --bands and --seconds")
         return load_audio(source, cache=cache, **given)  # type: ignore[arg-type]
-    if source.kind in ("text", "graph"):
-        what, remedy = {"text": ("text", "a language model (lm)"), "graph": ("a graph", "relations")}[source.kind]
+    if source.kind != "images":
+        what, remedy = {
+            "text": ("text", "a language model (lm)"),
+            "graph": ("a graph", "relations"),
+            "pairs": ("images with text", "pairs"),
+        }[source.kind]
         raise ValueError(f"{source.path or source.spec} holds {what}: give images or sounds, or train {remedy}")
     if given:
         raise ValueError(f"{source.name} holds images: leave out {' '.join(f'--{name}' for name in given)}")

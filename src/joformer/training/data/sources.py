@@ -22,16 +22,17 @@ from typing import Any, Literal
 
 from joformer._log import logger
 from joformer._remote import fetch, is_address
+from joformer.training.data.captions import caption_column, is_captioned, text_columns, texts_beside
 from joformer.training.data.files import Place, files_under, open_parquet, require_path, suffix_of
 from joformer.training.data.hub import hub, is_hub
 from joformer.training.data.tables import is_parquet, is_table, read_rows
 from joformer.training.data.triples import holds_triples
 
-Kind = Literal["text", "images", "sounds", "graph"]
+Kind = Literal["text", "images", "sounds", "graph", "pairs"]
 Note = tuple[int, str]  # what a loader decided on its own: a level of `logging`, and one line
 
 NAMES: dict[str, Kind] = {"stdlib": "text", "digits": "images", "tones": "sounds", "words": "sounds"}
-NAMES["family"] = "graph"
+NAMES |= {"family": "graph", "captions": "pairs"}
 NAMES |= dict.fromkeys(("wikipedia", "openwebtext"), "text")
 NAMES |= dict.fromkeys(("mnist", "cifar100", "imagenet"), "images")
 SPLITS = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "test": "test"}
@@ -42,12 +43,13 @@ SUFFIXES: dict[Kind, tuple[str, ...]] = {
     "sounds": (*WAV, *CODED),
     "graph": (),
 }
+SUFFIXES["pairs"] = SUFFIXES["images"]
 UNREAD = (".aac", ".aif", ".aiff", ".m4a", ".wma")  # sounds that nothing here can read: they are called that
 HEARD = (*SUFFIXES["sounds"], *UNREAD)
 SEEN_OR_HEARD = (*SUFFIXES["images"], *HEARD)
 TESTS = ("test", "validation", "valid", "val")  # the first of these that has labels is the test split
-WORDS = {"images": "image", "sounds": "sound"}
-FILE = ("file", "file_name", "filename", "path")  # names of the column of a table that lists files
+WORDS = {"images": "image", "sounds": "sound", "pairs": "image"}
+FILE = ("file", "file_name", "filename", "path", "image")  # names of the column of a table that lists files
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Source:
 
     Attributes:
         spec: The name, the address, or the path from the root: it leads to the data from any folder.
-        kind: "text", "images", "sounds" or "graph".
+        kind: "text", "images", "sounds", "graph" or "pairs" (images with text).
         name: How reports call it: the name, or the last part of the path.
         path: Where it is, as it was given; None for names, of an address where it was fetched to.
         files: All files there, in one order.
@@ -115,7 +117,8 @@ def resolve(
         source = Source(spec, NAMES.get(spec, kind or "text"), spec.rpartition("/")[2], label=label, column=column)
         if spec not in NAMES and kind is None:
             tables = source.tables
-            source = replace(source, kind=_kind_of_schema(next(iter(tables.values())).features.arrow_schema))
+            found = _kind_of_schema(next(iter(tables.values())).features.arrow_schema)
+            source = replace(source, kind="images" if found == "pairs" and label else found)
             source.__dict__["tables"] = tables  # fetched once
     else:
         address = str(spec) if is_address(spec) else None
@@ -123,6 +126,7 @@ def resolve(
         files = tuple(files_under(path)) if path.is_dir() else (path,)
         listing = _listing(path, files) if kind != "text" else ()
         found = kind or _kind_of_files(files, listing)
+        found = "images" if kind is None and found == "pairs" and label is not None else found
         place = path.resolve()
         source = Source(address or str(place), found, place.name, path, files, listing, label, column)
     if kind is not None and source.kind != kind:
@@ -185,7 +189,11 @@ def _kind_of_files(files: Sequence[Path], listing: Sequence[Path]) -> Kind:
     names = [name for table in listing for name in _listed(table)] or files
     sounds, images = (sum(suffix_of(name) in some for name in names) for some in (HEARD, SUFFIXES["images"]))
     if sounds or images:
-        return "sounds" if sounds >= images else "images"
+        if sounds >= images:
+            return "sounds"
+        row = next(read_rows(listing[0]), {}) if listing else {}
+        described = is_captioned(list(row)) if row else 2 * len(texts_beside(files, SUFFIXES["images"])) >= images
+        return "pairs" if described else "images"
     if files and all(map(holds_triples, files)):
         return "graph"
     return next(map(_kind_of_parquet, filter(is_parquet, files)), "text")
@@ -205,7 +213,7 @@ def _kind_of_parquet(file: Path) -> Kind:
     held = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in cells]
     starts = [cell[:12] for cell in held if isinstance(cell, bytes)]
     is_sound = any(start[8:] == b"WAVE" or start.startswith((b"fLaC", b"OggS", b"ID3")) for start in starts)
-    return "sounds" if is_sound else "images"
+    return "sounds" if is_sound else _kind_of_schema(table.schema_arrow)
 
 
 def _kind_of_schema(schema: Any) -> Kind:
@@ -213,8 +221,10 @@ def _kind_of_schema(schema: Any) -> Kind:
 
     kinds = [field.type for field in schema]
     binary = any(types.is_binary(kind) or types.is_large_binary(kind) or types.is_struct(kind) for kind in kinds)
-    words = any(types.is_string(kind) or types.is_large_string(kind) for kind in kinds)
-    return "text" if words and not binary else "images"
+    words = text_columns(schema)
+    if words and not binary:
+        return "text"
+    return "pairs" if caption_column(words) and is_captioned(schema.names) else "images"
 
 
 def _listing(path: Path, files: Sequence[Path]) -> tuple[Path, ...]:
