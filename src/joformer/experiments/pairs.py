@@ -37,9 +37,9 @@ def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: i
     where = find(data, ("cifar100",), scale, hub="cifar100", embedded="captions", sole=sole)
     small = where == "captions"
     source = PairsSource(where, batch=64)
-    total = steps or (200 if small else 600 if scale == "laptop" else 20_000)
+    total = steps or (200 if small else 300 if scale == "laptop" else 20_000)
     recipe = Recipe(
-        steps=total, lr=6e-3 if small else 2e-3, end=0.0, warmup=total // 12, weight_decay=0.05, log_every=10,
+        steps=total, lr=6e-3 if small else 3e-3, end=0.0, warmup=total // 12, weight_decay=0.05, log_every=10,
         evaluate_every=max(1, total // 4), save_every=100, keep=1,
     )  # fmt: skip
     none = source.plain(dim=64, layers=2, heads=4)
@@ -61,8 +61,8 @@ def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: i
             pairs=(("scores, fixed, shared", "both, fixed, shared"), ("scores, fixed, off", "both, fixed, off")),
             also=("recall_1", "recall_5", "recall_10", "to_text_1", "to_image_1"),
             notes=(
-                f"{total} steps of {source.batch} pairs, half of the tokens hidden; {none.layers} layers of {none.dim}, "
-                "patches of 8 × 8.",
+                f"{total} steps of {source.batch} pairs, half of the tokens hidden; {none.layers} layers of "
+                f"{none.dim}, patches of 8 × 8.",
                 f"Recall is the mean of both directions, among {held} held-out pairs; those with the same caption, or "
                 "class where captions are made from classes, are right.",
             ),
