@@ -128,7 +128,7 @@ def test_saved_and_loaded(tmp_path):
         (lambda: PairsConfig(frames="dense"), "frames is one of fixed, learned"),
         (lambda: PairsConfig(dim=30), "does not divide into 4 heads"),
         (lambda: PairsConfig(vocab=0), "vocab must be 1 or more"),
-        (lambda: made()(), "nothing to encode: give images, tokens or both"),
+        (lambda: made()(None, None), "nothing to encode: give images, tokens or both"),
         (lambda: made()(tokens=torch.tensor([[20]])), "must be within 0 … 19, or -1 to fill up"),
         (lambda: made()(tokens=torch.tensor([[0.5]])), "give whole numbers"),
         (lambda: made()(torch.rand(1, 3, 8, 12)), "x must be"),

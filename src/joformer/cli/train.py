@@ -408,7 +408,7 @@ class Pairs:
         prepared = {"vocab": self.vocab, "length": self.length, "size": self.size}
         pairs = training.load_pairs(source, **prepared, tokenizer=self.output.tokenizer())  # type: ignore[arg-type]
         channels, *shape = pairs.train.images.shape[1:]
-        own = {each.name: getattr(self, each.name, None) for each in fields(PairsConfig)}
+        own: dict[str, Any] = {each.name: getattr(self, each.name, None) for each in fields(PairsConfig)}
         own |= {"vocab": pairs.tokenizer.vocab, "channels": channels}
         config = PairsConfig(**own | {"shape": tuple(shape), "patch": _patch(self.patch, tuple(shape))})
         task = PairsTask(pairs, batch=self.batch, contrastive=self.contrastive, masked=self.masked, hide=self.hide)

@@ -15,12 +15,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from joformer.attention._options import Transport
 from joformer.experiments.places import find
 from joformer.experiments.sources import PairsSource, Scale
 from joformer.experiments.tables import Cell, Table, plan
+from joformer.models._pairs import Journeys
 from joformer.training import Recipe
+from joformer.training.tasks.pairs import HELD_OUT
 
-MODELS = {
+MODELS: dict[str, tuple[Transport, Journeys]] = {
     "none": ("none", "joint"),
     "scores, fixed": ("scores", "joint"),
     "both, fixed": ("both", "joint"),
@@ -42,14 +45,13 @@ def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: i
         steps=total, lr=6e-3 if small else 3e-3, end=0.0, warmup=total // 12, weight_decay=0.05, log_every=10,
         evaluate_every=max(1, total // 4), save_every=100, keep=1,
     )  # fmt: skip
-    none = source.plain(dim=64, layers=2, heads=4)
-    none = replace(none, patch=(8, 8), base=10.0)
+    none = replace(source.plain(dim=64, layers=2, heads=4), patch=(8, 8), base=10.0)
     cells = [
         Cell(name, "", seed, replace(none, transport=transport, journeys=journeys), source, recipe)
         for name, (transport, journeys) in MODELS.items()
         for seed in seeds
     ]
-    held = min(len(source.load().test), 1000)
+    held = min(len(source.load().test), HELD_OUT)
     return [
         plan(
             "pairs",

@@ -85,8 +85,11 @@ def sentence(which: int, name: str, above: str | None = None) -> str:
     >>> sentence(0, "maple_tree", "trees"), sentence(5, "orchid"), sentence(1, "bus", "vehicles_1")
     ('a photo of a maple tree, one of the trees', 'this is an orchid', 'vehicles: a bus')
     """
-    name, above = (None if one is None else re.sub(r"[_\s]+", " ", one).strip() for one in (name, above))
-    assert name is not None
+    name = _plain(name)
     article = "an" if name[:1].lower() in tuple("aeiou") else "a"
     form = (SENTENCES if above is None else OF_TWO)[which % len(SENTENCES)]
-    return form.format(a=f"{article} {name}", name=name, above=above and re.sub(r" \d+$", "", above))
+    return form.format(a=f"{article} {name}", name=name, above=re.sub(r" \d+$", "", _plain(above or "")))
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[_\s]+", " ", name).strip()

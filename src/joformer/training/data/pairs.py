@@ -15,7 +15,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -228,8 +227,9 @@ def _levels(source: Source, classes: int) -> list[str | None]:
 
 def _of_people(source: Source, size: int | None, cache: Place | None) -> tuple[dict[str, _Described], str, list[Note]]:
     alone = source.listing and source.path is not None and source.path.is_file()  # else the folder holds what it lists
-    files = [Path(place) for _, _, place, _ in _rows(source, fault)] if alone else []
-    listing = chain.from_iterable((file.name, file) for file in files)
+    listing: list[Path | str] = []
+    for _, _, place, _ in _rows(source, fault) if alone else ():
+        listing += (os.path.basename(place), Path(place))
     own = identity(replace(source, listing=()))
     key = content_hash(FORMAT, "pairs", own, str(source.column), str(size), *listing)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -31,7 +31,8 @@ from joformer.training.tasks.parts import divides, epoch_order, rounds, share
 from joformer.training.tasks.task import Task
 from joformer.training.transfer import to_device
 
-RECALLS = (1, 5, 10)
+RECALLS, HELD_OUT = (1, 5, 10), 1000
+"""How many of the nearest count, and among how many pairs."""
 
 
 class PairsBatch(NamedTuple):
@@ -63,7 +64,7 @@ class PairsTask(Task):
         contrastive: int | float = 1.0,
         masked: int | float = 1.0,
         hide: int | float = 0.5,
-        held_out: int = 1000,
+        held_out: int = HELD_OUT,
     ) -> None:
         if batch < 1 or held_out < 2 or min(contrastive, masked) < 0 or contrastive + masked == 0:
             given = f"{batch}, {held_out}, {contrastive} and {masked}"
@@ -73,6 +74,7 @@ class PairsTask(Task):
         self.pairs, self.size, self.hide, self.held_out = pairs, batch, float(hide), held_out
         self.contrastive, self.masked, self.parts = float(contrastive), float(masked), 1
         self._mean, self._scale = (part.float().view(-1, 1, 1) for part in pairs.moments)
+        self._scale = self._scale.clamp(min=1 / 255)  # a channel may be the same everywhere
 
     def describe(self) -> dict[str, Any]:
         """Everything that decides the batches, as JSON."""
@@ -108,13 +110,13 @@ class PairsTask(Task):
 
     def loss(self, model: nn.Module, batch: PairsBatch) -> Tensor:
         """The weighted sum of both losses."""
-        found = model(batch.images, batch.tokens, batch.masked)
-        every = cross_entropies(found.words, batch.tokens, batch.masked)
-        hidden = (every.sum(1) / batch.masked.sum(1)).mean()
+        images, tokens, masked, groups = batch
+        found = model(images, tokens, masked)
+        hidden = (cross_entropies(found.words, tokens, masked).sum(1) / masked.sum(1)).mean()
         if not self.contrastive:
             return self.masked * hidden
         similar = found.scale.float() * found.image.float() @ found.text.float().T
-        return self.contrastive * contrast(similar, batch.groups) + self.masked * hidden
+        return self.contrastive * contrast(similar, groups) + self.masked * hidden
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, processes: Processes) -> dict[str, float]:
@@ -123,34 +125,37 @@ class PairsTask(Task):
         count = min(self.held_out, len(test))
         rows = (torch.arange(count, dtype=torch.float64) * len(test) / count).long()
         drawn = torch.rand(count, test.tokens.shape[1], generator=generator("masked", "held out"))
-        # Every pair once, wherever it was encoded: what others have is 0 here.
-        width, hits = 0, torch.zeros(2, dtype=torch.float64, device=self.device)
-        vectors = torch.zeros(0)
+        vectors: list[Tensor] = []
+        hits = torch.zeros(2, dtype=torch.float64, device=self.device)
         for places, weight in rounds(torch.arange(count), 256, processes):
             some = self._of(test, rows[places].to(self.device), drawn[places].to(self.device))
             found = model(some.images, some.tokens, some.masked)
-            if not width:
-                width = found.image.shape[1]
-                vectors = torch.zeros(2, count, width, dtype=torch.float64, device=self.device)
-            vectors[:, places] += weight * torch.stack((found.image, found.text)).double()
+            # Every pair once, wherever it was encoded: all others are 0 here.
+            vectors = vectors or [hits.new_zeros(count, found.image.shape[1]) for _ in range(2)]
+            for every, one in zip(vectors, (found.image, found.text), strict=True):
+                every[places] += weight * one.double()
             right = (found.words.argmax(-1) == some.tokens) & some.masked
             hits += weight * torch.stack((right.sum(), some.masked.sum())).double()
-        (image, text), (right, all_) = processes.total(vectors), processes.total(hits).tolist()
+        (image, text), (right_, all_) = map(processes.total, vectors), processes.total(hits).tolist()
         groups = test.groups[rows.to(self.device)]
         made: dict[str, float] = {}
         for name, similar in (("to_text", image @ text.T), ("to_image", text @ image.T)):
             place = first_right(similar, groups)
             made |= {f"{name}_{k}": 100 * (place <= k).double().mean().item() for k in RECALLS}
         recall = {f"recall_{k}": (made[f"to_text_{k}"] + made[f"to_image_{k}"]) / 2 for k in RECALLS}
-        return {"masked_accuracy": 100 * right / all_, **recall, **made}
+        return {"masked_accuracy": 100 * right_ / all_, **recall, **made}
 
     def keep(self, folder: Path) -> None:
         """Writes the tokenizer beside the model."""
         self.pairs.tokenizer.save(folder / TOKENIZER)
 
+    def normal(self, images: UInt8[Tensor, "n channels height width"]) -> Float[Tensor, "n channels height width"]:
+        """Images as the model reads them: each channel with mean 0 and standard deviation 1 over the training split."""
+        return (images.float() / 255 - self._mean) / self._scale
+
     def _of(self, split: Captioned, rows: Tensor, drawn: Tensor) -> PairsBatch:
         """These pairs, with the tokens hidden whose draw is below `hide`; the lowest of a caption always."""
-        tokens, images = split.tokens[rows], (split.images[rows].float() / 255 - self._mean) / self._scale
+        tokens, images = split.tokens[rows], self.normal(split.images[rows])
         drawn = drawn.masked_fill(tokens == PADDING, 2.0)
         masked = (drawn < self.hide) | (drawn == drawn.amin(1, keepdim=True))
         return PairsBatch(images, tokens, masked & (tokens != PADDING), split.groups[rows])
