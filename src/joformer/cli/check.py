@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -79,7 +79,8 @@ def check_examples(source: Source, size: int | None, fault: Fault) -> list[Note]
 
     if source.path is None and not is_hub(source.spec):
         # It logs its summary; there are no faults.
-        {"video": load_clips, "pairs": load_pairs}.get(source.kind, load_labelled)(source)
+        load: Any = {"video": load_clips, "pairs": load_pairs}.get(source.kind, load_labelled)
+        load(source)
         return []
     shapes: dict[str, list[str]] = {}
     seen: Seen = {}
