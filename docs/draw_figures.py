@@ -217,7 +217,8 @@ def planes() -> str:
         354,
         "Axial, combined and mixed planes",
         "Axial: four planes are rotated by rows and four by columns. Combined: every plane by both, at fixed "
-        "frequencies that hide no displacement. Mixed: every plane by both, in directions that are learned for each head.",
+        "frequencies that hide no displacement. Mixed: every plane by both, in directions that are learned for each "
+        "head.",
         shapes,
     )
 
