@@ -140,8 +140,8 @@ def _along_grid(
         own = cells.select(1 + axes, axis)
         leg = own.cumsum(1 + axis)
         if axis == 0:
-            first = (slice(1),) * (axes - 1)
-            after = start + leg[(slice(None), slice(-1, None), *first)]
+            end = (slice(None), slice(-1, None), *(slice(1),) * (axes - 1))
+            after = start + leg[end]
         leg = leg - own
         for later in range(axis + 1, axes):
             leg = leg.narrow(1 + later, 0, 1)
