@@ -16,7 +16,7 @@ from joformer.cli.options import Place
 if TYPE_CHECKING:
     from joformer.experiments import Cell
 
-METRICS = "metrics.jsonl"
+TEXT, METRICS = "stdlib", "metrics.jsonl"
 CAVEAT = (
     "It shows what small models learn sooner on one text; not what lasts, nor what is true of other data. That is what "
     "`joformer compare --data PATH` is for."
@@ -49,7 +49,7 @@ class Demo:
         require_place(self.out)
         from joformer.experiments.results import gather
 
-        compare = Compare("stdlib", self.seeds, self.steps, longer=1, jobs=self.jobs, out=self.out)
+        compare = Compare(TEXT, self.seeds, self.steps, longer=1, jobs=self.jobs, out=self.out)
         tables = chosen(compare.tables(compare.source(), self.seeds)[:1], compare)
         cells, out = tables[0].cells, local(self.out)
         failed = run_tables(tables, compare, picture=lambda: picture(under_way(cells, out), self.steps))
