@@ -123,9 +123,9 @@ def _parse(typed: list[str]) -> Any:
 
 def _trainers() -> dict[str, type[Any]]:
     """The models that can be trained; their options need torch: only who asks for them waits for it."""
-    from joformer.cli.train import LM, Monoidal, Relations, ViT
+    from joformer.cli.train import LM, Monoidal, Points, Relations, ViT
 
-    return {"lm": LM, "vit": ViT, "monoidal": Monoidal, "relations": Relations}
+    return {"lm": LM, "vit": ViT, "monoidal": Monoidal, "relations": Relations, "points": Points}
 
 
 def _help(path: str, commands: dict[str, type[Any]]) -> None:

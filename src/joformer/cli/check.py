@@ -51,7 +51,7 @@ class Check:
         notes: list[Note] = []
         try:
             source = resolve(self.data, label=self.label, column=self.column)
-            check = {"text": check_text, "graph": check_graph}.get(source.kind, check_examples)
+            check = {"text": check_text, "graph": check_graph, "points": check_points}.get(source.kind, check_examples)
             notes = check(source, self.size, faults.append)
         except ValueError as error:  # what leaves nothing to go on with
             faults.append(str(error))
@@ -138,6 +138,13 @@ def check_graph(source: Source, _: int | None, fault: Fault) -> list[Note]:
     from joformer.training.data.graphs import read_graph
 
     return read_graph(source, fault)[1]
+
+
+def check_points(source: Source, _: int | None, fault: Fault) -> list[Note]:
+    """Reads every set of both splits; returns the summary."""
+    from joformer.training.data.points import read_points
+
+    return read_points(source, fault=fault)[1]
 
 
 def _check_unseen(seen: Seen, digest: bytes, split: str, name: str, fault: Fault) -> None:

@@ -27,8 +27,8 @@ class Compare:
 
     Attributes:
         data: Text, images or sounds: a file, a folder (one folder per class), a table; or stdlib, digits, tones, words.
-            Triples of a knowledge graph, or family: relations that commute against those that need not. `joformer
-            check` says what is understood.
+            Sets of points (npz), or clouds. Triples of a knowledge graph, or family: relations that commute against
+            those that need not. `joformer check` says what is understood.
         seeds: How many seeds: 0, 1, …
         steps: Steps of every run.
         longer: Run again for so many times the steps, to see whether it lasts; 1 does not look.
@@ -129,7 +129,7 @@ class Compare:
         for name in ("seeds", "steps", "longer", "looks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
-        from joformer.experiments import GraphSource, ImageSource, TextSource
+        from joformer.experiments import GraphSource, ImageSource, PointsSource, TextSource
         from joformer.training import resolve
 
         found = resolve(self.data, label=self.label, column=self.column)
@@ -138,6 +138,8 @@ class Compare:
             return TextSource(found.spec, vocab=self.vocab, column=self.column, context=self.context, batch=batch)
         if found.kind == "graph":
             return GraphSource(found.spec, batch=self.batch or 512)
+        if found.kind == "points":
+            return PointsSource(found.spec, batch=self.batch or 64)
         sound = {name: getattr(self, name) for name in ("rate", "seconds", "bands", "hop")}
         return ImageSource(found.spec, batch=self.batch or 64, label=self.label, size=self.size, **sound)
 

@@ -39,7 +39,7 @@ class Demo:
     """
 
     seeds: int = 4
-    steps: int = 300
+    steps: int = 200
     jobs: int | None = None
     out: Place = "runs/demo"
     json: bool = False

@@ -48,7 +48,7 @@ class Evaluate:
         """Runs the command and returns its exit code."""
         if self.windows < 1 or any(length < 1 for length in self.lengths):
             raise ValueError(f"--lengths and --windows are 1 or more, got {self.lengths} and {self.windows}")
-        from joformer.models import JoFormerLM, RotatE
+        from joformer.models import JoFormerLM, JoFormerPoints, RotatE
         from joformer.training import open_run
 
         opened = open_run(self.checkpoint)
@@ -60,7 +60,8 @@ class Evaluate:
         if self.lengths and not isinstance(opened.model, JoFormerLM):
             held = type(opened.model).__name__
             raise ValueError(f"--lengths are for language models, {self.checkpoint} holds {held}")
-        measure = {JoFormerLM: self._text, RotatE: self._graph}.get(type(opened.model), self._images)
+        known = {JoFormerLM: self._text, RotatE: self._graph, JoFormerPoints: self._points}
+        measure = known.get(type(opened.model), self._images)
         rows = measure(opened, data)
         if self.json:
             say(json.dumps(rows, indent=2), lines=True)
@@ -112,6 +113,19 @@ class Evaluate:
         task.to(processes.device)
         found = task.evaluate(opened.model.to(processes.device), processes, split=self.split)
         return [{"split": self.split, **found}]
+
+    def _points(self, opened: Opened, data: str) -> list[dict[str, Any]]:
+        from joformer.training import PointsTask, Processes, load_points
+
+        trained, processes = opened.run.get("task", {}), Processes()
+        points = load_points(data, **{name: opened.notes.get(name) for name in ("points", "axes")},
+                             ink=bool(opened.notes.get("ink")))  # fmt: skip
+        if self.data is None and points.fingerprint != trained.get("points"):
+            logger.warning(f"{data} has changed since the model was trained on it")
+        task = PointsTask(points, normalise=trained.get("normalise"))
+        task.check(opened.model.config, range(1), 1)
+        task.to(processes.device)
+        return [task.evaluate(opened.model.to(processes.device), processes)]
 
     def _images(self, opened: Opened, data: str) -> list[dict[str, Any]]:
         from joformer.models import MonoidalClassifier

@@ -1,4 +1,4 @@
-"""`joformer train lm | vit | monoidal | relations`: one model, from the command line."""
+"""`joformer train lm | vit | monoidal | relations | points`: one model, from the command line."""
 
 from __future__ import annotations
 
@@ -17,15 +17,27 @@ from joformer.attention._options import Transport
 from joformer.cli.console import say
 from joformer.cli.options import Place, write_config
 from joformer.frames._base import Split
-from joformer.models import ClassifierConfig, LMConfig, RelationsConfig, ViTConfig
+from joformer.models import ClassifierConfig, LMConfig, PointsConfig, RelationsConfig, ViTConfig
 from joformer.models._classifier import Reading
+from joformer.models._points import Coordinates, Inputs, PointFrames, PointSplit
 from joformer.models._saving import blank
 from joformer.models._vit import FramesName, eighths
-from joformer.training import ImageTask, LanguageTask, Recipe, RelationsTask, Source, Stopped, Task, Tokenizer
+from joformer.training import (
+    ImageTask,
+    LanguageTask,
+    PointsTask,
+    Recipe,
+    RelationsTask,
+    Source,
+    Stopped,
+    Task,
+    Tokenizer,
+)
 from joformer.training.augment.named import Augmentation
 from joformer.training.opened import Weights
 from joformer.training.processes import require_teams
 from joformer.training.runs import TOKENIZER
+from joformer.training.tasks.points import Motion
 
 
 @dataclass(frozen=True)
@@ -333,6 +345,68 @@ class Relations:
         config = RelationsConfig(len(graph.entities), len(graph.relations), self.dim, self.block, self.margin)
         task = RelationsTask(graph, batch=self.batch, negatives=self.negatives, temperature=self.temperature)
         return self.output.train(self, config, task, self.recipe, {"data": source.spec})
+
+
+@dataclass(frozen=True)
+class Points:
+    """Sets of points in space, by their real coordinates: which class, also where sets are shifted or rotated.
+
+    Example: joformer train points --data mnist --points 64 --steps 500 --out runs/clouds
+
+    Attributes:
+        data: A .npz file (points, labels) or a folder of them, a folder per class of .npy or .xyz files, or images,
+            whose pixels are drawn by their ink; clouds (embedded, 3-D), digits, mnist.
+        points: How many points of each set are used at most; of images how many are drawn, 64 by default.
+        axes: How many columns of .npy and .xyz files are coordinates, 3 by default; the others are features.
+        ink: Images: give each point what its pixel holds.
+        augment: Shift or rotate training sets at random.
+        inputs: What a point's vector is made of: its features alone (shift-invariant), or its coordinates too.
+        coordinates: What frames are made of: cartesian coordinates, or polar ones about the centroid, which no rotation
+            changes (--frames fixed).
+        frames: Frequencies as in RoPE (fixed), or learned.
+        split: How axes share planes.
+        transport: What is transported: scores (RoPE), values, both (JoFormer, the default) or none.
+        dim: The width.
+        layers: The number of layers.
+        heads: The number of heads.
+        hidden: Width of the feed-forward; four times --dim by default.
+        fastest: Radians per radius of a set of the fastest plane.
+        base: How many times slower the slowest is, at most.
+        dropout: Share of what a layer adds that is dropped while training.
+        batch: Sets per step, of all processes together.
+    """
+
+    output: Run
+    data: str = "digits"
+    points: int | None = None
+    axes: int | None = None
+    ink: bool = False
+    augment: Motion = "none"
+    inputs: Inputs = "features"
+    coordinates: Coordinates = "cartesian"
+    frames: PointFrames = "fixed"
+    split: PointSplit = "axial"
+    transport: Transport = "both"
+    dim: int = 64
+    layers: int = 2
+    heads: int = 4
+    hidden: int | None = None
+    fastest: float = 8.0
+    base: float = 32.0
+    dropout: float = 0.0
+    batch: int = 64
+    recipe: Recipe = field(default_factory=lambda: Recipe(lr=2e-3, end=0.0, betas=(0.9, 0.999)))
+
+    def run(self) -> int:
+        """Runs the command and returns its exit code."""
+        self.output.check(self.recipe)
+        source = training.resolve(self.data)
+        read = {name: getattr(self, name) for name in ("points", "axes", "ink")}
+        points = training.load_points(source, **read)
+        given = {each.name: getattr(self, each.name, None) for each in fields(PointsConfig)}
+        given |= {"axes": points.axes, "features": points.features, "classes": len(points.classes)}
+        task = PointsTask(points, batch=self.batch, augment=self.augment)
+        return self.output.train(self, PointsConfig(**given), task, self.recipe, {"data": source.spec, **read})
 
 
 def _patch(given: tuple[int, ...] | None, shape: tuple[int, ...]) -> tuple[int, ...]:

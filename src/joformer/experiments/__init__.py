@@ -14,6 +14,7 @@ from joformer.experiments import (
     length,
     mnist,
     overhead,
+    points,
     relations,
     separation,
     speech,
@@ -21,7 +22,7 @@ from joformer.experiments import (
     wikipedia,
 )
 from joformer.experiments.running import run
-from joformer.experiments.sources import GraphSource, ImageSource, SequenceSource, TextSource
+from joformer.experiments.sources import GraphSource, ImageSource, PointsSource, SequenceSource, TextSource
 from joformer.experiments.tables import Cell, Table, plan
 
 TABLES = {
@@ -35,10 +36,11 @@ TABLES = {
     "separation": separation.tables,
     "speech": speech.tables,
     "relations": relations.tables,
+    "points": points.tables,
     "overhead": overhead.tables,
 }
 """The tables by name, in the order in which they are run."""
-NAMED_ONLY = ("hierarchy", "separation")
+NAMED_ONLY = ("hierarchy", "separation", "points")
 """Tables that are run where they are named, and not among all: they take long, and are not the paper's."""
 
 __all__ = [
@@ -47,6 +49,7 @@ __all__ = [
     "Cell",
     "GraphSource",
     "ImageSource",
+    "PointsSource",
     "SequenceSource",
     "Table",
     "TextSource",

@@ -75,6 +75,8 @@ METRICS = {
         Metric("bits_per_byte", "bits per byte", delta=0.01),
         Metric("accuracy", "%", higher=True, scale="percent", delta=1.0),
         Metric("top_5", "% in the best five", higher=True, scale="percent", delta=1.0),
+        Metric("accuracy_shifted", "% where shifted", higher=True, scale="percent", delta=1.0),
+        Metric("accuracy_rotated", "% where rotated", higher=True, scale="percent", delta=1.0),
         Metric("mrr", "% mean reciprocal rank", higher=True, scale="percent", delta=1.0),
         Metric("hits_1", "% ranked first", higher=True, scale="percent", delta=1.0),
         Metric("hits_3", "% in the first three", higher=True, scale="percent", delta=1.0),

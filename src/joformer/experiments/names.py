@@ -62,6 +62,10 @@ MODELS: dict[str, dict[str, str | Rotating]] = {
         "mlp": "MLP on the pixels",
     },
     "relations": {"planes": "RotatE, planes", "blocks of 4": "rotations in blocks of 4"},
+    **{
+        name: {**_GRID, "coordinates": "coordinates as input", "polar": "RoPE + values, polar"}
+        for name in ("points", "points-ink")
+    },
     "wikipedia": {**_LANGUAGE, "projected": "projected angles as printed"},
     **{
         name: {

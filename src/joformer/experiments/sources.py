@@ -12,12 +12,14 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from joformer.experiments.sequences import SequenceTask, draw
-from joformer.models import LMConfig, ViTConfig
+from joformer.models import LMConfig, PointsConfig, ViTConfig
 from joformer.models._vit import eighths
 from joformer.training import (
     Graph,
     ImageTask,
     LanguageTask,
+    Points,
+    PointsTask,
     RelationsTask,
     Streamed,
     Task,
@@ -26,9 +28,11 @@ from joformer.training import (
     augmentation,
     load_graph,
     load_labelled,
+    load_points,
     load_text,
 )
 from joformer.training.augment.named import Augmentation
+from joformer.training.tasks.points import Motion
 
 Scale = Literal["laptop", "paper"]
 # Options that version 0.1 did not have: at their defaults they are no part of a cell's description.
@@ -36,7 +40,7 @@ LATER = ("column", "rate", "seconds", "bands", "hop", "percent", "tokenizer")
 PERCENT = 5
 # Cells that share data load it once per process.
 _text, _images = lru_cache(maxsize=4)(load_text), lru_cache(maxsize=4)(load_labelled)
-_graph = lru_cache(maxsize=4)(load_graph)
+_graph, _points = lru_cache(maxsize=4)(load_graph), lru_cache(maxsize=4)(load_points)
 _streamed: Any = lru_cache(maxsize=4)(Streamed)
 
 
@@ -220,6 +224,47 @@ class GraphSource(_Source):
 
 
 @dataclass(frozen=True)
+class PointsSource(_Source):
+    """Sets of points in space, or of the pixels of images, and what a step makes of them.
+
+    >>> PointsSource("digits", points=32).task().classes
+    10
+    """
+
+    metric = "accuracy"
+    frames = ("fixed", "learned")
+
+    data: str
+    batch: int = 64
+    augment: Motion = "none"
+    points: int | None = None
+    axes: int | None = None
+    ink: bool = False
+
+    def load(self) -> Points:
+        """Both splits."""
+        return _points(self.data, points=self.points, axes=self.axes, ink=self.ink)
+
+    def task(self) -> Task:
+        """The task on this data."""
+        return PointsTask(self.load(), batch=self.batch, augment=self.augment)
+
+    def plain(self, *, dim: int, layers: int, heads: int) -> PointsConfig:
+        """A model that reads the features of points and not where they are."""
+        found = self.load()
+        shape = {"axes": found.axes, "features": found.features, "classes": len(found.classes)}
+        return PointsConfig(**shape, dim=dim, layers=layers, heads=heads, frames="fixed", transport="none")
+
+    def tokens(self, config: Any) -> int:
+        """The points of a step."""
+        return self.batch * self.load().train.points.shape[1]
+
+    def notes(self) -> dict[str, Any]:
+        """What `joformer evaluate` needs to find the data again."""
+        return {name: getattr(self, name) for name in ("data", "points", "axes", "ink")}
+
+
+@dataclass(frozen=True)
 class SequenceSource(_Source):
     """Sequences that are drawn, with a question each; `data` is the question's name (sequences.py).
 
@@ -253,4 +298,4 @@ class SequenceSource(_Source):
         return {"data": self.data}
 
 
-Source = TextSource | ImageSource | GraphSource | SequenceSource
+Source = TextSource | ImageSource | GraphSource | PointsSource | SequenceSource

@@ -40,6 +40,7 @@ GROUPS = {
     "mnist": ("mnist",), "cifar100": ("cifar100",), "imagenet": ("imagenet",), "overhead": ("imagenet",),
     "wikipedia": ("wikipedia", *TEXTS), "transport": ("wikipedia", *TEXTS), "length": ("openwebtext", *TEXTS),
     "hierarchy": ("wikipedia", *TEXTS), "speech": ("fsdd",), "relations": ("kg", "nations", "kinships", "umls"),
+    "points": ("mnist",),
 }  # fmt: skip
 """What each table may be run on; the first is the paper's."""
 FLAT, PREFIX = "imagenet-flat", "joformer-smoke-"

@@ -10,6 +10,7 @@ from joformer.training.augment.named import augmentation
 from joformer.training.data import (
     Graph,
     Images,
+    Points,
     Source,
     Streamed,
     Text,
@@ -18,6 +19,7 @@ from joformer.training.data import (
     load_graph,
     load_images,
     load_labelled,
+    load_points,
     load_text,
     resolve,
 )
@@ -27,7 +29,7 @@ from joformer.training.processes import Processes
 from joformer.training.recipe import Recipe
 from joformer.training.runs import Stopped
 from joformer.training.stages import Stage, learning_rate
-from joformer.training.tasks import ImageTask, LanguageTask, RelationsTask, Task
+from joformer.training.tasks import ImageTask, LanguageTask, PointsTask, RelationsTask, Task
 
 __all__ = [
     "Augment",
@@ -37,6 +39,8 @@ __all__ = [
     "LanguageTask",
     "Mix",
     "Opened",
+    "Points",
+    "PointsTask",
     "Processes",
     "Recipe",
     "RelationsTask",
@@ -54,6 +58,7 @@ __all__ = [
     "load_graph",
     "load_images",
     "load_labelled",
+    "load_points",
     "load_text",
     "load_weights",
     "open_run",

@@ -6,14 +6,17 @@ from joformer.training.data.audio import load_audio
 from joformer.training.data.files import Place
 from joformer.training.data.graphs import Graph, load_graph
 from joformer.training.data.images import Images, Labelled, load_images
+from joformer.training.data.points import Clouds, Points, load_points
 from joformer.training.data.sources import Source, resolve
 from joformer.training.data.streamed import Streamed
 from joformer.training.data.text import Text, Tokenizer, load_text, windows
 
 __all__ = [
+    "Clouds",
     "Graph",
     "Images",
     "Labelled",
+    "Points",
     "Source",
     "Streamed",
     "Text",
@@ -22,6 +25,7 @@ __all__ = [
     "load_graph",
     "load_images",
     "load_labelled",
+    "load_points",
     "load_text",
     "resolve",
     "windows",
@@ -55,8 +59,9 @@ def load_labelled(
         if size is not None:
             raise ValueError(f"{source.name} holds sounds: leave out size (--size) and give --bands and --seconds")
         return load_audio(source, cache=cache, **given)  # type: ignore[arg-type]
-    if source.kind in ("text", "graph"):
-        what, remedy = {"text": ("text", "a language model (lm)"), "graph": ("a graph", "relations")}[source.kind]
+    others = {"text": ("text", "a language model (lm)"), "graph": ("a graph", "relations"), "points": ("points",) * 2}
+    if source.kind in others:
+        what, remedy = others[source.kind]
         raise ValueError(f"{source.path or source.spec} holds {what}: give images or sounds, or train {remedy}")
     if given:
         raise ValueError(f"{source.name} holds images: leave out {' '.join(f'--{name}' for name in given)}")

@@ -27,11 +27,11 @@ from joformer.training.data.hub import hub, is_hub
 from joformer.training.data.tables import is_parquet, is_table, read_rows
 from joformer.training.data.triples import holds_triples
 
-Kind = Literal["text", "images", "sounds", "graph"]
+Kind = Literal["text", "images", "sounds", "graph", "points"]
 Note = tuple[int, str]  # what a loader decided on its own: a level of `logging`, and one line
 
 NAMES: dict[str, Kind] = {"stdlib": "text", "digits": "images", "tones": "sounds", "words": "sounds"}
-NAMES["family"] = "graph"
+NAMES["family"], NAMES["clouds"] = "graph", "points"
 NAMES |= dict.fromkeys(("wikipedia", "openwebtext"), "text")
 NAMES |= dict.fromkeys(("mnist", "cifar100", "imagenet"), "images")
 SPLITS = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "test": "test"}
@@ -41,12 +41,13 @@ SUFFIXES: dict[Kind, tuple[str, ...]] = {
     "images": (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"),
     "sounds": (*WAV, *CODED),
     "graph": (),
+    "points": (".npy", ".xyz"),
 }
 UNREAD = (".aac", ".aif", ".aiff", ".m4a", ".wma")  # sounds that nothing here can read: they are called that
 HEARD = (*SUFFIXES["sounds"], *UNREAD)
-SEEN_OR_HEARD = (*SUFFIXES["images"], *HEARD)
+LISTED = (*SUFFIXES["images"], *HEARD, *SUFFIXES["points"])  # what a table may list
 TESTS = ("test", "validation", "valid", "val")  # the first of these that has labels is the test split
-WORDS = {"images": "image", "sounds": "sound"}
+WORDS = {"images": "image", "sounds": "sound", "points": "set"}
 FILE = ("file", "file_name", "filename", "path")  # names of the column of a table that lists files
 
 
@@ -56,7 +57,7 @@ class Source:
 
     Attributes:
         spec: The name, the address, or the path from the root: it leads to the data from any folder.
-        kind: "text", "images", "sounds" or "graph".
+        kind: "text", "images", "sounds", "graph" or "points".
         name: How reports call it: the name, or the last part of the path.
         path: Where it is, as it was given; None for names, of an address where it was fetched to.
         files: All files there, in one order.
@@ -186,6 +187,8 @@ def _kind_of_files(files: Sequence[Path], listing: Sequence[Path]) -> Kind:
     sounds, images = (sum(suffix_of(name) in some for name in names) for some in (HEARD, SUFFIXES["images"]))
     if sounds or images:
         return "sounds" if sounds >= images else "images"
+    if any(suffix_of(name) in (".npz", *SUFFIXES["points"]) for name in names):
+        return "points"
     if files and all(map(holds_triples, files)):
         return "graph"
     return next(map(_kind_of_parquet, filter(is_parquet, files)), "text")
@@ -222,17 +225,17 @@ def _listing(path: Path, files: Sequence[Path]) -> tuple[Path, ...]:
     if path.is_file():
         return (path,) if is_table(path) and _listed(path) else ()
     tables = [file for file in files if is_table(file) and file.parent == path and _listed(file)]
-    media = [file for file in files if tables and suffix_of(file) in SEEN_OR_HEARD]
+    media = [file for file in files if tables and suffix_of(file) in LISTED]
     below = {file.relative_to(path).parts[:2] for file in media}
     is_tree = len({parts[0] for parts in below}) > 1 and all(len(parts) > 1 for parts in below)
     return () if is_tree else tuple(tables)
 
 
 def _listed(table: Path) -> list[str]:
-    """The first image or sound that a table lists, if it lists such files."""
+    """The first image, sound or set that a table lists, if it lists such files."""
     row = next(read_rows(table), {})
     files = [str(row[name]) for name in FILE if name in row]
-    return [name for name in files[:1] if suffix_of(name) in SEEN_OR_HEARD]
+    return [name for name in files[:1] if suffix_of(name) in LISTED]
 
 
 def pick_test(present: Iterable[str], labelled: Callable[[str], bool], notes: list[Note]) -> str | None:

@@ -5,7 +5,8 @@ A batch is a function of the seed, the step and the place in the batch (_seeding
 
 from joformer.training.tasks.images import ImageTask
 from joformer.training.tasks.language import LanguageTask
+from joformer.training.tasks.points import PointsTask
 from joformer.training.tasks.relations import RelationsTask
 from joformer.training.tasks.task import Task
 
-__all__ = ["ImageTask", "LanguageTask", "RelationsTask", "Task"]
+__all__ = ["ImageTask", "LanguageTask", "PointsTask", "RelationsTask", "Task"]
