@@ -24,6 +24,7 @@ from joformer.cli.check import Check
 from joformer.cli.compare import Compare
 from joformer.cli.console import say
 from joformer.cli.convert import Convert
+from joformer.cli.demo import Demo
 from joformer.cli.evaluate import Evaluate
 from joformer.cli.generate import Generate
 from joformer.cli.options import check_options, meant, polished, with_config
@@ -41,6 +42,7 @@ class Train:
 
 
 COMMANDS: dict[str, type[Any]] = {
+    "demo": Demo,
     "check": Check,
     "compare": Compare,
     "train": Train,

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from joformer._remote import local, require_place
-from joformer.cli.grid import Engine, chosen, finish, note_look, run_tables, show_cells
+from joformer.cli.grid import Engine, chosen, finish, run_tables, show_cells
+from joformer.cli.growing import note_look
 from joformer.cli.options import Place
 
 if TYPE_CHECKING:
+    from joformer.experiments import Table
     from joformer.experiments.sources import Source
 
 
@@ -99,30 +101,12 @@ class Compare:
 
     def run(self) -> int:
         """Runs the command and returns its exit code."""
-        for name in ("seeds", "steps", "longer", "looks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
         require_place(self.out)
-        from joformer.experiments import GraphSource, relations
-        from joformer.experiments.compare import tables
-        from joformer.training import Recipe
-
-        source = self._source()
-        every = max(1, self.steps // 4)
-        recipe = Recipe(
-            steps=self.steps, lr=self.lr, end=0.1, warmup=self.steps // 12, weight_decay=0.01, evaluate_every=every,
-            save_every=every, keep=1,
-        )  # fmt: skip
-        shape = {"dim": self.dim, "layers": self.layers, "heads": self.heads}
+        source = self.source()
         failed = 0
         for look in range(1, self.looks + 1):
             count = look * self.seeds
-            planned = (
-                [relations.table(source, "laptop", range(count), self.steps, named=False)]
-                if isinstance(source, GraphSource)
-                else tables(source, range(count), recipe, longer=self.longer, grid=self.grid, looks=self.looks, **shape)
-            )
-            planned = chosen(planned, self, seeds=count)
+            planned = chosen(self.tables(source, count), self, seeds=count)
             if not planned:
                 like = "compare/both-fixed/seed-0"
                 raise ValueError(f"--only {' '.join(self.only)} is no cell: they are called like {like}")
@@ -136,8 +120,27 @@ class Compare:
                     break
         return finish(self.out, failed, as_json=self.json, only=self.only)
 
-    def _source(self) -> Source:
-        """What the models learn from, by the kind of the data."""
+    def tables(self, source: Source, count: int) -> list[Table]:
+        """The tables with so many seeds, all of their cells; the one that answers comes first."""
+        from joformer.experiments import GraphSource, relations
+        from joformer.experiments.compare import tables
+        from joformer.training import Recipe
+
+        if isinstance(source, GraphSource):
+            return [relations.table(source, "laptop", range(count), self.steps, named=False)]
+        every = max(1, self.steps // 4)
+        recipe = Recipe(
+            steps=self.steps, lr=self.lr, end=0.1, warmup=self.steps // 12, weight_decay=0.01, evaluate_every=every,
+            save_every=every, keep=1,
+        )  # fmt: skip
+        shape = {"dim": self.dim, "layers": self.layers, "heads": self.heads}
+        return tables(source, range(count), recipe, longer=self.longer, grid=self.grid, looks=self.looks, **shape)
+
+    def source(self) -> Source:
+        """What the models learn from, by the kind of the data; raises ValueError where options make no sense."""
+        for name in ("seeds", "steps", "longer", "looks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
         from joformer.experiments import (
             GraphSource,
             ImageSource,

@@ -277,6 +277,10 @@ class GraphSource(_Source):
         """The triples of all splits."""
         return _graph(self.data)
 
+    def tokens(self, config: Any) -> int:
+        """How many tails and heads a step scores."""
+        return self.batch * (1 + 2 * self.negatives)
+
     def task(self) -> Task:
         """The task on this data."""
         return RelationsTask(self.load(), batch=self.batch, negatives=self.negatives)
