@@ -32,7 +32,7 @@ def test_queries_keys_frames_and_weights(strength):
     layers = inspect.attended(model, TOKENS)
     assert torch.equal(model(TOKENS).logits, before), "as it was"
     assert strength_of(model) == strength
-    assert [(one.layer, one.strength, one.scores) for one in layers] == [
+    assert [(one.layer, one.strength, one.scores) for one in layers] == [(n, strength or 0.0, True) for n in range(2)]
         (0, strength or 0.0, True),
         (1, strength or 0.0, True),
     ]
