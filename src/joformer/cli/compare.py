@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from joformer._remote import local, require_place
 from joformer.cli.grid import Engine, chosen, finish, note_look, run_tables, show_cells
 from joformer.cli.options import Place
+
+if TYPE_CHECKING:
+    from joformer.experiments.sources import Source
 
 
 @dataclass(frozen=True)
@@ -87,19 +91,11 @@ class Compare:
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
         require_place(self.out)
-        from joformer.experiments import GraphSource, ImageSource, TextSource, relations
+        from joformer.experiments import GraphSource, relations
         from joformer.experiments.compare import tables
-        from joformer.training import Recipe, resolve
+        from joformer.training import Recipe
 
-        found = resolve(self.data, label=self.label, column=self.column)
-        source: TextSource | ImageSource = TextSource(found.spec)
-        graph = GraphSource(found.spec, batch=self.batch or 512) if found.kind == "graph" else None
-        if found.kind == "text":
-            batch = self.batch or 16
-            source = TextSource(found.spec, vocab=self.vocab, column=self.column, context=self.context, batch=batch)
-        elif graph is None:
-            sound = {name: getattr(self, name) for name in ("rate", "seconds", "bands", "hop")}
-            source = ImageSource(found.spec, batch=self.batch or 64, label=self.label, size=self.size, **sound)
+        source = self._source()
         every = max(1, self.steps // 4)
         recipe = Recipe(
             steps=self.steps, lr=self.lr, end=0.1, warmup=self.steps // 12, weight_decay=0.01, evaluate_every=every,
@@ -110,9 +106,9 @@ class Compare:
         for look in range(1, self.looks + 1):
             count = look * self.seeds
             planned = (
-                tables(source, range(count), recipe, longer=self.longer, grid=self.grid, looks=self.looks, **shape)
-                if graph is None
-                else [relations.table(graph, "laptop", range(count), self.steps, named=False)]
+                [relations.table(source, "laptop", range(count), self.steps, named=False)]
+                if isinstance(source, GraphSource)
+                else tables(source, range(count), recipe, longer=self.longer, grid=self.grid, looks=self.looks, **shape)
             )
             planned = chosen(planned, self, seeds=count)
             if not planned:
@@ -127,6 +123,20 @@ class Compare:
                 if decided(local(self.out)):
                     break
         return finish(self.out, failed, as_json=self.json, only=self.only)
+
+    def _source(self) -> Source:
+        """What the models learn from, by the kind of the data."""
+        from joformer.experiments import GraphSource, ImageSource, TextSource
+        from joformer.training import resolve
+
+        found = resolve(self.data, label=self.label, column=self.column)
+        if found.kind == "text":
+            batch = self.batch or 16
+            return TextSource(found.spec, vocab=self.vocab, column=self.column, context=self.context, batch=batch)
+        if found.kind == "graph":
+            return GraphSource(found.spec, batch=self.batch or 512)
+        sound = {name: getattr(self, name) for name in ("rate", "seconds", "bands", "hop")}
+        return ImageSource(found.spec, batch=self.batch or 64, label=self.label, size=self.size, **sound)
 
 
 def decided(out: Path) -> bool:

@@ -57,15 +57,11 @@ class Evaluate:
         data = self.data or opened.notes.get("data")
         if data is None:
             raise ValueError(f"{self.checkpoint} does not say what it was trained on: give --data")
-        if isinstance(opened.model, JoFormerLM):
-            rows = self._text(opened, data)
-        elif self.lengths:
+        if self.lengths and not isinstance(opened.model, JoFormerLM):
             held = type(opened.model).__name__
             raise ValueError(f"--lengths are for language models, {self.checkpoint} holds {held}")
-        elif isinstance(opened.model, RotatE):
-            rows = [self._graph(opened, data)]
-        else:
-            rows = [self._images(opened, data)]
+        measure = {JoFormerLM: self._text, RotatE: self._graph}.get(type(opened.model), self._images)
+        rows = measure(opened, data)
         if self.json:
             say(json.dumps(rows, indent=2), lines=True)
         for row in [] if self.json else rows:
@@ -106,7 +102,7 @@ class Evaluate:
                 progress.advance()
         return rows
 
-    def _graph(self, opened: Opened, data: str) -> dict[str, Any]:
+    def _graph(self, opened: Opened, data: str) -> list[dict[str, Any]]:
         from joformer.training import Processes, RelationsTask, load_graph
 
         graph, processes = load_graph(data), Processes()
@@ -115,9 +111,9 @@ class Evaluate:
         task = RelationsTask(graph)
         task.to(processes.device)
         found = task.evaluate(opened.model.to(processes.device), processes, split=self.split)
-        return {"split": self.split, **found}
+        return [{"split": self.split, **found}]
 
-    def _images(self, opened: Opened, data: str) -> dict[str, Any]:
+    def _images(self, opened: Opened, data: str) -> list[dict[str, Any]]:
         from joformer.models import MonoidalClassifier
         from joformer.training import Images, ImageTask, Processes, Streamed, load_labelled, resolve
 
@@ -137,4 +133,4 @@ class Evaluate:
         task = ImageTask(images, cells=isinstance(opened.model, MonoidalClassifier), normalise=trained.get("normalise"))
         processes = Processes()
         task.to(processes.device)
-        return task.evaluate(opened.model.to(processes.device), processes)
+        return [task.evaluate(opened.model.to(processes.device), processes)]

@@ -11,13 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from joformer.experiments.sources import ImageSource, TextSource
+from joformer.experiments.sources import Source
 from joformer.experiments.tables import Cell, Table, plan
-from joformer.experiments.variants import BASELINES, FRAMES, NAMES, variant
-from joformer.models import LMConfig, ViTConfig
-from joformer.models._vit import eighths
+from joformer.experiments.variants import grid_names, variant
 from joformer.training import Recipe
 
 BASELINE, VALUES = "scores, fixed", "both, fixed"
@@ -26,7 +23,7 @@ ROUNDS = 3
 
 
 def tables(
-    source: TextSource | ImageSource,
+    source: Source,
     seeds: Sequence[int],
     recipe: Recipe,
     *,
@@ -39,23 +36,13 @@ def tables(
 ) -> list[Table]:
     """The table of what is learned, and that of what a step takes.
 
+    >>> from joformer.experiments import TextSource
     >>> compared, timed = tables(TextSource("stdlib", context=32), (0, 1), Recipe(steps=5), dim=32, longer=4)
     >>> [cell.name for cell in compared.cells][::4], len(timed.cells)
     (['compare/scores-fixed/seed-0', 'compare/scores-fixed/20-steps/seed-0'], 3)
     """
-    loaded: Any = source.load()
-    if isinstance(source, TextSource):
-        metric = "bits_per_byte"
-        none: Any = LMConfig(vocab=loaded.tokenizer.vocab, dim=dim, layers=layers, heads=heads, transport="none")
-    else:
-        metric = "accuracy"
-        channels, *sides = loaded.train.images.shape[1:]
-        none = ViTConfig(
-            model="none", shape=tuple(sides), patch=eighths(tuple(sides)), channels=channels,
-            classes=len(loaded.classes), dim=dim, layers=layers, heads=heads, pool="mean",
-        )  # fmt: skip
-    others = tuple(BASELINES) if isinstance(source, TextSource) else ()
-    names = (*NAMES, *others) if grid else (BASELINE, VALUES)
+    none = source.plain(dim=dim, layers=layers, heads=heads)
+    names = (*grid_names(source.frames), *source.baselines) if grid else (BASELINE, VALUES)
     made = {name: variant(none, name) for name in names}
     budgets = {"": recipe}
     if longer > 1:
@@ -74,12 +61,12 @@ def tables(
         Cell("round", "", turn, full[BASELINE], source, replace(recipe, steps=1), rivals=rivals)
         for turn in range(ROUNDS)
     ]
-    pairs = tuple((f"scores, {kind}", f"both, {kind}") for kind in FRAMES if kind != "fixed") if grid else ()
+    pairs = tuple((f"scores, {kind}", f"both, {kind}") for kind in source.frames if kind != "fixed") if grid else ()
     return [
         plan(
             "compare",
             "Does value transport help",
-            metric,
+            source.metric,
             cells,
             named=False,
             scale="laptop",

@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
 from joformer.experiments.sequences import SequenceTask, draw
+from joformer.models import LMConfig, ViTConfig
+from joformer.models._vit import eighths
 from joformer.training import (
     Graph,
     ImageTask,
@@ -38,13 +41,25 @@ _streamed: Any = lru_cache(maxsize=4)(Streamed)
 
 
 class _Source(ABC):
-    """Data that can tell which it is."""
+    """Data that can tell which it is, what is measured on it, and which frames and baselines `compare` has for it."""
 
     data: str
+    batch: int
+    metric: ClassVar[str]
+    frames: ClassVar[tuple[str, ...]] = ("fixed", "learned", "projected", "cumulative")
+    baselines: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def load(self) -> Any:
         """The data itself, loaded once per process; what was understood is logged."""
+
+    def plain(self, *, dim: int, layers: int, heads: int) -> Any:
+        """The model without positions that `compare` gives frames: its fields `frames` and `transport` say which."""
+        raise ValueError(f"{Path(self.data).name} has no models to compare: choose other data")
+
+    def tokens(self, config: Any) -> int:
+        """How many tokens a step of this model reads."""
+        return self.batch * (prod(config.grid) + config.prefix if hasattr(config, "grid") else 1)
 
     def identity(self) -> str:
         """Which data it is, by what it holds and not by where it lies: results are published, folders are not."""
@@ -71,6 +86,9 @@ class TextSource(_Source):
     128
     """
 
+    metric = "bits_per_byte"
+    baselines = ("alibi", "shaw")
+
     data: str
     vocab: int = 256
     context: int = 512
@@ -86,6 +104,15 @@ class TextSource(_Source):
         return _text(
             self.data, vocab=self.vocab, tokenizer=tokenizer, column=self.column, percent=self.percent or PERCENT
         )
+
+    def plain(self, *, dim: int, layers: int, heads: int) -> LMConfig:
+        """A language model without positions."""
+        vocab = self.load().tokenizer.vocab
+        return LMConfig(vocab=vocab, dim=dim, layers=layers, heads=heads, transport="none")
+
+    def tokens(self, config: Any) -> int:
+        """Those of the windows."""
+        return self.context * self.batch
 
     def as_json(self) -> dict[str, Any]:
         """As every source, but not where the tokenizer lies: which it is, the text's fingerprint says."""
@@ -111,6 +138,8 @@ class ImageSource(_Source):
     >>> ImageSource("digits", batch=32).task().size
     32
     """
+
+    metric = "accuracy"
 
     data: str
     batch: int = 128
@@ -139,6 +168,15 @@ class ImageSource(_Source):
         augment, mix = augmentation(self.augment, images)
         return ImageTask(images, batch=self.batch, augment=augment, mix=mix, draw=self.draw, cells=self.cells)
 
+    def plain(self, *, dim: int, layers: int, heads: int) -> ViTConfig:
+        """A vision transformer without positions, whose patches are about an eighth of each side."""
+        images = self.load()
+        channels, *sides = images.train.images.shape[1:]
+        return ViTConfig(
+            model="none", shape=tuple(sides), patch=eighths(tuple(sides)), channels=channels,
+            classes=len(images.classes), dim=dim, layers=layers, heads=heads, pool="mean",
+        )  # fmt: skip
+
     def steps(self, epochs: int | float) -> int:
         """How many steps go through the images so often."""
         images = self.load()
@@ -157,6 +195,8 @@ class GraphSource(_Source):
     >>> GraphSource("kg/umls").batch
     512
     """
+
+    metric = "mrr"
 
     data: str
     batch: int = 512
@@ -183,6 +223,8 @@ class SequenceSource(_Source):
     8
     """
 
+    metric = "accuracy"
+
     data: str
     batch: int = 64
     held_out: int = 1024
@@ -197,6 +239,10 @@ class SequenceSource(_Source):
     def context(self) -> int:
         """How many tokens a sequence has."""
         return draw(self.data, 1, torch.Generator()).tokens.shape[1]
+
+    def tokens(self, config: Any) -> int:
+        """Those of the sequences."""
+        return self.context * self.batch
 
     def notes(self) -> dict[str, Any]:
         """The question."""

@@ -18,7 +18,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ import torch
 
 from joformer._io import make_folder, one_line, read_json, read_sealed, write_json
 from joformer.experiments.metrics import METRICS, Metric, metric_of
-from joformer.experiments.sources import SequenceSource, TextSource
 from joformer.models._saving import written, written_before
 from joformer.training import Recipe
 from joformer.training.recipe import NON_SEMANTIC_FIELDS
@@ -92,12 +90,7 @@ class Cell:
     @property
     def work(self) -> float:
         """About how many seconds it takes on one core; good for comparing cells, and for a first guess."""
-        if isinstance(self.source, (TextSource, SequenceSource)):
-            tokens = self.source.context * self.source.batch
-        else:
-            config = self.config
-            tokens = self.source.batch * (prod(config.grid) + config.prefix if hasattr(config, "grid") else 1)
-        step = 2e-3 + 8e-11 * tokens * (self.parameters + 5e4)
+        step = 2e-3 + 8e-11 * self.source.tokens(self.config) * (self.parameters + 5e4)
         return 1 + step * (22 * (1 + len(self.rivals)) if self.alone else self.recipe.total) + 2e-4 * sum(self.lengths)
 
     def describe(self) -> dict[str, Any]:

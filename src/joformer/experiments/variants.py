@@ -13,16 +13,28 @@ stand two baselines for text: ALiBi's bias and Shaw's clipped distances.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from joformer.experiments.tables import parameters
-from joformer.models import VARIANTS, LMConfig
+from joformer.models import VARIANTS, LMConfig, ViTConfig
 
 FRAMES = ("fixed", "learned", "projected", "cumulative")
 SIDES = ("scores", "values", "both")
-NAMES = ("none", *(f"{side}, {frames}" for frames in FRAMES for side in SIDES))
-"""The cells of the grid."""
+
+
+def grid_names(frames: Sequence[str]) -> tuple[str, ...]:
+    """The cells of the grid of these frames.
+
+    >>> grid_names(["fixed"])
+    ('none', 'scores, fixed', 'values, fixed', 'both, fixed')
+    """
+    return ("none", *(f"{side}, {kind}" for kind in frames for side in SIDES))
+
+
+NAMES = grid_names(FRAMES)
+"""The cells of the grid of all frames."""
 BASELINES = {"alibi": "A", "shaw": "C"}
 """Language models whose positions are no frames, by the letter of their layers."""
 
@@ -39,18 +51,18 @@ def variant(config: Any, name: str, *, match: bool = True) -> Any:
     >>> abs(parameters(projected) / parameters(config) - 1) < 0.002
     True
     """
-    language = isinstance(config, LMConfig)
-    known = (*NAMES, *BASELINES) if language else NAMES
+    vision = isinstance(config, ViTConfig)
+    known = (*NAMES, *BASELINES) if isinstance(config, LMConfig) else NAMES
     if name not in known:
         raise ValueError(f"unknown variant {name!r}: choose from {'; '.join(known)}")
     side, _, frames = name.partition(", ")
-    changed = replace(config, **{"transport": "none"} if language else vars(VARIANTS["none"]))
+    changed = replace(config, **vars(VARIANTS["none"]) if vision else {"transport": "none"})
     if name == "none":
         return changed
     if name in BASELINES:
         made = replace(changed, pattern=BASELINES[name])
     else:
-        made = replace(config, **{"frames": frames} if language else vars(VARIANTS[VISION[frames]]))
+        made = replace(config, **vars(VARIANTS[VISION[frames]]) if vision else {"frames": frames})
         made = replace(made, transport=side)
     return matched(made, parameters(changed)) if match else made
 
