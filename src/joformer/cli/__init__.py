@@ -26,6 +26,7 @@ from joformer.cli.console import say
 from joformer.cli.convert import Convert
 from joformer.cli.evaluate import Evaluate
 from joformer.cli.generate import Generate
+from joformer.cli.inspect import Inspect
 from joformer.cli.options import check_options, meant, polished, with_config
 from joformer.cli.report import Report
 from joformer.cli.reproduce import Reproduce
@@ -45,6 +46,7 @@ COMMANDS: dict[str, type[Any]] = {
     "train": Train,
     "generate": Generate,
     "evaluate": Evaluate,
+    "inspect": Inspect,
     "convert": Convert,
     "reproduce": Reproduce,
     "report": Report,

@@ -103,13 +103,13 @@ def kernels(model: nn.Module, batch: Tensor, reach: int | None = None) -> list[K
         turned = query.conj() * key
         theta = frames.angles.double()
         theta = theta.repeat_interleave(len(q) // theta.shape[2], 2)
-        values = torch.full((len(q), *map(len, steps)), torch.nan, dtype=torch.float64)
-        for at, by in zip(product(*(range(len(each)) for each in steps)), product(*steps), strict=True):
-            here, there = _pairs(index, [int(one) for one in by])
-            if len(here):
-                rho = torch.exp(1j * (theta[:, there] - theta[:, here])).mean((0, 1))
-                values[(slice(None), *at)] = one.scale * ((turned * rho).real.sum(-1) + still).cpu()
-        found.append(Kernel(one.layer, one.name, steps, values))
+        values = []
+        for by in product(*(each.tolist() for each in steps)):
+            here, there = _pairs(index, by)
+            rho = torch.exp(1j * (theta[:, there] - theta[:, here])).mean((0, 1))  # of no pair: NaN
+            values.append(one.scale * ((turned * rho).real.sum(-1) + still).cpu())
+        shape = (len(q), *map(len, steps))
+        found.append(Kernel(one.layer, one.name, steps, torch.stack(values, -1).view(shape)))
     return found
 
 

@@ -102,11 +102,10 @@ def _probed(model: nn.Module) -> Iterator[list[Any]]:
         transport_values(model, off=True)
 
 
-def stilled(attention: Attention, args: tuple[Any, ...], given: dict[str, Any], still: Any) -> tuple[Any, Any]:
+def stilled(attention: nn.Module, args: tuple[Any, ...], given: dict[str, Any], still: Any) -> tuple[Any, Any]:
     """The arguments of an attention with `still(frames, kv_heads)` in place of the frames that its values get."""
-    spec = attention._spec
+    spec: Any = attention._spec
     tables = argument(args, given, KEYWORD, spec.index)
-    assert spec.heads is not None
     if tables is None or len(tables) < 3 or not hasattr(tables[2], "frames"):
         raise ValueError("values are switched off in whole sequences of 2 tokens or more: give those")
     journey = Journey(still(tables[2].frames, spec.heads.heads))

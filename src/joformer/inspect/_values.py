@@ -89,8 +89,8 @@ def kv_heads(layer: nn.Module) -> int:
     """How many key/value heads a layer of `layers_with_values` has."""
     if isinstance(layer, JourneyAttention):
         return layer.kv_heads
-    count: Any = layer._spec.heads
-    return count.heads
+    spec: Any = layer._spec
+    return spec.heads.heads
 
 
 @contextmanager
@@ -267,7 +267,6 @@ def _switch_off(
     """Before a layer is called: its frames for the values stand still in these heads."""
     still = partial(_still, heads=heads)
     if not isinstance(layer, JourneyAttention):
-        assert isinstance(layer, _hf.Attention)
         return _hf.stilled(layer, args, given, still)
     frames = given["frames"] if "frames" in given else args[1]
     return args, {**given, "value_frames": still(frames, layer.kv_heads)}
