@@ -1,5 +1,6 @@
 # make run    creates .venv, installs, runs the main job: every table of the paper, small (ten minutes)
 # make test   creates .venv, installs, runs lint, types and all tests
+# make site   builds the pages of docs/ as a site, into site/
 # make oldest tests the core with the oldest Python and torch that pyproject.toml claims (gigabytes of wheels; not in CI)
 # Both work as the first command on a fresh checkout, and offline once they have run.
 
@@ -14,12 +15,12 @@ SHAPES := --jaxtyping-packages=joformer,beartype.beartype
 # imported (most of what is installed) is never compiled, hence --no-compile.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test lint types check oldest clean
+.PHONY: run test lint types check site oldest clean
 
 run: $(INSTALLED)
 	$(BIN)/joformer reproduce
 
-test: lint types check
+test: lint types check site
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check src tests examples
@@ -49,6 +50,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PIP) --no-deps --upgrade --target $(VENV)/titan "torchtitan; python_version >= '3.11'" torchdata \
 	    torch-checkpointing spmd-types tensorboard absl-py
 	touch $@
+
+# Strict: a page that is in no menu, a link or an anchor that leads nowhere, or a name without a place fails.
+site: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 OLDEST := algebra frames attention spectral monoidal models test_rotation.py test_positions.py test_frequencies.py
 oldest:
