@@ -118,9 +118,10 @@ def _journey(found: Findings) -> Any:
         f"{int(best.weights.argmax())} of layer {best.layer}."
     )
     strengths = {one.strength for one in found.travels}
-    values = {(1.0,): "Values travel by the same rotation.", (0.0,): "Values are not rotated on the way."}.get(
-        tuple(strengths), "Values are rotated in some layers only, or by a part of these angles."
-    )
+    values = "Values are rotated in some layers only, or by a part of these angles."
+    if len(strengths) == 1:
+        known = {1.0: "Values travel by the same rotation.", 0.0: "Values are not rotated on the way."}
+        values = known.get(strengths.pop(), values)
     return section(
         "journey", "A journey between two tokens", [sentence, values], drawn,
         "The target's query t reads the source's key and value s: what arrives is α_ts R(θ_s − θ_t) v_s. The table "
