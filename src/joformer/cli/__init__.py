@@ -35,8 +35,9 @@ from joformer.cli.verify import Verify
 
 @dataclass(frozen=True)
 class Train:
-    """Train one model: lm (language), vit (images, sounds), monoidal or relations (knowledge graphs). Killed or not,
-    the same command gives the same bits.
+    """Train one model: lm (language), vit (images, sounds), video, points (sets in space), spotting (keywords in a
+    stream), trees (syntax), relations (knowledge graphs) or monoidal. Killed or not, the same command gives the same
+    bits.
     """
 
 
@@ -123,9 +124,18 @@ def _parse(typed: list[str]) -> Any:
 
 def _trainers() -> dict[str, type[Any]]:
     """The models that can be trained; their options need torch: only who asks for them waits for it."""
-    from joformer.cli.train import LM, Monoidal, Relations, ViT
+    from joformer.cli.train import LM, Monoidal, Points, Relations, Spotting, Trees, Video, ViT
 
-    return {"lm": LM, "vit": ViT, "monoidal": Monoidal, "relations": Relations}
+    return {
+        "lm": LM,
+        "vit": ViT,
+        "video": Video,
+        "points": Points,
+        "spotting": Spotting,
+        "trees": Trees,
+        "relations": Relations,
+        "monoidal": Monoidal,
+    }
 
 
 def _help(path: str, commands: dict[str, type[Any]]) -> None:

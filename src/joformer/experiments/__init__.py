@@ -14,14 +14,27 @@ from joformer.experiments import (
     length,
     mnist,
     overhead,
+    points,
     relations,
     separation,
     speech,
+    spotting,
     transport,
+    trees,
+    video,
     wikipedia,
 )
 from joformer.experiments.running import run
-from joformer.experiments.sources import GraphSource, ImageSource, SequenceSource, TextSource
+from joformer.experiments.sources import (
+    GraphSource,
+    ImageSource,
+    PointsSource,
+    SequenceSource,
+    StreamSource,
+    TextSource,
+    TreeSource,
+    VideoSource,
+)
 from joformer.experiments.tables import Cell, Table, plan
 
 TABLES = {
@@ -34,11 +47,15 @@ TABLES = {
     "hierarchy": hierarchy.tables,
     "separation": separation.tables,
     "speech": speech.tables,
+    "spotting": spotting.tables,
     "relations": relations.tables,
+    "points": points.tables,
+    "video": video.tables,
+    "trees": trees.tables,
     "overhead": overhead.tables,
 }
 """The tables by name, in the order in which they are run."""
-NAMED_ONLY = ("hierarchy", "separation")
+NAMED_ONLY = ("hierarchy", "separation", "points", "spotting", "video", "trees")
 """Tables that are run where they are named, and not among all: they take long, and are not the paper's."""
 
 __all__ = [
@@ -47,9 +64,13 @@ __all__ = [
     "Cell",
     "GraphSource",
     "ImageSource",
+    "PointsSource",
     "SequenceSource",
+    "StreamSource",
     "Table",
     "TextSource",
+    "TreeSource",
+    "VideoSource",
     "plan",
     "run",
 ]

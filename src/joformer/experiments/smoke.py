@@ -32,7 +32,7 @@ from joformer.experiments.cost import TURNS, measure
 from joformer.experiments.execution import Execution
 from joformer.experiments.footprint import LAUNCH, MARGIN, RESERVED, WIDE, Footprint, Live, count, shapes_of
 from joformer.experiments.running import run
-from joformer.experiments.sources import ImageSource, TextSource
+from joformer.experiments.sources import ImageSource, StreamSource, TextSource
 from joformer.experiments.standins import BYTES, FLAT, PREFIX, true_size
 from joformer.experiments.tables import Cell, Table
 from joformer.models._saving import WEIGHTS
@@ -353,6 +353,8 @@ def _held(source: Any) -> float:
     """How many samples an evaluation has: of the real data, where this is a stand-in."""
     if isinstance(source, ImageSource):
         return true_size(source, 1) or len(source.load().test)
+    if isinstance(source, StreamSource):
+        return len(source.load().test.pixels) * source.load().frame / source.seconds
     if not isinstance(source, TextSource):
         return len(source.load().valid)
     if source.held_out is not None:

@@ -92,12 +92,13 @@ def open_subject(
         logger.info(f"weights of step {opened.step}")
     if isinstance(opened.model, JoFormerLM):
         return _language(opened, data, prompt, index or 0, samples)
-    if isinstance(opened.model, JoFormerViT):
+    if type(opened.model) is JoFormerViT:
         if prompt is not None:
             raise ValueError(f"--prompt is for language models, {place} holds a JoFormerViT: give --index")
         return _vision(opened, data, index or 0, samples)
     held = type(opened.model).__name__
-    raise ValueError(f"{place} holds a {held}, which has no attention: inspect shows language models and ViTs")
+    more = "joformer.inspect reads attention of others from Python"
+    raise ValueError(f"{place} holds a {held}: inspect shows language models and ViTs; {more}")
 
 
 def _of_transformers(place: Path) -> bool:

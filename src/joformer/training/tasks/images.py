@@ -106,11 +106,7 @@ class ImageTask(Task):
     def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
         """This part of the step's batch, on the device."""
         mine = share(self.size, part, parts)
-        if isinstance(self.images, Images):
-            chosen = to_device(self._chosen(seed, step)[mine], self._mean.device)
-            images, labels = self.images.train.images[chosen], self.images.train.labels[chosen]
-        else:
-            images, labels = self._streamed(seed, step, part, parts)
+        images, labels = self._drawn(seed, step, part, parts)
         random = generator(seed, "augment", step)
         if self.augment is None:
             images = self._plain(images)
@@ -162,6 +158,13 @@ class ImageTask(Task):
             yield from test.batches(([(int(index), 0) for index in some] for some in rounds), device)
         else:
             yield from ((test.images[some], test.labels[some]) for some in rounds)
+
+    def _drawn(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
+        """The images of this part as they are, and their labels."""
+        if not isinstance(self.images, Images):
+            return self._streamed(seed, step, part, parts)
+        chosen = to_device(self._chosen(seed, step)[share(self.size, part, parts)], self._mean.device)
+        return self.images.train.images[chosen], self.images.train.labels[chosen]
 
     def _streamed(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
         """The part as the workers have it ready; requested out of turn, they start again there."""
