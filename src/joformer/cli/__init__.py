@@ -27,6 +27,7 @@ from joformer.cli.convert import Convert
 from joformer.cli.demo import Demo
 from joformer.cli.evaluate import Evaluate
 from joformer.cli.generate import Generate
+from joformer.cli.inspect import Inspect
 from joformer.cli.options import check_options, meant, polished, with_config
 from joformer.cli.report import Report
 from joformer.cli.reproduce import Reproduce
@@ -48,6 +49,7 @@ COMMANDS: dict[str, type[Any]] = {
     "train": Train,
     "generate": Generate,
     "evaluate": Evaluate,
+    "inspect": Inspect,
     "convert": Convert,
     "reproduce": Reproduce,
     "report": Report,

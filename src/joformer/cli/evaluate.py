@@ -59,13 +59,12 @@ class Evaluate:
             RotatE,
         )
         from joformer.training import open_run
+        from joformer.training.trained_on import source_of
 
         opened = open_run(self.checkpoint)
         if opened.step is not None:
             logger.info(f"weights of step {opened.step}")
-        data = self.data or opened.notes.get("data")
-        if data is None:
-            raise ValueError(f"{self.checkpoint} does not say what it was trained on: give --data")
+        data = source_of(opened, self.data)
         if self.lengths and not isinstance(opened.model, JoFormerLM):
             held = type(opened.model).__name__
             raise ValueError(f"--lengths are for language models, {self.checkpoint} holds {held}")
@@ -87,21 +86,11 @@ class Evaluate:
         return 0
 
     def _text(self, opened: Opened, data: str) -> list[dict[str, Any]]:
-        from joformer.training import LanguageTask, Processes, load_text, resolve
+        from joformer.training import LanguageTask, Processes
+        from joformer.training.trained_on import text_of
 
-        trained = opened.run.get("task", {})
-        if trained and "text" not in trained:
-            raise ValueError(f"{self.checkpoint} was not trained on text: its metrics.jsonl has what was measured")
-        tokenizer, vocab = opened.tokenizer(), opened.notes.get("vocab")
-        source = resolve(data, kind="text", column=self.column or opened.notes.get("column"))
-        text, cut = None, {"percent": percent} if (percent := opened.notes.get("percent")) else {}
-        if self.data is None and vocab is not None:
-            text = load_text(source, vocab=vocab, **cut)  # as it was prepared for training, if it is still the same
-            if text.fingerprint != trained.get("text"):
-                logger.warning(f"{data} has changed since the model was trained on it")
-        if text is None or text.tokenizer != tokenizer:
-            text = load_text(source, tokenizer=tokenizer, **({} if self.data else cut))
-        lengths = self.lengths or (trained.get("context", 512),)
+        text = text_of(opened, self.data, column=self.column)
+        lengths = self.lengths or (opened.run.get("task", {}).get("context", 512),)
         # Checked for all before the first is measured.
         task = LanguageTask(text, context=1, batch=max(lengths), held_out=self.windows)
         for length in lengths:
@@ -209,23 +198,10 @@ class Evaluate:
         return [task.evaluate(opened.model.to(processes.device), processes)]
 
     def _images(self, opened: Opened, data: str) -> list[dict[str, Any]]:
-        from joformer.models import MonoidalClassifier
-        from joformer.training import Images, ImageTask, Processes, Streamed, load_labelled, resolve
+        from joformer.training import Processes
+        from joformer.training.trained_on import images_of
 
-        notes, trained = opened.notes, opened.run.get("task", {})
-        source = resolve(data, label=self.label or notes.get("label"))
-        images: Images | Streamed
-        if notes.get("stream"):
-            images = Streamed(source, size=notes.get("size") or 224)
-        else:
-            sound = {name: notes.get(name) for name in ("rate", "seconds", "bands", "hop")}
-            images = load_labelled(source, size=notes.get("size"), **sound)
-        classes = opened.model.config.classes
-        if len(images.classes) != classes:
-            raise ValueError(f"{data} has {len(images.classes)} classes, the model knows {classes}: give other --data")
-        if self.data is None and not notes.get("stream") and images.fingerprint != trained.get("images"):
-            logger.warning(f"{data} has changed since the model was trained on it")
-        task = ImageTask(images, cells=isinstance(opened.model, MonoidalClassifier), normalise=trained.get("normalise"))
+        task = images_of(opened, self.data, label=self.label)
         processes = Processes()
         task.to(processes.device)
         return [task.evaluate(opened.model.to(processes.device), processes)]
