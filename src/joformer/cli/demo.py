@@ -49,7 +49,7 @@ class Demo:
         require_place(self.out)
         from joformer.experiments.results import gather
 
-        compare = Compare(TEXT, self.seeds, self.steps, longer=1, jobs=self.jobs, out=self.out)
+        compare = Compare(TEXT, seeds=self.seeds, steps=self.steps, longer=1, jobs=self.jobs, out=self.out)
         tables = chosen(compare.tables(compare.source(), self.seeds)[:1], compare)
         cells, out = tables[0].cells, local(self.out)
         failed = run_tables(tables, compare, picture=lambda: picture(under_way(cells, out), self.steps))

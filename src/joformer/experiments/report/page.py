@@ -1,7 +1,6 @@
 """The report as one page of HTML that needs nothing else: no script, no other file, no network.
 
-page.html is the template; jinja2 escapes every word that comes from a file, and a policy in the page's head forbids it
-to load or run anything.
+page.html is the template, template.py what it shares with other pages.
 """
 
 from __future__ import annotations
@@ -9,21 +8,19 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
 from itertools import groupby
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
 from joformer.experiments.report import columns, plots
-from joformer.experiments.report.columns import LEFT, Columns
+from joformer.experiments.report.columns import Columns
 from joformer.experiments.report.curves import Curve, over_seeds
 from joformer.experiments.report.numbers import duration, number
+from joformer.experiments.report.template import HERE, render
 from joformer.experiments.report.words import Wording
 from joformer.experiments.tables import LARGEST, Cell, finite
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 LATE = 0.2
 """The share of a run after which its curve is sure to be in the plot."""
 BANDS = 6
@@ -41,27 +38,15 @@ def html(report: Sequence[Wording], unfinished: Sequence[Wording] = (), refresh:
     >>> html([]).startswith("<!doctype html>"), 'http-equiv="refresh" content="5"' in html([], refresh=5)
     (True, True)
     """
-    from markupsafe import Markup
-
     keys = _unique(
         [re.sub(r"[^a-z0-9]+", "-", words.table.name.lower()).strip("-") or "table" for words in report], "-"
     )
     titles = _unique([words.heading for words in report], " ")
     sections = [_section(key, title, words) for key, title, words in zip(keys, titles, report, strict=True)]
-    style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
-    return _template().render(
-        policy=Markup(POLICY), style=Markup(style), left=LEFT, opening=_opening(report), sections=sections,
-        grid=_grid(keys, report), unfinished=[(words.heading, *_counted([words])) for words in unfinished],
-        refresh=refresh,
+    return render(
+        HERE / "page.html", opening=_opening(report), sections=sections, grid=_grid(keys, report),
+        unfinished=[(words.heading, *_counted([words])) for words in unfinished], refresh=refresh,
     )  # fmt: skip
-
-
-@cache
-def _template() -> Any:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    loader = FileSystemLoader(Path(__file__).parent)
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html")
 
 
 def _unique(names: Sequence[str], between: str) -> list[str]:
