@@ -10,10 +10,12 @@ from joformer.models import (
     VARIANTS,
     ClassifierConfig,
     JoFormerLM,
+    JoFormerPoints,
     JoFormerViT,
     JourneySSM,
     LMConfig,
     MonoidalClassifier,
+    PointsConfig,
     RotatE,
     ViTConfig,
     adapt,
@@ -41,6 +43,7 @@ KINDS = {
     "classifier": lambda: MonoidalClassifier(ClassifierConfig(dim=8, shape=(5, 6))),
     "ssm": lambda: JourneySSM(16, heads=2),
     "relations": lambda: RotatE(5, 2, 8),
+    "points": lambda: JoFormerPoints(PointsConfig(dim=16, heads=2, features=1)),
 } | {f"vit {name}": (lambda name=name: vit(model=name)) for name in VARIANTS}
 
 
