@@ -10,11 +10,13 @@ from joformer.models import (
     VARIANTS,
     ClassifierConfig,
     JoFormerLM,
+    JoFormerPairs,
     JoFormerPoints,
     JoFormerViT,
     JourneySSM,
     LMConfig,
     MonoidalClassifier,
+    PairsConfig,
     PointsConfig,
     RotatE,
     ViTConfig,
@@ -44,6 +46,7 @@ KINDS = {
     "ssm": lambda: JourneySSM(16, heads=2),
     "relations": lambda: RotatE(5, 2, 8),
     "points": lambda: JoFormerPoints(PointsConfig(dim=16, heads=2, features=1)),
+    "pairs": lambda: JoFormerPairs(PairsConfig(vocab=9, dim=16, layers=1, heads=2, frames="learned")),
 } | {f"vit {name}": (lambda name=name: vit(model=name)) for name in VARIANTS}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import zipfile
 import zlib
+from contextlib import ExitStack, suppress
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,26 @@ def read_array(data: bytes, name: object) -> Any:
         raise ValueError(f"{name} says it is {shape} of {dtype} and has {rest:,} bytes: it is damaged, write it again")
     array = np.frombuffer(data, dtype, offset=file.tell())
     return array.reshape(shape, order="F" if by_columns else "C")
+
+
+def holds_pictures(path: Path) -> bool:
+    """Whether the (first) array of the file is one of pictures: bytes, with three dimensions or more.
+
+    >>> holds_pictures(Path(__file__))
+    False
+    """
+    from numpy.lib import format as npy
+
+    with suppress(Exception), ExitStack() as opened:  # whoever reads it reports what is wrong with it
+        file: Any = opened.enter_context(open_file(path))
+        if path.suffix.lower() == ".npz":
+            archive = opened.enter_context(zipfile.ZipFile(file))
+            file = opened.enter_context(archive.open(archive.infolist()[0]))
+        version = npy.read_magic(file)
+        header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, _, dtype = header(file)
+        return len(shape) > 2 and dtype == "uint8"
+    return False
 
 
 def read_arrays(path: Path) -> dict[str, Any]:
