@@ -33,6 +33,11 @@ MARGINS = {
         ("camera frames: scores, values", "camera frames: scores", 8),
         ("camera frames, another world", "rays as input, another world", 25),
     ],
+    "points": [
+        ("scores and values (QKV)", "scores (QK)", 30),
+        ("scores and values (QKV), shifted", "coordinates as input, shifted", 30),
+        ("scores and values, polar, rotated", "scores and values (QKV), rotated", 10),
+    ],
     "alignment": [
         ("256 numbers: frequencies", "256 numbers: averages 2 × 2", 25),
         ("512 numbers: frequencies", "128 numbers: frequencies", 30),

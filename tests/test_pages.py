@@ -12,6 +12,7 @@ import pytest
 
 from joformer.bench import page
 from joformer.experiments import report, results
+from joformer.experiments.names import plain
 from joformer.experiments.results import gather
 from joformer.experiments.statistics import holm, paired
 from joformer.experiments.tables import read_table
@@ -227,6 +228,27 @@ def test_knowledge_graphs(tables):
         states(difference, *triple(one.difference))
         assert verdict == one.verdict
     assert len(rows) == len(found) == 3
+
+
+def test_sets_in_space(tables):
+    (rows,) = tables["Sets in space"]
+    about = analysed("points")["mnist-points"]
+    assert about.table.missing == []
+    found = {plain("points", row.model): row for row in about.rows}
+    one = {plain("points", c.model): c for c in about.comparisons if c.other == about.table.baseline}
+    assert [name for name, *_ in rows] == list(found)
+    for name, ours, shifted, rotated, difference, verdict in rows:
+        others = [about.also(f"accuracy_{how}", found[name].model, "") for how in ("shifted", "rotated")]
+        for cell, estimate in zip((ours, shifted, rotated), (found[name].ours, *others), strict=True):
+            states(cell, *(triple(estimate) if "[" in cell else (estimate.centre,)))
+        if name in one:
+            states(difference, *triple(one[name].difference))
+            assert verdict == one[name].verdict
+    # Where coordinates are positions a shift changes no answer, in polar ones no rotation.
+    for cell in about.table.cells:
+        got = cell.measured[""]
+        assert (got["accuracy"] == got["accuracy_shifted"]) == (cell.model != "coordinates")
+        assert (got["accuracy"] == got["accuracy_rotated"]) == (cell.model in ("polar", "none", "scores, fixed"))
 
 
 def test_heads():

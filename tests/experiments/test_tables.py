@@ -14,7 +14,17 @@ import pytest
 import torch
 
 from joformer import cli, paper
-from joformer.experiments import NAMED_ONLY, TABLES, GraphSource, ImageSource, PairsSource, TextSource, run, sources
+from joformer.experiments import (
+    NAMED_ONLY,
+    TABLES,
+    GraphSource,
+    ImageSource,
+    PairsSource,
+    PointsSource,
+    TextSource,
+    run,
+    sources,
+)
 from joformer.experiments.compare import tables as compared
 from joformer.experiments.engine import Done
 from joformer.experiments.metrics import METRICS
@@ -24,7 +34,7 @@ from joformer.experiments.sequences import QUESTIONS
 from joformer.experiments.tables import RESULT, TABLE, read
 from joformer.experiments.variants import BASELINES, NAMES, matched, variant
 from joformer.models import LMConfig, ViTConfig, initialise
-from joformer.training import Recipe, load_graph
+from joformer.training import Recipe, load_graph, load_points
 
 SCALES = ("laptop", "paper")
 # What the data of a name looks like: images, their number, classes.
@@ -69,6 +79,8 @@ def offline(monkeypatch):
     monkeypatch.setattr(TextSource, "load", text_like)
     family = load_graph("family")
     monkeypatch.setattr(GraphSource, "load", lambda source: family)
+    sets = load_points("digits", points=2)
+    monkeypatch.setattr(PointsSource, "load", lambda source: sets)
     monkeypatch.setattr(PairsSource, "load", pairs_like)
 
 
@@ -105,7 +117,7 @@ def model_of(config):
 @pytest.mark.parametrize("given", [False, True], ids=["embedded", "data"])
 def test_every_table_is_whole(offline, folder, tmp_path, scale, given):
     tables = [(name, table) for name in TABLES for table in planned(name, scale, folder if given else None)]
-    more = ["cifar100-liere", "length-150k"] if scale == "paper" else []
+    more = ["points-ink", *(["cifar100-liere", "length-150k"] if scale == "paper" else [])]
     assert {table.recipe for _, table in tables} == {*TABLES, *more}
     names = [cell.name for _, table in tables for cell in table.cells]
     assert len(set(names)) == len(names)

@@ -11,11 +11,13 @@ from joformer.models import (
     ClassifierConfig,
     JoFormerLM,
     JoFormerPairs,
+    JoFormerPoints,
     JoFormerViT,
     JourneySSM,
     LMConfig,
     MonoidalClassifier,
     PairsConfig,
+    PointsConfig,
     RotatE,
     ViTConfig,
     adapt,
@@ -43,6 +45,7 @@ KINDS = {
     "classifier": lambda: MonoidalClassifier(ClassifierConfig(dim=8, shape=(5, 6))),
     "ssm": lambda: JourneySSM(16, heads=2),
     "relations": lambda: RotatE(5, 2, 8),
+    "points": lambda: JoFormerPoints(PointsConfig(dim=16, heads=2, features=1)),
     "pairs": lambda: JoFormerPairs(PairsConfig(vocab=9, dim=16, layers=1, heads=2, frames="learned")),
 } | {f"vit {name}": (lambda name=name: vit(model=name)) for name in VARIANTS}
 
