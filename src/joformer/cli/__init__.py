@@ -24,6 +24,7 @@ from joformer.cli.check import Check
 from joformer.cli.compare import Compare
 from joformer.cli.console import say
 from joformer.cli.convert import Convert
+from joformer.cli.demo import Demo
 from joformer.cli.evaluate import Evaluate
 from joformer.cli.generate import Generate
 from joformer.cli.inspect import Inspect
@@ -35,13 +36,14 @@ from joformer.cli.verify import Verify
 
 @dataclass(frozen=True)
 class Train:
-    """Train one model: lm (language), vit (images, sounds), video, points (sets in space), spotting (keywords in a
-    stream), trees (syntax), relations (knowledge graphs) or monoidal. Killed or not, the same command gives the same
-    bits.
+    """Train one model: lm (language), vit (images, sounds), video, pairs (images with text), points (sets in space),
+    spotting (keywords in a stream), trees (syntax), relations (knowledge graphs) or monoidal. Killed or not, the same
+    command gives the same bits.
     """
 
 
 COMMANDS: dict[str, type[Any]] = {
+    "demo": Demo,
     "check": Check,
     "compare": Compare,
     "train": Train,
@@ -124,12 +126,13 @@ def _parse(typed: list[str]) -> Any:
 
 def _trainers() -> dict[str, type[Any]]:
     """The models that can be trained; their options need torch: only who asks for them waits for it."""
-    from joformer.cli.train import LM, Monoidal, Points, Relations, Spotting, Trees, Video, ViT
+    from joformer.cli.train import LM, Monoidal, Pairs, Points, Relations, Spotting, Trees, Video, ViT
 
     return {
         "lm": LM,
         "vit": ViT,
         "video": Video,
+        "pairs": Pairs,
         "points": Points,
         "spotting": Spotting,
         "trees": Trees,

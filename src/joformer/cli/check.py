@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -73,18 +73,21 @@ def check_examples(source: Source, size: int | None, fault: Fault) -> list[Note]
     from joformer.training.data.clips import SIZE, decode_clip, has_classes, open_clips
     from joformer.training.data.examples import open_examples
     from joformer.training.data.hub import is_hub
+    from joformer.training.data.pairs import load_pairs, open_pairs
     from joformer.training.data.sources import summary
     from joformer.training.data.streamed import decode_image
 
     if source.path is None and not is_hub(source.spec):
-        # It logs its summary; what is embedded has no faults.
-        (load_clips if source.kind == "video" else load_labelled)(source)
+        # It logs its summary; there are no faults.
+        load: Any = {"video": load_clips, "pairs": load_pairs}.get(source.kind, load_labelled)
+        load(source)
         return []
     shapes: dict[str, list[str]] = {}
     seen: Seen = {}
     with TemporaryDirectory() as folder:
         video = source.kind == "video"
-        opened = open_clips if video and not has_classes(source) else open_examples
+        opened = open_pairs if source.kind == "pairs" else open_examples
+        opened = open_clips if video and not has_classes(source) else opened
         records = opened(source, Path(folder), fault)
         splits = {"train": records.train, "test": records.test}
         sizes = {split: len(part) for split, part in splits.items()}
@@ -107,10 +110,12 @@ def check_examples(source: Source, size: int | None, fault: Fault) -> list[Note]
                 shapes.setdefault(shape, []).append(name)
                 _check_unseen(seen, hashlib.sha256(data).digest(), split, name, fault)
     usual = sorted(shapes, key=lambda shape: -len(shapes[shape]))
-    for shape in usual[1:] if source.kind == "images" and size is None else ():
+    for shape in usual[1:] if source.kind in ("images", "pairs") and size is None else ():
         first, count = shapes[shape][0], len(shapes[shape])
         fault(f"{count:,} images are {shape}, not {usual[0]}, such as {first}: give --size, such as 224")
     kind = f"{source.kind} of {', '.join(usual[:3]) or 'nothing'}{' and others' * (len(usual) > 3)}"
+    if source.kind == "pairs":
+        return summary(source.name, kind.replace("pairs", "images with text", 1), sizes, "pairs", records.notes)
     classes, labels = records.classes, records.train.labels
     return summary(source.name, kind, sizes, "examples", records.notes, classes=classes, labels=labels)
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure a trained model on held-out data: perplexity and bits per byte, accuracy, ranks, F1 of events, the error
-    of predicted pictures.
+    """Measure a trained model on held-out data: perplexity and bits per byte, accuracy, ranks, F1 of events, retrieval,
+    the error of predicted pictures.
 
     At several lengths the same tokens are scored, as many as the shortest has, with more of the text before them.
 
@@ -31,7 +31,7 @@ class Evaluate:
         data: Other data than it was trained on; a language model keeps its tokenizer.
         column: The column of a table that holds the text; by default that of training.
         label: The column of the classes, or folder or name for sounds; by default that of training.
-        split: Which part of text, graphs and trees; of images, sounds and streams it is always test.
+        split: Which part of text, graphs and trees; of all others it is always test.
         windows: Windows of text, spread evenly over the split.
         json: Print a list of {length, loss, …} instead of lines.
     """
@@ -49,7 +49,15 @@ class Evaluate:
         """Runs the command and returns its exit code."""
         if self.windows < 1 or any(length < 1 for length in self.lengths):
             raise ValueError(f"--lengths and --windows are 1 or more, got {self.lengths} and {self.windows}")
-        from joformer.models import JoFormerLM, JoFormerPoints, JoFormerSpotter, JoFormerTree, JoFormerVideo, RotatE
+        from joformer.models import (
+            JoFormerLM,
+            JoFormerPairs,
+            JoFormerPoints,
+            JoFormerSpotter,
+            JoFormerTree,
+            JoFormerVideo,
+            RotatE,
+        )
         from joformer.training import open_run
         from joformer.training.trained_on import source_of
 
@@ -62,6 +70,7 @@ class Evaluate:
             raise ValueError(f"--lengths are for language models, {self.checkpoint} holds {held}")
         measure = {
             JoFormerLM: self._text,
+            JoFormerPairs: self._pairs,
             JoFormerPoints: self._points,
             JoFormerSpotter: self._streams,
             JoFormerTree: self._trees,
@@ -173,6 +182,20 @@ class Evaluate:
         task.to(processes.device)
         found = task.evaluate(opened.model.to(processes.device), processes, split=self.split)
         return [{"split": self.split, **found}]
+
+    def _pairs(self, opened: Opened, data: str) -> list[dict[str, Any]]:
+        from joformer.training import PairsTask, Processes, load_pairs, resolve
+
+        notes, trained, processes = opened.notes, opened.run.get("task", {}), Processes()
+        source = resolve(data, column=self.column or notes.get("column"), label=self.label or notes.get("label"))
+        more = {name: notes[name] for name in ("size", "length") if notes.get(name) is not None}
+        pairs = load_pairs(source, tokenizer=opened.tokenizer(), **more)
+        if self.data is None and pairs.fingerprint != trained.get("pairs"):
+            logger.warning(f"{data} has changed since the model was trained on it")
+        task = PairsTask(pairs, **{name: trained[name] for name in ("hide", "held_out") if name in trained})
+        task.check(opened.model.config, (0,), 1)
+        task.to(processes.device)
+        return [task.evaluate(opened.model.to(processes.device), processes)]
 
     def _images(self, opened: Opened, data: str) -> list[dict[str, Any]]:
         from joformer.training import Processes

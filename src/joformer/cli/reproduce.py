@@ -22,7 +22,7 @@ class Reproduce:
     which side of attention does the work (transport), knowledge graphs (relations), sounds (speech). All of these,
     unless some are named; and, where they are named, the paper's hierarchy trained (hierarchy), what one layer can do
     (separation), and other domains: sets in space (points), keywords in a stream (spotting),
-    video, syntax trees (trees).
+    video, syntax trees (trees), images with text (pairs).
 
     On embedded data in ten minutes on two cores; interrupted, the same command resumes. Example:
     joformer reproduce mnist wikipedia --data ~/data --seeds 5 --out runs/mine

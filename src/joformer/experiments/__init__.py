@@ -14,6 +14,7 @@ from joformer.experiments import (
     length,
     mnist,
     overhead,
+    pairs,
     points,
     relations,
     separation,
@@ -28,6 +29,7 @@ from joformer.experiments.running import run
 from joformer.experiments.sources import (
     GraphSource,
     ImageSource,
+    PairsSource,
     PointsSource,
     SequenceSource,
     StreamSource,
@@ -52,10 +54,11 @@ TABLES = {
     "points": points.tables,
     "video": video.tables,
     "trees": trees.tables,
+    "pairs": pairs.tables,
     "overhead": overhead.tables,
 }
 """The tables by name, in the order in which they are run."""
-NAMED_ONLY = ("hierarchy", "separation", "points", "spotting", "video", "trees")
+NAMED_ONLY = ("hierarchy", "separation", "points", "spotting", "video", "trees", "pairs")
 """Tables that are run where they are named, and not among all: they take long, and are not the paper's."""
 
 __all__ = [
@@ -64,6 +67,7 @@ __all__ = [
     "Cell",
     "GraphSource",
     "ImageSource",
+    "PairsSource",
     "PointsSource",
     "SequenceSource",
     "StreamSource",

@@ -87,6 +87,16 @@ METRICS = {
         Metric("hits_10", "% in the first ten", higher=True, scale="percent", delta=1.0),
         Metric("picture_error", "squared error per picture", scale="log", delta=1.01),
         Metric("localised", "% of the wrong uses found", higher=True, scale="percent", delta=1.0),
+        Metric("masked_accuracy", "% of hidden tokens", higher=True, scale="percent", delta=1.0),
+        *(
+            Metric(f"{name}_{k}", f"{words} at {k}", higher=True, scale="percent", delta=1.0)
+            for name, words in (
+                ("recall", "% recall"),
+                ("to_text", "% of texts found"),
+                ("to_image", "% of images found"),
+            )
+            for k in (1, 5, 10)
+        ),
         Metric("perplexity", "perplexity", scale="log", delta=1.01, median=True),
         Metric("ratio", "× the time", scale="log", delta=1.03),
         Metric("loss", "nats", delta=0.01),

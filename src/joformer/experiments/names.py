@@ -70,6 +70,14 @@ MODELS: dict[str, dict[str, str | Rotating]] = {
         name: {**_GRID, "coordinates": "coordinates as input", "polar": "RoPE + values, polar"}
         for name in ("points", "points-ink")
     },
+    "pairs": {
+        **_GRID,
+        **{
+            f"{sides}, fixed, {journeys}": Rotating("fixed", sides, f", {words}")
+            for sides in SIDES
+            for journeys, words in (("shared", "shared axes"), ("off", "no journeys"))
+        },
+    },
     "wikipedia": {**_LANGUAGE, "projected": "projected angles as printed"},
     **{
         name: {

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from joformer.experiments.sequences import SequenceTask, draw
-from joformer.models import LMConfig, PointsConfig, SpottingConfig, TreeConfig, VideoConfig, ViTConfig
+from joformer.models import LMConfig, PairsConfig, PointsConfig, SpottingConfig, TreeConfig, VideoConfig, ViTConfig
 from joformer.models._spotting import halved
 from joformer.models._vit import eighths, quarters
 from joformer.training import (
@@ -21,6 +21,8 @@ from joformer.training import (
     Graph,
     ImageTask,
     LanguageTask,
+    Pairs,
+    PairsTask,
     Points,
     PointsTask,
     RelationsTask,
@@ -37,6 +39,7 @@ from joformer.training import (
     load_clips,
     load_graph,
     load_labelled,
+    load_pairs,
     load_points,
     load_streams,
     load_text,
@@ -57,7 +60,7 @@ PERCENT = 5
 _text, _images = lru_cache(maxsize=4)(load_text), lru_cache(maxsize=4)(load_labelled)
 _graph, _points = lru_cache(maxsize=4)(load_graph), lru_cache(maxsize=4)(load_points)
 _streams, _clips = lru_cache(maxsize=4)(load_streams), lru_cache(maxsize=4)(load_clips)
-_trees = lru_cache(maxsize=4)(load_trees)
+_trees, _pairs = lru_cache(maxsize=4)(load_trees), lru_cache(maxsize=4)(load_pairs)
 _streamed: Any = lru_cache(maxsize=4)(Streamed)
 
 
@@ -274,6 +277,10 @@ class GraphSource(_Source):
         """The triples of all splits."""
         return _graph(self.data)
 
+    def tokens(self, config: Any) -> int:
+        """How many tails and heads a step scores."""
+        return self.batch * (1 + 2 * self.negatives)
+
     def task(self) -> Task:
         """The task on this data."""
         return RelationsTask(self.load(), batch=self.batch, negatives=self.negatives)
@@ -312,7 +319,7 @@ class PointsSource(_Source):
     def plain(self, *, dim: int, layers: int, heads: int) -> PointsConfig:
         """A model that reads the features of points and not where they are."""
         found = self.load()
-        shape = {"axes": found.axes, "features": found.features, "classes": len(found.classes)}
+        shape: dict[str, Any] = {"axes": found.axes, "features": found.features, "classes": len(found.classes)}
         return PointsConfig(**shape, dim=dim, layers=layers, heads=heads, frames="fixed", transport="none")
 
     def tokens(self, config: Any) -> int:
@@ -412,6 +419,49 @@ class TreeSource(_Source):
 
 
 @dataclass(frozen=True)
+class PairsSource(_Source):
+    """Images with text: those that people described, or whose classes are named.
+
+    >>> PairsSource("captions", vocab=400).task().size
+    128
+    """
+
+    metric = "masked_accuracy"
+    frames = ("fixed", "learned")
+
+    data: str
+    batch: int = 128
+    vocab: int = 1000
+    column: str | None = None
+    size: int | None = None
+
+    def load(self) -> Pairs:
+        """Both splits."""
+        return _pairs(self.data, vocab=self.vocab, column=self.column, size=self.size)
+
+    def task(self) -> Task:
+        """The task on this data."""
+        return PairsTask(self.load(), batch=self.batch)
+
+    def plain(self, *, dim: int, layers: int, heads: int) -> PairsConfig:
+        """An encoder of both without positions, whose patches are about an eighth of each side."""
+        pairs = self.load()
+        channels, *sides = pairs.train.images.shape[1:]
+        return PairsConfig(
+            transport="none", vocab=pairs.tokenizer.vocab, shape=tuple(sides), patch=eighths(tuple(sides)),
+            channels=channels, dim=dim, layers=layers, heads=heads,
+        )  # fmt: skip
+
+    def tokens(self, config: Any) -> int:
+        """Patches and words, each alone and together."""
+        return 2 * self.batch * (prod(config.grid) + self.load().train.tokens.shape[1])
+
+    def notes(self) -> dict[str, Any]:
+        """What `joformer evaluate` needs to find the data again."""
+        return {"data": self.data, "vocab": self.vocab, "column": self.column, "size": self.size}
+
+
+@dataclass(frozen=True)
 class SequenceSource(_Source):
     """Sequences that are drawn, with a question each; `data` is the question's name (sequences.py).
 
@@ -446,5 +496,13 @@ class SequenceSource(_Source):
 
 
 Source = (
-    TextSource | ImageSource | StreamSource | GraphSource | PointsSource | VideoSource | TreeSource | SequenceSource
+    TextSource
+    | ImageSource
+    | VideoSource
+    | PairsSource
+    | PointsSource
+    | StreamSource
+    | TreeSource
+    | GraphSource
+    | SequenceSource
 )

@@ -140,7 +140,8 @@ def _along_grid(
         own = cells.select(1 + axes, axis)
         leg = own.cumsum(1 + axis)
         if axis == 0:
-            after = start + leg[:, -1:][(slice(None), slice(None), *(slice(1),) * (axes - 1))]
+            end = (slice(None), slice(-1, None), *(slice(1),) * (axes - 1))
+            after = start + leg[end]
         leg = leg - own
         for later in range(axis + 1, axes):
             leg = leg.narrow(1 + later, 0, 1)

@@ -9,6 +9,7 @@ from joformer.models._classifier import ClassifierConfig, MonoidalClassifier
 from joformer.models._initial import adapt, initialise
 from joformer.models._lm import JoFormerLM, LMConfig
 from joformer.models._losses import linear_cross_entropy
+from joformer.models._pairs import JoFormerPairs, PairsConfig
 from joformer.models._points import JoFormerPoints, PointsConfig
 from joformer.models._relations import RelationsConfig, RotatE
 from joformer.models._saving import load, save
@@ -22,6 +23,7 @@ __all__ = [
     "VARIANTS",
     "ClassifierConfig",
     "JoFormerLM",
+    "JoFormerPairs",
     "JoFormerPoints",
     "JoFormerSpotter",
     "JoFormerTree",
@@ -30,6 +32,7 @@ __all__ = [
     "JourneySSM",
     "LMConfig",
     "MonoidalClassifier",
+    "PairsConfig",
     "PointsConfig",
     "RelationsConfig",
     "RotatE",

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from joformer._io import MANIFEST, check_folder, imported, make_folder, one_line, read_json, write_json, write_whole
 from joformer.models._classifier import MonoidalClassifier
 from joformer.models._lm import JoFormerLM
+from joformer.models._pairs import JoFormerPairs
 from joformer.models._points import JoFormerPoints
 from joformer.models._relations import RotatE
 from joformer.models._spotting import JoFormerSpotter
@@ -33,6 +34,7 @@ _KNOWN = (
     JoFormerLM,
     JoFormerViT,
     JoFormerVideo,
+    JoFormerPairs,
     JoFormerPoints,
     JoFormerSpotter,
     JoFormerTree,

@@ -379,17 +379,28 @@ class JoFormerViT(nn.Module):
         return tokens[:, 0] if self.config.pool == "cls" else tokens[:, self.config.prefix :].mean(1)
 
     def _patches(self, x: Tensor) -> Tensor:
-        patch, channels, axes = self.config.patch, self.config.channels, len(self.config.patch)
-        if (
-            x.dim() != 2 + axes
-            or x.shape[1] != channels
-            or any(n < p or n % p for n, p in zip(x.shape[2:], patch, strict=True))
-        ):
-            sizes = " × ".join(f"a multiple of {p}" for p in patch)
-            raise ValueError(f"x must be (batch, {channels}, {sizes}), got {tuple(x.shape)}")
-        for axis, side in enumerate(patch, start=2):
-            x = x.unfold(axis, side, side)
-        return x.movedim(1, 1 + axes).flatten(1, axes).flatten(2)
+        return patches(x, self.config.patch, self.config.channels)
+
+
+def patches(
+    x: Float[Tensor, "batch channels ..."], patch: Sequence[int], channels: int
+) -> Float[Tensor, "batch tokens numbers"]:
+    """The patches of arrays in row-major order, each as one vector: channel, then the places inside the patch.
+
+    >>> patches(torch.rand(3, 1, 8, 12), (4, 4), 1).shape
+    torch.Size([3, 6, 16])
+    """
+    axes = len(patch)
+    if (
+        x.dim() != 2 + axes
+        or x.shape[1] != channels
+        or any(n < p or n % p for n, p in zip(x.shape[2:], patch, strict=True))
+    ):
+        sizes = " × ".join(f"a multiple of {p}" for p in patch)
+        raise ValueError(f"x must be (batch, {channels}, {sizes}), got {tuple(x.shape)}")
+    for axis, side in enumerate(patch, start=2):
+        x = x.unfold(axis, side, side)
+    return x.movedim(1, 1 + axes).flatten(1, axes).flatten(2)
 
 
 def grid_frames(config: Any, axes: int, split: Split, per_layer: bool) -> nn.Module:

@@ -1,6 +1,7 @@
 """Data that needs no network and no files: handwriting of scikit-learn, and sounds made from formulas.
 
     digits   1,797 handwritten digits, 8 × 8, values 0 … 16 scaled to 0 … 255; a fifth of each class tests
+    pages    2 × 3 of these digits, any of them in any place, and their names in reading order
     tones    Σₖ cos(2πk f₀t + φₖ)/k over k = 1 (pure), 1, 3, 5, 7 (odd) or 1 … 8 (full), f₀ low or high, in noise
     words    ten words of 2 to 4 syllables; some are the same syllables in another order
     family   four generations as triples (person, relation, person)
@@ -17,7 +18,7 @@ from collections.abc import Iterable
 from math import log, pi
 
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
 from joformer._seeding import generator
@@ -30,6 +31,7 @@ BANDWIDTH = 90  # Hz
 BLOCK = 32  # clips made at a time, which stay in the processor's cache
 STEP = 64  # samples between two values of a resonance
 
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 TONES = ("pure-low", "pure-high", "odd-low", "odd-high", "full-low", "full-high")
 WORDS = ("bada", "daba", "bagu", "guba", "badagu", "gudaba", "dagumi", "mibadagu", "migudaba", "dagudami")
 
@@ -56,6 +58,20 @@ def digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[str, .
     labels = torch.from_numpy(loaded.target).long()
     train, test = hold_out(labels, share=0.2)
     return (images[train], labels[train]), (images[test], labels[test]), tuple(map(str, range(10)))
+
+
+def pages(count: int, split: str) -> tuple[UInt8[Tensor, "count 1 16 24"], list[str]]:
+    """`count` pages of 2 × 3 handwritten digits, and their names in reading order; train and test have other writing.
+
+    >>> images, captions = pages(3, "test")
+    >>> images.shape, len(captions[0].split())
+    (torch.Size([3, 1, 16, 24]), 6)
+    """
+    train, test, _ = digits()
+    images, labels = test if split == "test" else train
+    chosen = torch.randint(len(labels), (count, 6), generator=generator("pages", split))
+    written = images[chosen, 0].unflatten(1, (2, 3)).permute(0, 1, 3, 2, 4).reshape(count, 1, 16, 24)
+    return written, [" ".join(NAMES[digit] for digit in page) for page in labels[chosen].tolist()]
 
 
 Clips = tuple[Float32[Tensor, "count samples"], Int64[Tensor, " count"], Float32[Tensor, "count 2"]]

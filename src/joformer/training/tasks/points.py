@@ -123,7 +123,7 @@ class PointsTask(Task):
     @torch.no_grad()
     def evaluate(self, model: nn.Module, processes: Processes) -> dict[str, float]:
         """Loss, and accuracy as they are, shifted and rotated, over the whole test split."""
-        motions: list[Motion] = ["none", "shift", *(["rotate"] if self.points.axes > 1 else [])]
+        motions: list[Motion] = ["none", "shift", "rotate"] if self.points.axes > 1 else ["none", "shift"]
         found: dict[str, float] = {}
         for how in motions:
             # The same motions for every model and seed.
