@@ -33,6 +33,10 @@ MARGINS = {
         ("camera frames: scores, values", "camera frames: scores", 8),
         ("camera frames, another world", "rays as input, another world", 25),
     ],
+    "trees": [
+        ("dense tree frames (QKV)", "RoPE on the sequence (QKV)", 6),
+        ("dense tree frames (QKV)", "dense tree frames (QK)", 6),
+    ],
     "alignment": [
         ("256 numbers: frequencies", "256 numbers: averages 2 × 2", 25),
         ("512 numbers: frequencies", "128 numbers: frequencies", 30),
