@@ -38,6 +38,10 @@ MARGINS = {
         ("scores and values (QKV), shifted", "coordinates as input, shifted", 30),
         ("scores and values, polar, rotated", "scores and values (QKV), rotated", 10),
     ],
+    "trees": [
+        ("dense tree frames (QKV)", "RoPE on the sequence (QKV)", 6),
+        ("dense tree frames (QKV)", "dense tree frames (QK)", 6),
+    ],
     "alignment": [
         ("256 numbers: frequencies", "256 numbers: averages 2 × 2", 25),
         ("512 numbers: frequencies", "128 numbers: frequencies", 30),
