@@ -23,10 +23,9 @@ MARGINS = {
         ("row, column; no time", "no positions", 10),
     ],
     "modalities": [
-        ("separate axes, scores, values", "separate axes, scores (QK)", 8),
-        ("separate axes, scores (QK)", "no positions", 8),
-        ("shared, modality axis", "no positions", 40),
-        ("shared, modality axis", "separate axes, scores (QK)", 15),
+        ("shared axes, scores, values", "no positions", 40),
+        ("separate axes, scores, values", "no positions", 20),
+        ("separate axes, scores (QK)", "no positions", 15),
     ],
     "two_views": [
         ("camera frames: scores, values", "2-D RoPE", 30),
