@@ -424,23 +424,29 @@ def test_the_report_is_what_its_json_makes_of_itself():
 # -- README and the bench ----------------------------------------------------------------------------------------------
 
 
-def test_readme_is_written_from_the_bench():
-    text, rows = (ROOT / "README.md").read_text(), page.read(ROOT / "results" / "bench.json")
-    assert [found[1] for found in page.MARKED.findall(text)] == ["costs", "transforms", "embedding", "table"]
+BENCHED = {"README.md": ["costs"], "docs/cost.md": ["table", "transforms", "embedding"]}
+
+
+@pytest.mark.parametrize("name", BENCHED)
+def test_pages_are_written_from_the_bench(name):
+    text, rows = (ROOT / name).read_text(), page.read(ROOT / "results" / "bench.json")
+    assert [found[1] for found in page.MARKED.findall(text)] == BENCHED[name]
     assert page.filled(text, rows) == text
     # At the start of a line a mark would be a block of HTML and end the paragraph.
-    assert re.findall(r"^ *<!-- /?bench[^>]*>", text, re.M) == ["<!-- bench:table -->", "<!-- /bench -->"]
-    assert set(page.BLOCKS) == {"costs", "transforms", "embedding", "table"}
+    table = ["<!-- bench:table -->", "<!-- /bench -->"] if "table" in BENCHED[name] else []
+    assert re.findall(r"^ *<!-- /?bench[^>]*>", text, re.M) == table
+    assert {block for blocks in BENCHED.values() for block in blocks} == set(page.BLOCKS)
 
 
-def test_no_other_cost_stands_on_the_readme():
+@pytest.mark.parametrize("name", BENCHED)
+def test_no_other_cost_stands_there(name):
     """A ratio of times outside the marks would be nobody's."""
-    text = page.MARKED.sub("", (ROOT / "README.md").read_text())
+    text = page.MARKED.sub("", (ROOT / name).read_text())
     assert re.findall(r"\d(?:\.\d+)? ×(?! \d)|\d+ % of the (?:time|memory)|times (?:faster|slower)", text) == []
 
 
 def test_a_figure_edited_alone_is_noticed():
-    text, rows = (ROOT / "README.md").read_text(), page.read(ROOT / "results" / "bench.json")
+    text, rows = (ROOT / "docs" / "cost.md").read_text(), page.read(ROOT / "results" / "bench.json")
     changed = {name: dict(row, value=row["value"] * 1.1) for name, row in rows.items()}
     assert page.filled(text, changed) != text
     assert page.filled(text.replace("within noise", "faster"), rows) == page.filled(text, rows).replace(

@@ -10,10 +10,12 @@ from joformer.models import (
     VARIANTS,
     ClassifierConfig,
     JoFormerLM,
+    JoFormerPairs,
     JoFormerViT,
     JourneySSM,
     LMConfig,
     MonoidalClassifier,
+    PairsConfig,
     RotatE,
     ViTConfig,
     adapt,
@@ -41,6 +43,7 @@ KINDS = {
     "classifier": lambda: MonoidalClassifier(ClassifierConfig(dim=8, shape=(5, 6))),
     "ssm": lambda: JourneySSM(16, heads=2),
     "relations": lambda: RotatE(5, 2, 8),
+    "pairs": lambda: JoFormerPairs(PairsConfig(vocab=9, dim=16, layers=1, heads=2, frames="learned")),
 } | {f"vit {name}": (lambda name=name: vit(model=name)) for name in VARIANTS}
 
 

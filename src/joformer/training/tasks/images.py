@@ -136,6 +136,11 @@ class ImageTask(Task):
         loss, first, five, n = processes.total(sums).tolist()
         return {"loss": loss / n, "accuracy": 100 * first / n, f"top_{best}": 100 * five / n}
 
+    def held_out(self, which: Tensor) -> tuple[Tensor, Tensor]:
+        """Test images as a model reads them, and their classes: those with the indices `which`, (count,)."""
+        ((images, labels),) = self._tests([which])
+        return self._plain(images), labels
+
     def close(self) -> None:
         """Stops what works ahead."""
         self._flow, self._next = iter(()), ()  # the loader's workers end with it
