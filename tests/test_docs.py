@@ -10,7 +10,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/recipes.md", "docs/training.md", "docs/integrations.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/guide.md", "docs/recipes.md", "docs/training.md", "docs/integrations.md"]
+)
 def test_every_block_runs(page):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert blocks

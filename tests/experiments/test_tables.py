@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from joformer import cli, paper
-from joformer.experiments import NAMED_ONLY, TABLES, GraphSource, ImageSource, TextSource, run, sources
+from joformer.experiments import NAMED_ONLY, TABLES, GraphSource, ImageSource, StreamSource, TextSource, run, sources
 from joformer.experiments.compare import tables as compared
 from joformer.experiments.engine import Done
 from joformer.experiments.metrics import METRICS
@@ -24,7 +24,8 @@ from joformer.experiments.sequences import QUESTIONS
 from joformer.experiments.tables import RESULT, TABLE, read
 from joformer.experiments.variants import BASELINES, NAMES, matched, variant
 from joformer.models import LMConfig, ViTConfig, initialise
-from joformer.training import Recipe, load_graph
+from joformer.training import Recipe, Streams, load_graph
+from joformer.training.data.streams import Recordings
 
 SCALES = ("laptop", "paper")
 # What the data of a name looks like: images, their number, classes.
@@ -62,6 +63,9 @@ def offline(monkeypatch):
     monkeypatch.setattr(TextSource, "load", text_like)
     family = load_graph("family")
     monkeypatch.setattr(GraphSource, "load", lambda source: family)
+    short = Recordings(torch.zeros(999, 64, dtype=torch.uint8), torch.tensor([999]), torch.tensor([[5, 40, 9]]))
+    streams = Streams(short, short, tuple("0123456789"), 0.016, "that of streams")
+    monkeypatch.setattr(StreamSource, "load", lambda source: streams)
 
 
 @pytest.fixture

@@ -10,11 +10,13 @@ from joformer.models import (
     VARIANTS,
     ClassifierConfig,
     JoFormerLM,
+    JoFormerSpotter,
     JoFormerViT,
     JourneySSM,
     LMConfig,
     MonoidalClassifier,
     RotatE,
+    SpottingConfig,
     ViTConfig,
     adapt,
     initialise,
@@ -41,6 +43,7 @@ KINDS = {
     "classifier": lambda: MonoidalClassifier(ClassifierConfig(dim=8, shape=(5, 6))),
     "ssm": lambda: JourneySSM(16, heads=2),
     "relations": lambda: RotatE(5, 2, 8),
+    "spotter": lambda: JoFormerSpotter(SpottingConfig(bands=8, patch=(4, 2), dim=16, heads=2, frames="cumulative")),
 } | {f"vit {name}": (lambda name=name: vit(model=name)) for name in VARIANTS}
 
 

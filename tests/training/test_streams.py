@@ -305,9 +305,7 @@ EVENT = st.tuples(st.integers(0, 30), st.integers(1, 9), st.integers(0, 1))
 
 
 @settings(max_examples=60)
-@given(
-    spans=st.lists(EVENT, max_size=6), fired=st.lists(st.tuples(st.integers(0, 45), st.integers(0, 1)), max_size=9)
-)
+@given(spans=st.lists(EVENT, max_size=6), fired=st.lists(st.tuples(st.integers(0, 45), st.integers(0, 1)), max_size=9))
 def test_hits_are_the_most_that_any_matching_finds(spans, fired):
     events = torch.tensor([(start, start + length, label) for start, length, label in spans]).view(-1, 3)
     when = torch.tensor(fired).view(-1, 2)
@@ -418,7 +416,9 @@ def test_from_the_command_line(tmp_path, joformer):
     assert joformer("evaluate", tmp_path / "run")[0] == 0
     # A folder of classes is strung together where that is said; recordings with events need no word.
     shape = [*small_, "--dim", 16, "--heads", 2, "--layers", 1, "--longer", 1, "--seconds", 2, "--jobs", 1]
-    code, out, _ = joformer("compare", "--data", by_class(tmp_path / "tones"), "--kind", "spotting", "--dry-run", *shape)
+    code, out, _ = joformer(
+        "compare", "--data", by_class(tmp_path / "tones"), "--kind", "spotting", "--dry-run", *shape
+    )
     assert code == 0
     assert "compare/both-fixed/seed-7" in out
     code, out, _ = joformer(

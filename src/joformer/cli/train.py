@@ -365,14 +365,12 @@ class Spotting:
         self.output.check(self.recipe)
         bands = self.bands or 64
         patch = self.patch or (halved(bands), SpottingConfig.patch[1])
-        given = {each.name: getattr(self, each.name, None) for each in fields(SpottingConfig)}
+        given: dict[str, Any] = {each.name: getattr(self, each.name, None) for each in fields(SpottingConfig)}
         config = SpottingConfig(**given | {"classes": 1, "bands": bands, "patch": patch})
         source = training.resolve(self.data, label=self.label)
         sound = {name: value for name in ("rate", "hop") if (value := getattr(self, name)) is not None}
         streams = training.load_streams(source, bands=bands, keywords=self.keywords, noise=self.noise, **sound)
-        task = SpottingTask(
-            streams, batch=self.batch, seconds=self.seconds, patch=patch[1], tolerance=self.tolerance
-        )
+        task = SpottingTask(streams, batch=self.batch, seconds=self.seconds, patch=patch[1], tolerance=self.tolerance)
         notes = {name: getattr(self, name) for name in ("label", "keywords", "noise", "rate", "bands", "hop")}
         config = replace(config, classes=len(streams.classes))
         return self.output.train(self, config, task, self.recipe, {"data": source.spec, **notes})

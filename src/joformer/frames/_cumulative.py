@@ -31,9 +31,9 @@ class CumulativeFrames(ContentFrames):
 
     Tokens are accumulated in their order; a token at the identity adds nothing. A sequence is continued with `state=`
     the `end` of the frames before, which a `JourneyCache` keeps as `cache.angles`. With several axes the call names
-    the `grid` that the last tokens form, e.g. ``grid=(14, 14)``, and `state=` continues it along its first axis. With ``every=True`` the `end` is the state after each
-    token, (batch, tokens, heads, planes), for a caller that may have to go back. With `parallel=` the tokens are one of
-    several processes', and the sum is over those of all.
+    the `grid` that the last tokens form, e.g. ``grid=(14, 14)``, and `state=` continues it along its first axis. With
+    ``every=True`` the `end` is the state after each token, (batch, tokens, heads, planes), for a caller that may have
+    to go back. With `parallel=` the tokens are one of several processes', and the sum is over those of all.
 
     With ``steps="selective"`` or ``"carope"`` they are the angles of Selective RoPE (Movahedi et al. 2025) and CARoPE
     (Veisi et al. 2025), ``θ_t = Σ_{s≤t} φ(x_s)``: another φ, which counts the token itself too (s ≤ t, not s < t), and
@@ -134,15 +134,13 @@ def _along_grid(
     cells = steps[:, prefix:].unflatten(1, grid)
     # (batch, 1 …, heads, planes): where the first row begins.
     start = steps.new_zeros(()) if state is None else state.to(steps.dtype).unflatten(1, (1,) * axes)
-    total = start
-    after = start
+    total = after = start
     for axis in range(axes):
         own = cells.select(1 + axes, axis)
-        leg = own.cumsum(1 + axis)
-        if axis == 0:
-            after = start + leg[:, -1:][(slice(None), slice(None), *(slice(1),) * (axes - 1))]
-        leg = leg - own
+        leg = own.cumsum(1 + axis) - own
         for later in range(axis + 1, axes):
-            leg = leg.narrow(1 + later, 0, 1)
+            own, leg = own.narrow(1 + later, 0, 1), leg.narrow(1 + later, 0, 1)
+        if axis == 0:
+            after = start + (leg + own)[:, -1:]
         total = total + leg
     return torch.cat((steps[:, :prefix, 0] * 0, total.flatten(1, axes)), 1), after.flatten(1, axes)

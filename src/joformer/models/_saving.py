@@ -37,7 +37,8 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     """Writes the model's configuration and weights into the folder, each file whole or not at all.
 
     Args:
-        model: A `JoFormerLM`, `JoFormerViT`, `MonoidalClassifier`, `RotatE` or `JoFormerSpotter` as its configuration builds it.
+        model: A `JoFormerLM`, `JoFormerViT`, `MonoidalClassifier`, `RotatE` or `JoFormerSpotter` as its configuration
+            builds it.
         folder: Where to; created if it is missing.
 
     Raises:

@@ -17,7 +17,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 

@@ -172,7 +172,9 @@ def spectrograms(
     return pictures
 
 
-def stream_spectrogram(wave: Float[Tensor, " samples"], rate: int, bands: int, step: int) -> UInt8[Tensor, "time bands"]:
+def stream_spectrogram(
+    wave: Float[Tensor, " samples"], rate: int, bands: int, step: int
+) -> UInt8[Tensor, "time bands"]:
     """A recording of any length as it comes in: pixel = round(255·clamp(1 + 10 log₁₀(16 E / w²)/100, 0, 1)).
 
     The loudest sine is about white, whatever else is heard: each frame depends on its own w samples alone.

@@ -273,9 +273,7 @@ def _reader(part: Split, rate: int) -> Callable[[int], Tensor]:
     return read
 
 
-def _strung(
-    clip: Callable[[int], Tensor], labels: Tensor, split: str, settings: Settings, noise: float
-) -> Recordings:
+def _strung(clip: Callable[[int], Tensor], labels: Tensor, split: str, settings: Settings, noise: float) -> Recordings:
     """Clips in a random order, of a random loudness, with silence between them, in noise; the same ones always."""
     often = min(OFTEN, 1 + MANY // max(len(labels), 1)) if split == "train" else 1
     recordings: list[tuple[Tensor, list[tuple[float, float, int]]]] = []

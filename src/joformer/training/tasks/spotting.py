@@ -93,7 +93,9 @@ class SpottingTask(Task):
             raise ValueError(f"the streams have {count} classes, the model {known or 'none'}: say classes={count}")
         if bands != self.streams.bands or config.patch[-1] != self.patch:
             got = f"{bands} of them and {config.patch[-1] if bands else 'no'} frames in a patch"
-            raise ValueError(f"the streams have {self.streams.bands} bands, {self.patch} frames a time; the model {got}")
+            raise ValueError(
+                f"the streams have {self.streams.bands} bands, {self.patch} frames a time; the model {got}"
+            )
 
     def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
         """This part of the step's pieces, and the answer at each time, −100 where it does not count; on the device."""
@@ -141,9 +143,7 @@ class SpottingTask(Task):
                 found = hits(at, events + events.new_tensor([0, late, 0]))
                 loss = F.cross_entropy(logits[row, :times].float(), truth, reduction="sum")
                 right = (given[row, :times] == truth).sum()
-                sums += weight * torch.tensor(
-                    [found, len(fired), len(events), right, times, loss], dtype=torch.float64
-                )
+                sums += weight * torch.tensor([found, len(fired), len(events), right, times, loss], dtype=torch.float64)
         found, fired, asked, right, times, loss = processes.total(sums.to(self.device)).tolist()
         return {
             "loss": loss / max(times, 1),
