@@ -59,7 +59,7 @@ def test_a_file_of_options_is_what_the_run_was_given(tmp_path):
     ("typed", "said"),
     [
         (["comprae"], "there is no joformer comprae: did you mean compare?"),
-        (["xyz"], "there is no joformer xyz: choose from check, compare, train, "),
+        (["xyz"], "there is no joformer xyz: choose from demo, check, compare, "),
         (["train", "mono"], "there is no joformer train mono: did you mean monoidal?"),
         (["compare", "--sead", "3"], "there is no option --sead: did you mean --seeds?"),
         (["train", "lm", "--leyers", "3", "--out", "x"], "there is no option --leyers: did you mean --layers?"),

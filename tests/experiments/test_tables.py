@@ -14,7 +14,17 @@ import pytest
 import torch
 
 from joformer import cli, paper
-from joformer.experiments import NAMED_ONLY, TABLES, GraphSource, ImageSource, StreamSource, TextSource, run, sources
+from joformer.experiments import (
+    NAMED_ONLY,
+    TABLES,
+    GraphSource,
+    ImageSource,
+    PairsSource,
+    StreamSource,
+    TextSource,
+    run,
+    sources,
+)
 from joformer.experiments.compare import tables as compared
 from joformer.experiments.engine import Done
 from joformer.experiments.metrics import METRICS
@@ -56,6 +66,13 @@ def text_like(source):
     return SimpleNamespace(tokenizer=SimpleNamespace(vocab=source.vocab), fingerprint=f"that of {source.data}")
 
 
+def pairs_like(source):
+    shape = (1, 16, 24) if source.data == "captions" else IMAGES[Path(source.data).name][0]
+    split = Split(images=torch.empty(1000, *shape, device="meta"), tokens=torch.empty(1000, 6, device="meta"))
+    tokenizer = SimpleNamespace(vocab=source.vocab)
+    return SimpleNamespace(train=split, test=split, tokenizer=tokenizer, fingerprint=f"that of {source.data}")
+
+
 @pytest.fixture
 def offline(monkeypatch):
     """Data that is never read, only looked at."""
@@ -66,6 +83,7 @@ def offline(monkeypatch):
     short = Recordings(torch.zeros(999, 64, dtype=torch.uint8), torch.tensor([999]), torch.tensor([[5, 40, 9]]))
     streams = Streams(short, short, tuple("0123456789"), 0.016, "that of streams")
     monkeypatch.setattr(StreamSource, "load", lambda source: streams)
+    monkeypatch.setattr(PairsSource, "load", pairs_like)
 
 
 @pytest.fixture
@@ -132,11 +150,12 @@ def test_every_table_is_whole(offline, folder, tmp_path, scale, given):
         about = table.about()
         assert about["cells"] == [cell.name for cell in table.cells]
         assert about["unit"]
-        assert about["higher"] == (table.metric.name in ("accuracy", "mrr"))
+        assert about["higher"] == (table.metric.name in ("accuracy", "mrr", "masked_accuracy"))
     if not given:
         embedded = {table.cells[0].source.data for _, table in tables}
         wanted = {"mnist", "cifar100", "imagenet", "wikipedia", "openwebtext", "words"}
-        assert embedded == {"family", *QUESTIONS, *(("digits", "stdlib", "words") if scale == "laptop" else wanted)}
+        laptop = ("digits", "stdlib", "words", "captions")
+        assert embedded == {"family", *QUESTIONS, *(laptop if scale == "laptop" else wanted)}
     first = tables[0][1]
     first.begin(tmp_path / "out")
     kept = read(tmp_path / "out" / first.name / TABLE)

@@ -10,11 +10,13 @@ from joformer.models import (
     VARIANTS,
     ClassifierConfig,
     JoFormerLM,
+    JoFormerPairs,
     JoFormerSpotter,
     JoFormerViT,
     JourneySSM,
     LMConfig,
     MonoidalClassifier,
+    PairsConfig,
     RotatE,
     SpottingConfig,
     ViTConfig,
@@ -43,6 +45,7 @@ KINDS = {
     "classifier": lambda: MonoidalClassifier(ClassifierConfig(dim=8, shape=(5, 6))),
     "ssm": lambda: JourneySSM(16, heads=2),
     "relations": lambda: RotatE(5, 2, 8),
+    "pairs": lambda: JoFormerPairs(PairsConfig(vocab=9, dim=16, layers=1, heads=2, frames="learned")),
     "spotter": lambda: JoFormerSpotter(SpottingConfig(bands=8, patch=(4, 2), dim=16, heads=2, frames="cumulative")),
 } | {f"vit {name}": (lambda name=name: vit(model=name)) for name in VARIANTS}
 

@@ -1,7 +1,7 @@
 """The spotter: piece by piece it hears what it hears at once, nothing looks ahead, and windows bound what it needs."""
 
 import dataclasses
-import itertools
+from itertools import pairwise
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def stream(frames, batch=1, dtype=torch.float64):
 
 def heard(model, x, cuts):
     caches, edges = model.caches(), [0, *sorted({*cuts}), x.shape[1]]
-    return torch.cat([model(x[:, a:b], caches=caches) for a, b in itertools.pairwise(edges)], 1), caches
+    return torch.cat([model(x[:, a:b], caches=caches) for a, b in pairwise(edges)], 1), caches
 
 
 @pytest.mark.parametrize("window", [None, 1, 3])

@@ -41,6 +41,7 @@ GROUPS = {
     "wikipedia": ("wikipedia", *TEXTS), "transport": ("wikipedia", *TEXTS), "length": ("openwebtext", *TEXTS),
     "hierarchy": ("wikipedia", *TEXTS), "speech": ("fsdd",), "spotting": ("fsdd",),
     "relations": ("kg", "nations", "kinships", "umls"),
+    "points": ("mnist",), "video": ("mnist",), "trees": ("code",), "pairs": ("cifar100",),
 }  # fmt: skip
 """What each table may be run on; the first is the paper's."""
 FLAT, PREFIX = "imagenet-flat", "joformer-smoke-"

@@ -134,13 +134,16 @@ def _along_grid(
     cells = steps[:, prefix:].unflatten(1, grid)
     # (batch, 1 …, heads, planes): where the first row begins.
     start = steps.new_zeros(()) if state is None else state.to(steps.dtype).unflatten(1, (1,) * axes)
-    total = after = start
+    total = start
+    after = start
     for axis in range(axes):
         own = cells.select(1 + axes, axis)
-        leg = own.cumsum(1 + axis) - own
-        for later in range(axis + 1, axes):
-            own, leg = own.narrow(1 + later, 0, 1), leg.narrow(1 + later, 0, 1)
+        leg = own.cumsum(1 + axis)
         if axis == 0:
-            after = start + (leg + own)[:, -1:]
+            end = (slice(None), slice(-1, None), *(slice(1),) * (axes - 1))
+            after = start + leg[end]
+        leg = leg - own
+        for later in range(axis + 1, axes):
+            leg = leg.narrow(1 + later, 0, 1)
         total = total + leg
     return torch.cat((steps[:, :prefix, 0] * 0, total.flatten(1, axes)), 1), after.flatten(1, axes)
