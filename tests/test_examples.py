@@ -17,6 +17,7 @@ LINE = re.compile(r"^(.+?) +([\d.]+) % +\(([\d.]+) to ([\d.]+), (\d+) seeds\)$",
 # Better, worse, and by how many percentage points on average; all claims of the docstrings.
 MARGINS = {
     "spectrograms": [("scores and values (QKV)", "no positions", 15), ("scores and values (QKV)", "scores (QK)", 8)],
+    "spotting": [("scores and values (QKV)", "no positions", 15), ("scores (QK)", "no positions", 10)],
     "video": [
         ("row, column, time: scores, values (QKV)", "row, column; no time", 35),
         ("row, column, time: scores, values (QKV)", "row, column, time: scores (QK)", 20),

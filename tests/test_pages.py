@@ -215,6 +215,22 @@ def test_what_one_layer_can_tell(tables):
     assert len(rows) == len(found) == 7
 
 
+def test_keywords_in_a_stream(tables):
+    (rows,) = tables["Keywords in a stream"]
+    about = analysed("spotting")["fsdd-spotting"]
+    assert about.table.missing == []
+    values = {plain("spotting", row.model): row.ours for row in about.rows}
+    against = {plain("spotting", one.model): one for one in about.comparisons if one.other == "scores, fixed"}
+    for name, value, difference, verdict in rows:
+        states(value, *triple(values[name]))
+        if name == "RoPE":
+            assert (difference, verdict) == ("", "baseline")
+        else:
+            states(difference, *triple(against[name].difference))
+            assert verdict == against[name].verdict
+    assert len(rows) == len(values) == 5
+
+
 def test_knowledge_graphs(tables):
     (rows,) = tables["Knowledge graphs: do relations that need not commute help"]
     found = analysed("relations")

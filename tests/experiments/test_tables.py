@@ -21,6 +21,7 @@ from joformer.experiments import (
     ImageSource,
     PairsSource,
     PointsSource,
+    StreamSource,
     TextSource,
     run,
     sources,
@@ -34,7 +35,8 @@ from joformer.experiments.sequences import QUESTIONS
 from joformer.experiments.tables import RESULT, TABLE, read
 from joformer.experiments.variants import BASELINES, NAMES, matched, variant
 from joformer.models import LMConfig, ViTConfig, initialise
-from joformer.training import Recipe, load_graph, load_points
+from joformer.training import Recipe, Streams, load_graph, load_points
+from joformer.training.data.streams import Recordings
 
 SCALES = ("laptop", "paper")
 # What the data of a name looks like: images, their number, classes.
@@ -81,6 +83,9 @@ def offline(monkeypatch):
     monkeypatch.setattr(GraphSource, "load", lambda source: family)
     sets = load_points("digits", points=2)
     monkeypatch.setattr(PointsSource, "load", lambda source: sets)
+    short = Recordings(torch.zeros(999, 64, dtype=torch.uint8), torch.tensor([999]), torch.tensor([[5, 40, 9]]))
+    streams = Streams(short, short, tuple("0123456789"), 0.016, "that of streams")
+    monkeypatch.setattr(StreamSource, "load", lambda source: streams)
     monkeypatch.setattr(PairsSource, "load", pairs_like)
 
 

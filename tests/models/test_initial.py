@@ -12,6 +12,7 @@ from joformer.models import (
     JoFormerLM,
     JoFormerPairs,
     JoFormerPoints,
+    JoFormerSpotter,
     JoFormerViT,
     JourneySSM,
     LMConfig,
@@ -19,6 +20,7 @@ from joformer.models import (
     PairsConfig,
     PointsConfig,
     RotatE,
+    SpottingConfig,
     ViTConfig,
     adapt,
     initialise,
@@ -47,6 +49,7 @@ KINDS = {
     "relations": lambda: RotatE(5, 2, 8),
     "points": lambda: JoFormerPoints(PointsConfig(dim=16, heads=2, features=1)),
     "pairs": lambda: JoFormerPairs(PairsConfig(vocab=9, dim=16, layers=1, heads=2, frames="learned")),
+    "spotter": lambda: JoFormerSpotter(SpottingConfig(bands=8, patch=(4, 2), dim=16, heads=2, frames="cumulative")),
 } | {f"vit {name}": (lambda name=name: vit(model=name)) for name in VARIANTS}
 
 
