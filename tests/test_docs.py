@@ -10,7 +10,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/training.md", "docs/integrations.md"])
+RUN = ("guide", "recipes", "training", "integrations", "inspect")
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}.md" for name in RUN)])
 def test_every_block_runs(page):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert blocks

@@ -17,6 +17,7 @@ LINE = re.compile(r"^(.+?) +([\d.]+) % +\(([\d.]+) to ([\d.]+), (\d+) seeds\)$",
 # Better, worse, and by how many percentage points on average; all claims of the docstrings.
 MARGINS = {
     "spectrograms": [("scores and values (QKV)", "no positions", 15), ("scores and values (QKV)", "scores (QK)", 8)],
+    "spotting": [("scores and values (QKV)", "no positions", 15), ("scores (QK)", "no positions", 10)],
     "video": [
         ("row, column, time: scores, values (QKV)", "row, column; no time", 35),
         ("row, column, time: scores, values (QKV)", "row, column, time: scores (QK)", 20),
@@ -31,6 +32,15 @@ MARGINS = {
         ("camera frames: scores, values", "2-D RoPE", 30),
         ("camera frames: scores, values", "camera frames: scores", 8),
         ("camera frames, another world", "rays as input, another world", 25),
+    ],
+    "points": [
+        ("scores and values (QKV)", "scores (QK)", 30),
+        ("scores and values (QKV), shifted", "coordinates as input, shifted", 30),
+        ("scores and values, polar, rotated", "scores and values (QKV), rotated", 10),
+    ],
+    "trees": [
+        ("dense tree frames (QKV)", "RoPE on the sequence (QKV)", 6),
+        ("dense tree frames (QKV)", "dense tree frames (QK)", 6),
     ],
     "alignment": [
         ("256 numbers: frequencies", "256 numbers: averages 2 × 2", 25),

@@ -1,4 +1,4 @@
-"""`joformer train lm | vit | monoidal | relations | pairs`: one model, from the command line."""
+"""`joformer train lm | vit | monoidal | relations`: one model, from the command line; more in domains.py."""
 
 from __future__ import annotations
 
@@ -17,14 +17,18 @@ from joformer.attention._options import Transport
 from joformer.cli.console import say
 from joformer.cli.options import Place, write_config
 from joformer.frames._base import Split
-from joformer.models import ClassifierConfig, LMConfig, PairsConfig, RelationsConfig, ViTConfig, _pairs
+from joformer.models import (
+    ClassifierConfig,
+    LMConfig,
+    RelationsConfig,
+    ViTConfig,
+)
 from joformer.models._classifier import Reading
 from joformer.models._saving import blank
 from joformer.models._vit import FramesName, eighths
 from joformer.training import (
     ImageTask,
     LanguageTask,
-    PairsTask,
     Recipe,
     RelationsTask,
     Source,
@@ -251,7 +255,7 @@ class ViT(_Labelled):
     def run(self) -> int:
         """Runs the command and returns its exit code."""
         self.check()
-        self._config(tuple(8 * side for side in _patch(self.patch, (8, 8))), 3, 2)
+        self._config(tuple(8 * side for side in sides_of(self.patch, (8, 8))), 3, 2)
         source = training.resolve(self.data, label=self.label)
         images: training.Images | training.Streamed
         if self.stream:
@@ -268,7 +272,7 @@ class ViT(_Labelled):
 
     def _config(self, shape: tuple[int, ...], channels: int, classes: int) -> ViTConfig:
         given = {each.name: getattr(self, each.name, None) for each in fields(ViTConfig)}
-        given |= {"shape": shape, "patch": _patch(self.patch, shape), "channels": channels, "classes": classes}
+        given |= {"shape": shape, "patch": sides_of(self.patch, shape), "channels": channels, "classes": classes}
         return ViTConfig(**{name: value for name, value in given.items() if value is not None}, model=self.model)
 
 
@@ -345,78 +349,7 @@ class Relations:
         return self.output.train(self, config, task, self.recipe, {"data": source.spec})
 
 
-@dataclass(frozen=True)
-class Pairs:
-    """Images with text, in one encoder: which caption belongs to which image, and which words are hidden.
-
-    Example: joformer train pairs --data photos --size 64 --journeys joint --steps 2000 --out runs/photos
-
-    Attributes:
-        data: Images with text: x.txt beside x.jpg, a table file,caption (CSV, TSV, JSON lines), parquet with a column
-            caption; captions (embedded). Or images with classes, whose names give captions: cifar100.
-        column: The column of the captions; by default caption or text.
-        label: The column of the classes, where captions are made from them.
-        size: Scale and crop all images to this side.
-        vocab: 256 is bytes; more trains a BPE of that size on the captions.
-        length: The most tokens of a caption; longer ones are cut.
-        frames: How patches and tokens rotate: fixed as in RoPE, or learned.
-        transport: What is transported: scores (RoPE), values, both (JoFormer) or none.
-        journeys: How a word and a patch see each other: joint (modality, word, row, column), shared (words in reading
-            order over the patches' rows and columns) or off (not at all).
-        split: How axes share planes: axial, combined, or diagonal.
-        patch: Sides of a patch, one number for both; by default about an eighth of each side of the image.
-        dim: The width.
-        layers: The number of layers.
-        heads: The number of heads.
-        hidden: Width of the feed-forward; four times --dim by default.
-        base: Base of the fixed frequencies.
-        dropout: Share of what a layer adds that is dropped while training.
-        contrastive: Weight of the loss of retrieval.
-        masked: Weight of the loss of hidden tokens.
-        hide: How likely a token is hidden.
-        batch: Pairs per step, of all processes together; negatives are those of a process's part.
-    """
-
-    output: Run
-    data: str = "captions"
-    column: str | None = None
-    label: str | None = None
-    size: int | None = None
-    vocab: int = 1000
-    length: int = 64
-    frames: _pairs.FramesName = "fixed"
-    transport: Transport = "both"
-    journeys: _pairs.Journeys = "joint"
-    split: Split = "combined"
-    patch: tuple[int, ...] | None = None
-    dim: int = 64
-    layers: int = 3
-    heads: int = 4
-    hidden: int | None = None
-    base: float = 100.0
-    dropout: float = 0.0
-    contrastive: float = 1.0
-    masked: float = 1.0
-    hide: float = 0.5
-    batch: int = 128
-    recipe: Recipe = field(default_factory=lambda: Recipe(lr=1e-3, end=0.0))
-
-    def run(self) -> int:
-        """Runs the command and returns its exit code."""
-        self.output.check(self.recipe)
-        source = training.resolve(self.data, column=self.column, label=self.label)
-        prepared = {"vocab": self.vocab, "length": self.length, "size": self.size}
-        pairs = training.load_pairs(source, **prepared, tokenizer=self.output.tokenizer())  # type: ignore[arg-type]
-        channels, *shape = pairs.train.images.shape[1:]
-        own: dict[str, Any] = {each.name: getattr(self, each.name, None) for each in fields(PairsConfig)}
-        own |= {"vocab": pairs.tokenizer.vocab, "channels": channels}
-        config = PairsConfig(**own | {"shape": tuple(shape), "patch": _patch(self.patch, tuple(shape))})
-        task = PairsTask(pairs, batch=self.batch, contrastive=self.contrastive, masked=self.masked, hide=self.hide)
-        notes = {"data": source.spec, "column": self.column, "label": self.label, **prepared}
-        return self.output.train(self, config, task, self.recipe, notes)
-
-
-def _patch(given: tuple[int, ...] | None, shape: tuple[int, ...]) -> tuple[int, ...]:
+def sides_of(given: tuple[int, ...] | None, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The patch that was given, for every axis, or one that suits the shape."""
     if given is None:
         return eighths(shape)

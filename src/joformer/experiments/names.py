@@ -12,7 +12,7 @@ from joformer.models import VARIANTS
 
 ANGLES = {
     "fixed": "RoPE", "learned": "learned RoPE", "projected": "projected RoPE", "cumulative": "cumulative RoPE",
-    "dense": "dense rotations",
+    "dense": "dense rotations", "tree": "tree frames", "tree-dense": "dense tree frames",
 }  # fmt: skip
 """What frames are called where they act on the scores alone."""
 SIDES = {"scores": "", "both": " + values", "values": ", values only"}
@@ -49,11 +49,15 @@ _VISION = {"none": "no positions", "learned": "additive embedding"} | {
     for name, row in VARIANTS.items()
     if row.frames in ANGLES
 }
-_GRID = {"none": "no positions", "alibi": "ALiBi", "shaw": "Shaw's clipped distances"} | {
+_ADDED = {"alibi": "ALiBi", "shaw": "Shaw's clipped distances", "shiv-quirk": "Shiv and Quirk's code, added"}
+_GRID = {"none": "no positions", **_ADDED} | {
     f"{sides}, {frames}": Rotating(frames, sides)
-    for frames in ("fixed", "learned", "projected", "cumulative")
+    for frames in ("fixed", "learned", "projected", "cumulative", "tree", "tree-dense")
     for sides in SIDES
 }
+_ON_THE_GRID = (
+    "transport", "separation", "compare", "cost", "sizes", "rates", "spotting", "trees", "video-next", "video-class",
+)  # fmt: skip
 MODELS: dict[str, dict[str, str | Rotating]] = {
     "mnist": {
         "learned": "learned frequencies",
@@ -62,6 +66,10 @@ MODELS: dict[str, dict[str, str | Rotating]] = {
         "mlp": "MLP on the pixels",
     },
     "relations": {"planes": "RotatE, planes", "blocks of 4": "rotations in blocks of 4"},
+    **{
+        name: {**_GRID, "coordinates": "coordinates as input", "polar": "RoPE + values, polar"}
+        for name in ("points", "points-ink")
+    },
     "pairs": {
         **_GRID,
         **{
@@ -89,7 +97,7 @@ MODELS: dict[str, dict[str, str | Rotating]] = {
         "selective ssm": "selective SSM",
     },
     **{name: {**_VISION} for name in ("cifar100", "cifar100-liere", "imagenet", "speech", "overhead")},
-    **{name: {**_GRID} for name in ("transport", "separation", "compare", "cost", "sizes", "rates")},
+    **{name: {**_GRID} for name in _ON_THE_GRID},
 }
 """The models of each table by their identifiers."""
 

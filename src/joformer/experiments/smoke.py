@@ -32,7 +32,7 @@ from joformer.experiments.cost import TURNS, measure
 from joformer.experiments.execution import Execution
 from joformer.experiments.footprint import LAUNCH, MARGIN, RESERVED, WIDE, Footprint, Live, count, shapes_of
 from joformer.experiments.running import run
-from joformer.experiments.sources import ImageSource, PairsSource, TextSource
+from joformer.experiments.sources import ImageSource, PairsSource, StreamSource, TextSource
 from joformer.experiments.standins import BYTES, FLAT, PREFIX, true_size
 from joformer.experiments.tables import Cell, Table
 from joformer.models._saving import WEIGHTS
@@ -354,6 +354,8 @@ def _held(source: Any) -> float:
     """How many samples an evaluation has: of the real data, where this is a stand-in."""
     if isinstance(source, ImageSource):
         return true_size(source, 1) or len(source.load().test)
+    if isinstance(source, StreamSource):
+        return len(source.load().test.pixels) * source.load().frame / source.seconds
     if isinstance(source, PairsSource):
         return min(len(source.load().test), HELD_OUT)
     if not isinstance(source, TextSource):

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from joformer.experiments.tables import parameters
-from joformer.models import VARIANTS, LMConfig, ViTConfig
+from joformer.models import VARIANTS, LMConfig, TreeConfig, ViTConfig
 
 FRAMES = ("fixed", "learned", "projected", "cumulative")
 SIDES = ("scores", "values", "both")
@@ -38,6 +38,10 @@ NAMES = grid_names(FRAMES)
 BASELINES = {"alibi": "A", "shaw": "C"}
 """Language models whose positions are no frames, by the letter of their layers."""
 
+TREES = ("fixed", "tree", "tree-dense")
+"""The frames of nodes; beside them stands Shiv and Quirk's code, which is added."""
+ADDED = "shiv-quirk"
+
 VISION = {"fixed": "joformer_old", "learned": "joformer_axial", "projected": "projected", "cumulative": "cumulative"}
 
 
@@ -53,13 +57,16 @@ def variant(config: Any, name: str, *, match: bool = True) -> Any:
     """
     vision = isinstance(config, ViTConfig)
     known = (*NAMES, *BASELINES) if isinstance(config, LMConfig) else NAMES
+    known = (*grid_names(TREES), ADDED) if isinstance(config, TreeConfig) else known
     if name not in known:
         raise ValueError(f"unknown variant {name!r}: choose from {'; '.join(known)}")
     side, _, frames = name.partition(", ")
     changed = replace(config, **vars(VARIANTS["none"]) if vision else {"transport": "none"})
     if name == "none":
         return changed
-    if name in BASELINES:
+    if name == ADDED:
+        made = replace(changed, frames=ADDED)
+    elif name in BASELINES:
         made = replace(changed, pattern=BASELINES[name])
     else:
         made = replace(config, **vars(VARIANTS[VISION[frames]]) if vision else {"frames": frames})

@@ -19,10 +19,10 @@ from functools import reduce
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from joformer._precision import widest, without_autocast
+from joformer._precision import readable, widest, without_autocast
 from joformer.frames._base import FlatModule, FramesModule, Inputs, check_heads, coordinates, place, wrap
 from joformer.frames._curved import CurvedFrames
 from joformer.frames._types import At, FlatFrames, Layout
@@ -244,6 +244,29 @@ class DenseTreeFrames(OnTrees):
             steps = torch.matrix_exp((self.generators - self.generators.mT).to(device, wide)).movedim(2, 1)
             stay = torch.eye(self.head_dim, dtype=wide, device=device).expand(steps.shape[0], 1, *steps.shape[2:])
             steps = torch.cat((steps, stay), 1)
-            taken = (steps[0 if self.depth is None else d][paths[..., d]] for d in range(paths.shape[-1]))
-            matrices = reduce(torch.matmul, taken)
+            each = [steps[0 if self.depth is None else d] for d in range(paths.shape[-1])]
+            if readable(paths):
+                matrices = _shared_products(each, paths.flatten(0, 1)).unflatten(0, paths.shape[:2])
+            else:  # where counting what is shared would wait for the device or break a graph
+                matrices = reduce(torch.matmul, (step[paths[..., d]] for d, step in enumerate(each)))
         return CurvedFrames(matrices.unsqueeze(3).to(self.generators.dtype))
+
+
+def _shared_products(
+    steps: Sequence[Float[Tensor, "branches heads n n"]], paths: Int[Tensor, "nodes depth"]
+) -> Float[Tensor, "nodes heads n n"]:
+    """∏_d steps[d][b_d] of each path, the last branch being the identity; what paths share is multiplied once.
+
+    >>> twice = 2 * torch.eye(2).view(1, 1, 2, 2)
+    >>> steps = [torch.cat((twice, twice / 2))] * 2
+    >>> _shared_products(steps, torch.tensor([[0, 0], [0, 1], [1, 1]]))[:, 0, 0, 0].tolist()
+    [4.0, 2.0, 1.0]
+    """
+    count = len(steps[0])
+    made, row = steps[0][count - 1 :], torch.zeros(len(paths), dtype=torch.int64)
+    for d, step in enumerate(steps):
+        keys, row = (row * count + paths[:, d]).unique(return_inverse=True)
+        above, branch = keys // count, keys % count
+        on = branch < count - 1
+        made = made[above].index_put((on,), made[above[on]] @ step[branch[on]])
+    return made[row]

@@ -6,21 +6,30 @@ train(LMConfig(dim=128), task, Recipe(steps=500), "runs/small")
 
 from joformer._seeding import generator
 from joformer.training.augment import Augment, Mix
+from joformer.training.augment.clips import ClipAugment
 from joformer.training.augment.named import augmentation
 from joformer.training.data import (
+    Clips,
     Graph,
     Images,
     Pairs,
+    Points,
     Source,
     Streamed,
+    Streams,
     Text,
     Tokenizer,
+    Trees,
     load_audio,
+    load_clips,
     load_graph,
     load_images,
     load_labelled,
     load_pairs,
+    load_points,
+    load_streams,
     load_text,
+    load_trees,
     resolve,
 )
 from joformer.training.loop import train
@@ -29,10 +38,22 @@ from joformer.training.processes import Processes
 from joformer.training.recipe import Recipe
 from joformer.training.runs import Stopped
 from joformer.training.stages import Stage, learning_rate
-from joformer.training.tasks import ImageTask, LanguageTask, PairsTask, RelationsTask, Task
+from joformer.training.tasks import (
+    ImageTask,
+    LanguageTask,
+    PairsTask,
+    PointsTask,
+    RelationsTask,
+    SpottingTask,
+    Task,
+    TreeTask,
+    VideoTask,
+)
 
 __all__ = [
     "Augment",
+    "ClipAugment",
+    "Clips",
     "Graph",
     "ImageTask",
     "Images",
@@ -41,25 +62,36 @@ __all__ = [
     "Opened",
     "Pairs",
     "PairsTask",
+    "Points",
+    "PointsTask",
     "Processes",
     "Recipe",
     "RelationsTask",
     "Source",
+    "SpottingTask",
     "Stage",
     "Stopped",
     "Streamed",
+    "Streams",
     "Task",
     "Text",
     "Tokenizer",
+    "TreeTask",
+    "Trees",
+    "VideoTask",
     "augmentation",
     "generator",
     "learning_rate",
     "load_audio",
+    "load_clips",
     "load_graph",
     "load_images",
     "load_labelled",
     "load_pairs",
+    "load_points",
+    "load_streams",
     "load_text",
+    "load_trees",
     "load_weights",
     "open_run",
     "resolve",

@@ -146,11 +146,8 @@ def stdlib_source(limit_bytes: int = 8_000_000) -> bytes:
     >>> b"import" in source, 50_000 < len(source) <= 100_000
     (True, True)
     """
-    root = Path(sysconfig.get_path("stdlib"))
     source = bytearray()
-    for path in files_under(root, ASIDE) if root.is_dir() else []:
-        if path.suffix != ".py":
-            continue
+    for path in stdlib_files():
         with open_file(path) as file:
             data = file.read(limit_bytes + 1)
         if len(source) + len(data) > limit_bytes:
@@ -161,8 +158,28 @@ def stdlib_source(limit_bytes: int = 8_000_000) -> bytes:
             continue
         source += data
     if not source:
-        raise ValueError(f"no source of the standard library in {root}: give a text file instead")
+        raise ValueError(f"no source of the standard library in {stdlib_root()}: give a text file instead")
     return bytes(source)
+
+
+def stdlib_root() -> Path:
+    """Where the standard library is.
+
+    >>> (stdlib_root() / "ast.py").is_file()
+    True
+    """
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def stdlib_files() -> list[Path]:
+    """The Python files of the standard library in the order of their paths, without tests, tables and the like.
+
+    >>> names = [path.name for path in stdlib_files()]
+    >>> "ast.py" in names, "test_ast.py" in names
+    (True, False)
+    """
+    root = stdlib_root()
+    return [path for path in files_under(root, ASIDE) if path.suffix == ".py"] if root.is_dir() else []
 
 
 def _of_files(files: list[Path], column: str | None, decoded: dict[Path, str], fault: Fault) -> Iterator[Document]:

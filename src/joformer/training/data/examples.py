@@ -201,16 +201,16 @@ def hold_out(labels: Int64[Tensor, " n"], share: float = 0.1) -> tuple[Tensor, T
 
 def _open_tree(source: Source, folder: Path, notes: list[Note], fault: Fault) -> Opened:
     """Training and test files of a folder of class folders, and the names of the classes."""
-    if source.label not in (None, "folder", "name") or (source.label == "name" and source.kind == "images"):
+    if source.label not in (None, "folder", "name") or (source.label == "name" and source.kind != "sounds"):
         raise ValueError(f"{folder} holds class folders, which have no column {source.label!r}: leave out --label")
     splits = _tree_splits(source, folder, fault)
     members = {name: _members(source, place) for name, place in splits.items()}
-    flat = {name for name, (_, loose) in members.items() if loose and source.kind == "images"}
+    flat = {name for name, (_, loose) in members.items() if loose and source.kind != "sounds"}
     test = pick_test(splits, lambda name: name not in flat, notes)
     if test is None and (left := sorted(flat - {"train", "test"})):
         place, loose = splits[left[0]], members[left[0]][1]
         remedy = f"move each into {place.name}/CLASS, or list all of {folder} in a table file,label,split and give that"
-        fault(f"the {len(loose):,} images in {place} have no class folders: {remedy}")
+        fault(f"the {len(loose):,} {source.kind} in {place} have no class folders: {remedy}")
     inside = members["train"][0]
     if source.kind == "sounds" and source.label is None and (prefixes := _other_classes(inside)):
         choice = f"its folders ({_few(sorted(inside))}) or what each name begins with ({_few(sorted(prefixes))})"

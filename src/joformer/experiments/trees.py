@@ -1,0 +1,76 @@
+"""Trees: frames by the path from the root, commuting and dense, against RoPE on the sequence of nodes and others.
+
+    joformer reproduce trees                                  Python's own library, 3 seeds: half an hour
+    joformer reproduce trees --data SOURCES                   any folder of Python
+
+Expect: dense tree frames ahead of all others on hidden nodes, with values more so (docs/results.md).
+
+Not a table of the paper, which names tree encodings as a special case. Parameters, steps, data and seeds are matched;
+on the valid split, whose files are not those of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from joformer.experiments.sources import Scale, TreeSource
+from joformer.experiments.tables import Cell, Table, plan
+from joformer.experiments.variants import variant
+from joformer.training import Recipe
+
+MODELS = (
+    "none", "shiv-quirk", "scores, fixed", "both, fixed", "scores, tree", "both, tree", "scores, tree-dense",
+    "both, tree-dense",
+)  # fmt: skip
+STEPS = 500
+DIM, LAYERS, HEADS = 64, 2, 4
+
+
+def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
+    """One table, a column per question."""
+    place = _place(data, sole)
+    total = steps or STEPS
+    every = max(1, total // 4)
+    recipe = Recipe(
+        steps=total, lr=2e-3, end=0.1, warmup=total // 12, weight_decay=0.01, log_every=20, evaluate_every=every,
+        save_every=every, keep=1,
+    )  # fmt: skip
+    cells = []
+    for question in ("masked", "misuse"):
+        source = TreeSource(place, question)
+        none = source.plain(dim=DIM, layers=LAYERS, heads=HEADS)
+        cells += [Cell(name, question, seed, variant(none, name), source, recipe) for name in MODELS for seed in seeds]
+    return [
+        plan(
+            "trees",
+            "Where nodes are in a tree",
+            "accuracy",
+            cells,
+            named=place != "stdlib-trees",
+            scale=scale,
+            baseline="scores, fixed",
+            pairs=tuple((f"scores, {kind}", f"both, {kind}") for kind in ("tree", "tree-dense")),
+            also=("localised",),
+            notes=(
+                f"{total} steps of 32 trees of at most 96 nodes; {LAYERS} layers of {DIM}, {HEADS} heads; parameters "
+                "matched by the feed-forward's width.",
+                "masked: kinds of hidden nodes, 15 % of all. misuse: in half of the trees one use of a variable is "
+                "replaced by another; which, or none.",
+            ),
+        )
+    ]
+
+
+def _place(data: str | Path | None, sole: bool) -> str:
+    """The folder `code` in the data, the data itself where this table alone is requested."""
+    if data is None:
+        return "stdlib-trees"
+    data = Path(data)
+    if (data / "code").is_dir():
+        return str((data / "code").resolve())
+    if not sole:
+        return "stdlib-trees"
+    if not data.exists():
+        raise ValueError(f"--data {data} is not there: give a folder of Python files")
+    return str(data.resolve())
