@@ -34,7 +34,7 @@ QUESTIONS = [
     (("Does it matter where", "a token stands?"), "no", "NoFrames", "sets, bags of features"),
     (("Are tokens nodes", "of a tree?"), "yes", "TreeFrames", "code, syntax, folders"),
     (("Do several cameras", "see one scene?"), "yes", "CameraFrames", "poses are known"),
-    (("First try, or a trained", "RoPE model?"), "yes", "FixedFrames", "most people start here"),
+    (("First try, or a trained", "RoPE model?"), "yes", "FixedFrames", "start here"),
     (("Few planes, or axes", "that should mix?"), "yes", "LearnedFrames", "trains ω, per head"),
     (("Must axes share blocks", "and still commute?"), "yes", "DenseFrames", "commuting=True: ComRoPE"),
     (("Does the order of", "steps matter?"), "yes", "DenseFrames", "LieRE: curved"),

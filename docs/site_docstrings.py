@@ -1,4 +1,4 @@
-"""Examples in docstrings are shown as code: griffe knows `Examples:`, and takes ours, under `Example:` or bare, for text."""
+"""Examples in docstrings are shown as code: griffe knows `Examples:` and takes ours, `Example:` or bare, for text."""
 
 from __future__ import annotations
 

@@ -7,13 +7,16 @@ same syllables in another order. After every 64 ms the model says which word has
 if its name fires once between its start and 0.2 s after its end; all else that fires is a false alarm. Two layers, 100
 steps, fixed angles, equal starts: the models differ in nothing but what travels.
 
-    OMP_NUM_THREADS=1 python examples/spotting.py --out spotting.png          about 40 seconds
+    OMP_NUM_THREADS=1 python examples/spotting.py --out spotting.png          about 50 seconds
 
 Seen (three seeds, F1 of 300 words in 5 minutes of the test streams):
 
-SEEN
+    no positions               56.1 %   (54.6 to 56.9)
+    scores (QK)                79.4 %   (76.6 to 81.0)
+    scores and values (QKV)    82.7 %   (80.5 to 84.1)
 
-The stream is heard in pieces, with a cache that holds one second: the answers are those of the whole stream.
+A head start again: after 150 steps scores have 89.5 and scores and values 91.0 % (three seeds). The stream is heard in
+pieces, with a cache that holds one second: the answers are those of the whole stream.
 """
 
 import torch

@@ -75,7 +75,9 @@ def test_a_mistake_is_one_line_with_what_was_meant(joformer, typed, said):
     assert told.count("\n") == 1
 
 
-@pytest.mark.parametrize("path", [[name] for name in cli.COMMANDS] + [["train", n] for n in ("lm", "vit", "monoidal")])
+@pytest.mark.parametrize(
+    "path", [[name] for name in cli.COMMANDS] + [["train", n] for n in ("lm", "vit", "monoidal", "spotting")]
+)
 def test_help_shows_nothing_of_the_parser(joformer, path):
     code, said, told = joformer(*path, "--help")
     assert (code, told) == (0, "")

@@ -80,10 +80,14 @@ def test_the_wheel_says_what_it_needs(built):
         scripts = wheel.read(f"joformer-{VERSION}.dist-info/entry_points.txt").decode()
     needs = [need for need in about.get_all("Requires-Dist") if "extra ==" not in need]
     assert sorted(re.match(r"[\w-]+", need)[0] for need in needs) == ["jaxtyping", "torch"]
-    assert {*about.get_all("Provides-Extra")} == {"dev", "docs", "integrations", "ray", "slurm", "train"}
+    assert {*about.get_all("Provides-Extra")} == {"dev", "docs", "integrations", "ray", "slurm", "train", "video"}
     assert about["License-Expression"] == "Apache-2.0"
     assert not [one for one in about.get_all("Classifier") if one.startswith("License")]
     assert "joformer = joformer.cli:main" in scripts
+    # Where nothing lies beside the README, as on a package index, no link or picture of it may be relative.
+    shown = about.get_payload()
+    assert "![" in shown
+    assert all(target.startswith(("https://", "#")) for target in re.findall(r"\]\(([^)]+)\)", shown))
     # Placeholders until there is a home: no host that exists is named by mistake.
     assert {re.search("https://([^/]*)/", url)[1] for url in about.get_all("Project-URL")} == {"joformer.example"}
 

@@ -12,6 +12,7 @@ import pytest
 
 from joformer.bench import page
 from joformer.experiments import report, results
+from joformer.experiments.names import plain
 from joformer.experiments.results import gather
 from joformer.experiments.statistics import holm, paired
 from joformer.experiments.tables import read_table
@@ -214,6 +215,22 @@ def test_what_one_layer_can_tell(tables):
     assert len(rows) == len(found) == 7
 
 
+def test_keywords_in_a_stream(tables):
+    (rows,) = tables["Keywords in a stream"]
+    about = analysed("spotting")["fsdd-spotting"]
+    assert about.table.missing == []
+    values = {plain("spotting", row.model): row.ours for row in about.rows}
+    against = {plain("spotting", one.model): one for one in about.comparisons if one.other == "scores, fixed"}
+    for name, value, difference, verdict in rows:
+        states(value, *triple(values[name]))
+        if name == "RoPE":
+            assert (difference, verdict) == ("", "baseline")
+        else:
+            states(difference, *triple(against[name].difference))
+            assert verdict == against[name].verdict
+    assert len(rows) == len(values) == 5
+
+
 def test_knowledge_graphs(tables):
     (rows,) = tables["Knowledge graphs: do relations that need not commute help"]
     found = analysed("relations")
@@ -227,6 +244,27 @@ def test_knowledge_graphs(tables):
         states(difference, *triple(one.difference))
         assert verdict == one.verdict
     assert len(rows) == len(found) == 3
+
+
+def test_sets_in_space(tables):
+    (rows,) = tables["Sets in space"]
+    about = analysed("points")["mnist-points"]
+    assert about.table.missing == []
+    found = {plain("points", row.model): row for row in about.rows}
+    one = {plain("points", c.model): c for c in about.comparisons if c.other == about.table.baseline}
+    assert [name for name, *_ in rows] == list(found)
+    for name, ours, shifted, rotated, difference, verdict in rows:
+        others = [about.also(f"accuracy_{how}", found[name].model, "") for how in ("shifted", "rotated")]
+        for cell, estimate in zip((ours, shifted, rotated), (found[name].ours, *others), strict=True):
+            states(cell, *(triple(estimate) if "[" in cell else (estimate.centre,)))
+        if name in one:
+            states(difference, *triple(one[name].difference))
+            assert verdict == one[name].verdict
+    # Where coordinates are positions a shift changes no answer, in polar ones no rotation.
+    for cell in about.table.cells:
+        got = cell.measured[""]
+        assert (got["accuracy"] == got["accuracy_shifted"]) == (cell.model != "coordinates")
+        assert (got["accuracy"] == got["accuracy_rotated"]) == (cell.model in ("polar", "none", "scores, fixed"))
 
 
 def test_heads():

@@ -14,7 +14,18 @@ import pytest
 import torch
 
 from joformer import cli, paper
-from joformer.experiments import NAMED_ONLY, TABLES, GraphSource, ImageSource, PairsSource, TextSource, run, sources
+from joformer.experiments import (
+    NAMED_ONLY,
+    TABLES,
+    GraphSource,
+    ImageSource,
+    PairsSource,
+    PointsSource,
+    StreamSource,
+    TextSource,
+    run,
+    sources,
+)
 from joformer.experiments.compare import tables as compared
 from joformer.experiments.engine import Done
 from joformer.experiments.metrics import METRICS
@@ -24,7 +35,8 @@ from joformer.experiments.sequences import QUESTIONS
 from joformer.experiments.tables import RESULT, TABLE, read
 from joformer.experiments.variants import BASELINES, NAMES, matched, variant
 from joformer.models import LMConfig, ViTConfig, initialise
-from joformer.training import Recipe, load_graph
+from joformer.training import Recipe, Streams, load_graph, load_points
+from joformer.training.data.streams import Recordings
 
 SCALES = ("laptop", "paper")
 # What the data of a name looks like: images, their number, classes.
@@ -69,6 +81,11 @@ def offline(monkeypatch):
     monkeypatch.setattr(TextSource, "load", text_like)
     family = load_graph("family")
     monkeypatch.setattr(GraphSource, "load", lambda source: family)
+    sets = load_points("digits", points=2)
+    monkeypatch.setattr(PointsSource, "load", lambda source: sets)
+    short = Recordings(torch.zeros(999, 64, dtype=torch.uint8), torch.tensor([999]), torch.tensor([[5, 40, 9]]))
+    streams = Streams(short, short, tuple("0123456789"), 0.016, "that of streams")
+    monkeypatch.setattr(StreamSource, "load", lambda source: streams)
     monkeypatch.setattr(PairsSource, "load", pairs_like)
 
 
@@ -105,7 +122,7 @@ def model_of(config):
 @pytest.mark.parametrize("given", [False, True], ids=["embedded", "data"])
 def test_every_table_is_whole(offline, folder, tmp_path, scale, given):
     tables = [(name, table) for name in TABLES for table in planned(name, scale, folder if given else None)]
-    more = ["cifar100-liere", "length-150k"] if scale == "paper" else []
+    more = ["points-ink", *(["cifar100-liere", "length-150k"] if scale == "paper" else [])]
     assert {table.recipe for _, table in tables} == {*TABLES, *more}
     names = [cell.name for _, table in tables for cell in table.cells]
     assert len(set(names)) == len(names)

@@ -144,6 +144,16 @@ def test_loaded_trees(trees):
     assert sorted(kind.split()[0] for kind in kinds) == sorted(plain[1:])
 
 
+def test_a_snippet_is_the_tree_that_was_loaded(trees):
+    rows = trees.parse(function(7) + function(8))
+    held = [part.rows(torch.arange(len(part))) for part in (trees.train, trees.valid, trees.test)]
+    n = rows.kinds.shape[1]
+    same = [(part.names[:, :n] == rows.names).all(1).nonzero()[:, 0].tolist() for part in held]
+    ((split, at),) = [(split, at) for split, found in enumerate(same) for at in found]
+    assert torch.equal(held[split].kinds[at, :n], rows.kinds[0])
+    assert torch.equal(held[split].where[at, :n].nan_to_num(nan=-1), rows.where[0].nan_to_num(nan=-1))
+
+
 def test_deep_and_wide_trees_are_cut_and_said(tmp_path, caplog):
     caplog.set_level("INFO", logger="joformer")
     for number in range(3):
@@ -327,6 +337,10 @@ def test_a_model_of_other_trees(trees, tmp_path):
         train(TreeConfig(kinds=kinds), TreeTask(trees, question="misuse"), recipe, tmp_path / "run")
     with pytest.raises(ValueError, match=r"the trees have kinds that the model does not know: Add"):
         trees.renumbered(trees.kinds[1:])
+    with pytest.raises(ValueError, match=r"the source has kinds that these trees have not: While"):
+        trees.parse("while x: pass")
+    with pytest.raises(ValueError, match=r"the source is no Python that can be parsed: SyntaxError: invalid syntax"):
+        trees.parse("def f(:")
     other = trees.renumbered(trees.kinds[::-1])
     words = ([some.kinds[kind] for kind in some.train.kinds[:9]] for some in (trees, other))
     assert next(words) == next(words)
@@ -357,12 +371,10 @@ def test_from_the_command_line(tmp_path, joformer):
     assert code == 0
     assert "localised" in out
     assert open_run(tmp_path / "run").model.config.frames == "tree-dense"
-    code, out, _ = joformer(
-        "compare", "--data", place, "--kind", "trees", "--dim", 16, "--heads", 2, "--steps", 2, "--longer", 1,
-        "--seeds", 2, "--jobs", 1, "--only", "compare/*", "--out", tmp_path / "c",
-    )  # fmt: skip
+    code, out, _ = joformer("compare", "--data", place, "--kind", "trees", "--grid", "--seeds", 2, "--dry-run")
     assert code == 0
-    assert "RoPE + values" in out
+    assert "compare/both-tree-dense/seed-1" in out
+    assert "compare/shiv-quirk/1200-steps/seed-0" in out
     code, out, _ = joformer("reproduce", "trees", "--data", place, "--dry-run")
     assert code == 0
     assert "code-trees/both-tree-dense/misuse/seed-2" in out

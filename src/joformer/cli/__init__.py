@@ -126,7 +126,8 @@ def _parse(typed: list[str]) -> Any:
 
 def _trainers() -> dict[str, type[Any]]:
     """The models that can be trained; their options need torch: only who asks for them waits for it."""
-    from joformer.cli.train import LM, Monoidal, Pairs, Points, Relations, Spotting, Trees, Video, ViT
+    from joformer.cli.domains import Pairs, Points, Spotting, Trees, Video
+    from joformer.cli.train import LM, Monoidal, Relations, ViT
 
     return {
         "lm": LM,

@@ -26,8 +26,8 @@ class Inspect:
         data: Other data than the model was trained on; a Hugging Face model needs some: a text file, or stdlib.
         prompt: The text whose tokens are shown; by default the beginning of a held-out window.
         index: Which held-out window or test image is shown instead.
-        tokens: The journey that is shown, from one token to another; by default the strongest into the last token of
-            a text, or into the middle of an image.
+        tokens: The journey that is shown, from one token to another, counted from 0; by default the strongest into the
+            last token of a text, or into the middle of an image.
         reach: The longest displacement of kernels; 64 tokens of a text by default, all of an image.
         samples: Held-out windows or images on which the loss is measured while heads are switched off.
         out: The page to write.
@@ -38,7 +38,7 @@ class Inspect:
     data: str | None = None
     prompt: str | None = None
     index: int | None = None
-    tokens: tuple[int, int] | None = None
+    tokens: tuple[int, ...] = ()
     reach: int | None = None
     samples: int = 50
     out: Path = Path("inspect.html")
@@ -51,10 +51,13 @@ class Inspect:
         from joformer.inspect._page import html
         from joformer.inspect._subject import open_subject
 
+        if len(self.tokens) not in (0, 2):
+            raise ValueError(f"--tokens are two, the source and the target of a journey; got {len(self.tokens)}")
         if self.out.is_dir():
             raise ValueError(f"{self.out} is a folder: give --out a file, such as {self.out / 'inspect.html'}")
         subject = open_subject(self.model, data=self.data, prompt=self.prompt, index=self.index, samples=self.samples)
-        found = find_out(subject, tokens=self.tokens, reach=self.reach)
+        chosen = (self.tokens[0], self.tokens[1]) if self.tokens else None
+        found = find_out(subject, tokens=chosen, reach=self.reach)
         make_folder(self.out.parent)
         write_whole(self.out, html(found).encode())
         if self.json:

@@ -11,7 +11,7 @@
 
 Points without features are all alike: attention that transports the scores alone averages equal values and is blind;
 transported values are R(θ_u − θ_t) v, of which the mean is the Fourier transform of the set as point t sees it.
-docs/guide.md, "Sets in space".
+docs/recipes.md, "Points in space".
 """
 
 from __future__ import annotations

@@ -18,14 +18,14 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from joformer._io import LIMITS, allowed
+from joformer._io import LIMITS, allowed, one_line
 from joformer._log import Progress
 from joformer._seeding import hashed
 from joformer.training.data.cache import cached
 from joformer.training.data.documents import stdlib_files, stdlib_root
 from joformer.training.data.files import Place, content_hash
 from joformer.training.data.sources import SPLITS, SUFFIXES, Note, Source, log, resolve, summary
-from joformer.training.data.syntax import Nodes, pieces, read_nodes, variables
+from joformer.training.data.syntax import Nodes, pieces, python_nodes, read_nodes, variables
 
 NODES, LEAST = 96, 12
 """How many nodes a tree has at most, and at least."""
@@ -151,6 +151,35 @@ class Trees:
     depth: int
     branches: int
     fingerprint: str
+
+    def parse(self, source: str) -> Rows:
+        """The first function in a piece of Python, or all of it where there is none, as a row with these numbers.
+
+        Args:
+            source: Python, which is parsed and not run.
+
+        Returns:
+            One row.
+
+        Raises:
+            ValueError: If it is no Python, or has kinds that these trees have not.
+
+        Example:
+            >>> trees = load_trees("stdlib-trees")
+            >>> [trees.kinds[kind] for kind in trees.parse("x = 1").kinds[0]]
+            ['Module', 'Assign', 'Name =', 'Constant int']
+        """
+        try:
+            tree = python_nodes(source.encode())
+        except (SyntaxError, RecursionError, MemoryError) as error:
+            raise ValueError(f"the source is no Python that can be parsed: {one_line(error, first=True)}") from None
+        numbers = {kind: number for number, kind in enumerate(self.kinds)}
+        fields, _, _ = _piece(tree, next(pieces(tree, NODES, 1)), numbers)
+        if unknown := [*numbers][len(self.kinds) :]:
+            raise ValueError(f"the source has kinds that these trees have not: {', '.join(unknown)}")
+        kinds, names, parents, branches, variables = map(torch.tensor, fields)
+        forest = Forest(torch.tensor([len(kinds)]), kinds, names, parents, branches, variables, self.depth)
+        return forest.rows(torch.tensor([0]))
 
     def renumbered(self, kinds: Sequence[str]) -> Trees:
         """The same trees with the numbers that kinds have in this list, as a model was trained with.
