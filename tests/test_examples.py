@@ -19,9 +19,9 @@ MARGINS = {
     "spectrograms": [("scores and values (QKV)", "no positions", 15), ("scores and values (QKV)", "scores (QK)", 8)],
     "spotting": [("scores and values (QKV)", "no positions", 15), ("scores (QK)", "no positions", 10)],
     "video": [
-        ("row, column, time: scores, values (QKV)", "row, column; no time", 35),
-        ("row, column, time: scores, values (QKV)", "row, column, time: scores (QK)", 20),
-        ("row, column; no time", "no positions", 10),
+        ("row, column, time: scores, values (QKV)", "row, column; no time", 25),
+        ("row, column, time: scores, values (QKV)", "row, column, time: scores (QK)", 25),
+        ("row, column; no time", "no positions", 8),
     ],
     "modalities": [
         ("shared axes, scores, values", "no positions", 40),

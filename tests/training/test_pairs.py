@@ -309,16 +309,16 @@ def test_a_run_that_breaks_off_ends_with_the_same_bits_and_learns(pages, tmp_pat
     assert train(config, PairsTask(pages, **make), recipe, tmp_path / "broken") == found
     for name in ("model.safetensors", "metrics.jsonl"):
         assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert found["masked_accuracy"] > 13, found  # 10 by chance
-    assert found["recall_10"] > 30, found  # 5 by chance
+    assert found["recall_1"] > 20, found  # 0.5 by chance; hidden words take longer (examples/modalities.py)
     assert found["recall_1"] == (found["to_text_1"] + found["to_image_1"]) / 2
     again = PairsTask(pages, held_out=200).evaluate(open_run(tmp_path / "whole").model, Processes())
     assert again == {name: value for name, value in found.items() if name != "step"}
     code, out, _ = joformer("evaluate", tmp_path / "whole", "--json")
     assert code == 0
     assert json.loads(out)[0] == again
-    with pytest.raises(ValueError, match="parts"):
-        train(config, PairsTask(pages, **make), Recipe(**{**vars(recipe), "accumulate": 2}), tmp_path / "whole")
+    task = PairsTask(pages, **make)
+    task.check(config, (0,), 2)
+    assert task.describe()["parts"] == 2  # it is another run then
 
 
 def test_from_the_command_line(tmp_path, joformer):

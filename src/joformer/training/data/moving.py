@@ -4,7 +4,7 @@
 
 question    who moves                                            |v|
 next        both, in any direction, and bounce off the walls     0.1 L                       Moving MNIST
-class       one crosses, in one of 8 directions; the other       min(0.2 L, 0.8 L/(T − 1))   where a picture lies says
+class       one crosses, in one of 8 directions; the other       0.8 L/(T − 1)               where a picture lies says
             stands still                                         ± 15° around the direction  nothing about the direction
 
 fold(p) = |((p + L) mod 2L) − L| is a walk between 0 and L. 64 × 64 and 20 pictures are the usual Moving MNIST
@@ -60,8 +60,7 @@ def moving(
         walk = _along(2 * pi * turn) * (0.1 * way) * when + place * way
     else:
         labels = torch.randperm(count, generator=draws) % len(DIRECTIONS)
-        step = min(0.2, 0.8 / (length - 1)) * way
-        half = step * (length - 1) / 2
+        step, half = 0.8 * way / (length - 1), 0.4 * way
         angle = (labels[:, None, None] + (2 * turn - 1) / 3) * (pi / 4)
         walk = _along(angle) * step * (when - (length - 1) / 2) + half + place * (way - 2 * half)
         walk[:, 1] = place[:, 1] * way  # it stands still

@@ -65,7 +65,7 @@ class Pairs:
 
     >>> pairs = load_pairs("captions", vocab=400)
     >>> pairs.train.images.shape, pairs.train.tokens.shape, pairs.caption(pairs.test, 0)
-    (torch.Size([3000, 1, 16, 24]), torch.Size([3000, 6]), 'four seven one six five eight')
+    (torch.Size([3000, 1, 16, 24]), torch.Size([3000, 6]), 'four eight seven eight eight five')
     """
 
     train: Captioned
@@ -126,7 +126,7 @@ def load_pairs(
     Example:
         >>> pairs = load_pairs("digits")
         >>> pairs.caption(pairs.train, 0), len(pairs.test)
-        ('one can see a 0 here', 359)
+        ('a photo of a 0', 359)
     """
     if length < 1:
         raise ValueError(f"a caption has 1 token or more, got length {length} (--length)")
