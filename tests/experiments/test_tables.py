@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from joformer import cli, paper
-from joformer.experiments import NAMED_ONLY, TABLES, GraphSource, ImageSource, TextSource, run, sources
+from joformer.experiments import NAMED_ONLY, TABLES, GraphSource, ImageSource, TextSource, TreeSource, run, sources
 from joformer.experiments.compare import tables as compared
 from joformer.experiments.engine import Done
 from joformer.experiments.metrics import METRICS
@@ -62,12 +62,15 @@ def offline(monkeypatch):
     monkeypatch.setattr(TextSource, "load", text_like)
     family = load_graph("family")
     monkeypatch.setattr(GraphSource, "load", lambda source: family)
+    few = SimpleNamespace(counts=torch.tensor([20, 30]))
+    trees = SimpleNamespace(kinds=("If", "Name"), depth=12, branches=16, train=few, fingerprint="that of trees")
+    monkeypatch.setattr(TreeSource, "load", lambda source: trees)
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A folder of data as the documentation describes it."""
-    for name in ("mnist", "cifar100", "imagenet", "enwik8", "wikitext-2", "fsdd", "kg/nations", "kg/umls"):
+    for name in ("mnist", "cifar100", "imagenet", "enwik8", "wikitext-2", "fsdd", "kg/nations", "kg/umls", "code"):
         (tmp_path / "data" / name).mkdir(parents=True)
     return tmp_path / "data"
 
@@ -116,7 +119,7 @@ def test_every_table_is_whole(offline, folder, tmp_path, scale, given):
         assert {size for row in table.paper.values() for size in row} <= set(table.sizes)
         assert table.comparable <= (scale == "paper" or table.data == "mnist")
         for cell in table.cells:
-            assert cell.source == source
+            assert cell.source == (dataclasses.replace(source, question=cell.size) if name == "trees" else source)
             assert cell.describe() == json.loads(json.dumps(cell.describe()))
             assert str(tmp_path) not in json.dumps(cell.describe()), "where data is is nobody's business"
             assert cell.work > 0
@@ -132,7 +135,8 @@ def test_every_table_is_whole(offline, folder, tmp_path, scale, given):
     if not given:
         embedded = {table.cells[0].source.data for _, table in tables}
         wanted = {"mnist", "cifar100", "imagenet", "wikipedia", "openwebtext", "words"}
-        assert embedded == {"family", *QUESTIONS, *(("digits", "stdlib", "words") if scale == "laptop" else wanted)}
+        made = {"family", "stdlib-trees", *QUESTIONS}
+        assert embedded == {*made, *(("digits", "stdlib", "words") if scale == "laptop" else wanted)}
     first = tables[0][1]
     first.begin(tmp_path / "out")
     kept = read(tmp_path / "out" / first.name / TABLE)
@@ -514,8 +518,8 @@ def test_the_options_are_these():
     assert {part.__name__: " ".join(field.name for field in dataclasses.fields(part)) for part in parts} == {
         "Reproduce": "tables scale data seeds steps batch precision compile deterministic processes shard accumulate "
         "workers drift only jobs engine slurm out dry_run smoke throughput json",
-        "Compare": "data seeds steps longer grid looks dim layers heads context vocab batch column label size rate "
-        "seconds bands hop lr only jobs engine slurm out dry_run json",
+        "Compare": "data kind question seeds steps longer grid looks dim layers heads context vocab batch column label "
+        "size rate seconds bands hop lr only jobs engine slurm out dry_run json",
         "Report": "runs out text json",
     }
 
