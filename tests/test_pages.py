@@ -263,12 +263,12 @@ def test_knowledge_graphs(tables):
     assert len(rows) == len(found) == 3
 
 
-def test_sets_in_space(tables):
-    (rows,) = tables["Sets in space"]
-    about = analysed("points")["mnist-points"]
+@pytest.mark.parametrize(("at", "recipe"), [(0, "points"), (1, "points-ink")])
+def test_sets_in_space(tables, at, recipe):
+    rows, about = tables["Sets in space"][at], analysed("points")[f"mnist-{recipe}"]
     assert about.table.missing == []
-    found = {plain("points", row.model): row for row in about.rows}
-    one = {plain("points", c.model): c for c in about.comparisons if c.other == about.table.baseline}
+    found = {plain(recipe, row.model): row for row in about.rows}
+    one = {plain(recipe, c.model): c for c in about.comparisons if c.other == about.table.baseline}
     assert [name for name, *_ in rows] == list(found)
     for name, ours, shifted, rotated, difference, verdict in rows:
         others = [about.also(f"accuracy_{how}", found[name].model, "") for how in ("shifted", "rotated")]
@@ -277,11 +277,15 @@ def test_sets_in_space(tables):
         if name in one:
             states(difference, *triple(one[name].difference))
             assert verdict == one[name].verdict
+    (values,) = [c for c in about.comparisons if c.other == "scores, fixed"]
+    text = " ".join((ROOT / "docs/results.md").read_text().split())
+    assert f"{values.difference.centre:.0f} points" in text.partition("RoPE alone is blind")[2]
     # Where coordinates are positions a shift changes no answer, in polar ones no rotation.
+    blind = ("polar", "none", "scores, fixed") if recipe == "points" else ("polar", "none")
     for cell in about.table.cells:
         got = cell.measured[""]
         assert (got["accuracy"] == got["accuracy_shifted"]) == (cell.model != "coordinates")
-        assert (got["accuracy"] == got["accuracy_rotated"]) == (cell.model in ("polar", "none", "scores, fixed"))
+        assert (got["accuracy"] == got["accuracy_rotated"]) == (cell.model in blind)
 
 
 def test_heads():

@@ -23,6 +23,8 @@ from joformer.experiments import (
     PointsSource,
     StreamSource,
     TextSource,
+    TreeSource,
+    VideoSource,
     run,
     sources,
 )
@@ -87,13 +89,20 @@ def offline(monkeypatch):
     streams = Streams(short, short, tuple("0123456789"), 0.016, "that of streams")
     monkeypatch.setattr(StreamSource, "load", lambda source: streams)
     monkeypatch.setattr(PairsSource, "load", pairs_like)
+    few = SimpleNamespace(counts=torch.tensor([20, 30]))
+    trees = SimpleNamespace(kinds=("If", "Name"), depth=12, branches=16, train=few, fingerprint="that of trees")
+    monkeypatch.setattr(TreeSource, "load", lambda source: trees)
+    film = Split(images=torch.empty(50, 1, 32, 32, 8, device="meta"))
+    clips = SimpleNamespace(train=film, classes=range(8), mirrored=True, fingerprint="that of clips")
+    monkeypatch.setattr(VideoSource, "load", lambda source: clips)
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A folder of data as the documentation describes it."""
-    for name in ("mnist", "cifar100", "imagenet", "enwik8", "wikitext-2", "fsdd", "kg/nations", "kg/umls"):
+    for name in ("mnist", "cifar100", "imagenet", "enwik8", "wikitext-2", "fsdd", "kg/nations", "kg/umls", "code"):
         (tmp_path / "data" / name).mkdir(parents=True)
+    (tmp_path / "data" / "mnist" / "one.png").touch()  # images, of which clips are made
     return tmp_path / "data"
 
 
@@ -123,7 +132,7 @@ def model_of(config):
 def test_every_table_is_whole(offline, folder, tmp_path, scale, given):
     tables = [(name, table) for name in TABLES for table in planned(name, scale, folder if given else None)]
     more = ["points-ink", *(["cifar100-liere", "length-150k"] if scale == "paper" else [])]
-    assert {table.recipe for _, table in tables} == {*TABLES, *more}
+    assert {table.recipe for _, table in tables} == {*TABLES, "video-next", "video-class", *more} - {"video"}
     names = [cell.name for _, table in tables for cell in table.cells]
     assert len(set(names)) == len(names)
     for name, table in tables:
@@ -141,7 +150,7 @@ def test_every_table_is_whole(offline, folder, tmp_path, scale, given):
         assert {size for row in table.paper.values() for size in row} <= set(table.sizes)
         assert table.comparable <= (scale == "paper" or table.data == "mnist")
         for cell in table.cells:
-            assert cell.source == source
+            assert cell.source == (dataclasses.replace(source, question=cell.size) if name == "trees" else source)
             assert cell.describe() == json.loads(json.dumps(cell.describe()))
             assert str(tmp_path) not in json.dumps(cell.describe()), "where data is is nobody's business"
             assert cell.work > 0
@@ -153,12 +162,13 @@ def test_every_table_is_whole(offline, folder, tmp_path, scale, given):
         about = table.about()
         assert about["cells"] == [cell.name for cell in table.cells]
         assert about["unit"]
-        assert about["higher"] == (table.metric.name in ("accuracy", "mrr", "masked_accuracy"))
+        assert about["higher"] == (table.metric.name in ("accuracy", "mrr", "masked_accuracy", "event_f1"))
     if not given:
         embedded = {table.cells[0].source.data for _, table in tables}
         wanted = {"mnist", "cifar100", "imagenet", "wikipedia", "openwebtext", "words"}
-        laptop = ("digits", "stdlib", "words", "captions")
-        assert embedded == {"family", *QUESTIONS, *(laptop if scale == "laptop" else wanted)}
+        laptop = ("digits", "stdlib", "words", "captions", "moving")
+        made = {"family", "stdlib-trees", *QUESTIONS}
+        assert embedded == {*made, *(laptop if scale == "laptop" else wanted)}
     first = tables[0][1]
     first.begin(tmp_path / "out")
     kept = read(tmp_path / "out" / first.name / TABLE)
@@ -540,8 +550,8 @@ def test_the_options_are_these():
     assert {part.__name__: " ".join(field.name for field in dataclasses.fields(part)) for part in parts} == {
         "Reproduce": "tables scale data seeds steps batch precision compile deterministic processes shard accumulate "
         "workers drift only jobs engine slurm out dry_run smoke throughput json",
-        "Compare": "data seeds steps longer grid looks dim layers heads context vocab batch column label size rate "
-        "seconds bands hop lr only jobs engine slurm out dry_run json",
+        "Compare": "data kind question seeds steps longer grid looks dim layers heads context vocab batch column label "
+        "size length rate seconds bands hop lr only jobs engine slurm out dry_run json",
         "Report": "runs out text json",
     }
 

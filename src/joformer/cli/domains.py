@@ -289,7 +289,7 @@ class Spotting:
     seconds: float = 8.0
     tolerance: float = 0.2
     batch: int = 16
-    patch: tuple[int, int] | None = None
+    patch: tuple[int, ...] = ()
     frames: HeardFrames = "fixed"
     transport: Transport = "both"
     window: int | None = 16

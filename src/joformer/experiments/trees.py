@@ -1,9 +1,10 @@
 """Trees: frames by the path from the root, commuting and dense, against RoPE on the sequence of nodes and others.
 
     joformer reproduce trees                                  Python's own library, 3 seeds: half an hour
-    joformer reproduce trees --data SOURCES                   any folder of Python
+    joformer reproduce trees --data DATA                      DATA/code, or DATA itself: any folder of Python
 
-Expect: dense tree frames ahead of all others on hidden nodes, with values more so (docs/results.md).
+Expect: on hidden nodes dense tree frames ahead of all others, with values more so; on misuse little is learned in so few
+steps. One seed was seen so far (docs/log.md).
 
 Not a table of the paper, which names tree encodings as a special case. Parameters, steps, data and seeds are matched;
 on the valid split, whose files are not those of training.
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from joformer.experiments.places import find
 from joformer.experiments.sources import Scale, TreeSource
 from joformer.experiments.tables import Cell, Table, plan
 from joformer.experiments.variants import variant
@@ -29,7 +31,7 @@ DIM, LAYERS, HEADS = 64, 2, 4
 
 def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: int | None, sole: bool) -> list[Table]:
     """One table, a column per question."""
-    place = _place(data, sole)
+    place = find(data, ("code",), scale, hub=None, embedded="stdlib-trees", sole=sole)
     total = steps or STEPS
     every = max(1, total // 4)
     recipe = Recipe(
@@ -60,17 +62,3 @@ def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: i
             ),
         )
     ]
-
-
-def _place(data: str | Path | None, sole: bool) -> str:
-    """The folder `code` in the data, the data itself where this table alone is requested."""
-    if data is None:
-        return "stdlib-trees"
-    data = Path(data)
-    if (data / "code").is_dir():
-        return str((data / "code").resolve())
-    if not sole:
-        return "stdlib-trees"
-    if not data.exists():
-        raise ValueError(f"--data {data} is not there: give a folder of Python files")
-    return str(data.resolve())

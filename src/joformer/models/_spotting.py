@@ -107,6 +107,7 @@ class JoFormerSpotter(nn.Module):
         config: What the model is made of.
 
     Example:
+        >>> import torch
         >>> model = JoFormerSpotter(SpottingConfig(classes=10, bands=64, patch=(32, 4), dim=32, heads=2))
         >>> model(torch.rand(3, 40, 64)).shape
         torch.Size([3, 10, 11])
@@ -176,6 +177,7 @@ class JoFormerSpotter(nn.Module):
             Caches for one batch of streams.
 
         Example:
+            >>> import torch
             >>> model = JoFormerSpotter(SpottingConfig(dim=32, heads=2)).eval()
             >>> stream, caches = torch.rand(1, 80, 64), model.caches()
             >>> pieces = [model(piece, caches=caches) for piece in stream.split(20, 1)]

@@ -163,11 +163,6 @@ class Trees:
 
         Raises:
             ValueError: If it is no Python, or has kinds that these trees have not.
-
-        Example:
-            >>> trees = load_trees("stdlib-trees")
-            >>> [trees.kinds[kind] for kind in trees.parse("x = 1").kinds[0]]
-            ['Module', 'Assign', 'Name =', 'Constant int']
         """
         try:
             tree = python_nodes(source.encode())
@@ -221,7 +216,9 @@ def load_trees(source: Place | Source, *, nodes: int = NODES, cache: Place | Non
         ...         _ = Path(folder, f"{name}.py").write_text(f"def {name}(x, y):\\n    return {name} + x * y")
         ...     trees = load_trees(folder, cache=folder)
         >>> len(trees.train), trees.train.kinds.shape, trees.kinds[:3]
-        (1, torch.Size([11]), ('Add', 'BinOp', 'FunctionDef'))
+        (1, torch.Size([12]), ('Add', 'BinOp', 'FunctionDef'))
+        >>> trees.parse("def f(x): return x").kinds.shape
+        torch.Size([1, 5])
     """
     source = resolve(source, kind="trees")
     if nodes < LEAST:
