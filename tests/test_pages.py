@@ -387,6 +387,7 @@ def prose():
 
     small = ("d = 2", "d = 8", "d = 32")
     _, best, _ = of(analysed("enwik8")["sizes"], "both, fixed", "0.1M")
+    points = analysed("points")["mnist-points"].rows
     moved = {size: effects[-1][1] for size, effects in analysed("video")["mnist-video-class"].effects.items()}
 
     def gap(of):
@@ -401,6 +402,11 @@ def prose():
             ("after {} steps on spoken digits {} points", (300, early.difference("joformer_old")[0])),
             ("the difference is gone ({} [{}, {}])", late.difference("joformer_old")),
             ("to be seen on\nenwik8 ({} [{}, {}] bits per byte)", triple(best.difference)),
+            ("it is {} points [{}, {}] ahead", triple(moved["joint"])),
+            (
+                "in the plane RoPE has {} % and values {} %",
+                [row.ours.centre for row in points if row.model in ("scores, fixed", "both, fixed")],
+            ),
         ],
         "docs/results.md": [
             ("scores have {} % (all three seeds)", late.value("rope2d")),
