@@ -387,7 +387,7 @@ def prose():
 
     small = ("d = 2", "d = 8", "d = 32")
     _, best, _ = of(analysed("enwik8")["sizes"], "both, fixed", "0.1M")
-    points = analysed("points")["mnist-points"].rows
+    bare = {row.model: row.ours.centre for row in analysed("points")["mnist-points"].rows}
     moved = {size: effects[-1][1] for size, effects in analysed("video")["mnist-video-class"].effects.items()}
 
     def gap(of):
