@@ -231,6 +231,23 @@ def test_keywords_in_a_stream(tables):
     assert len(rows) == len(values) == 5
 
 
+def test_video(tables):
+    (rows,) = tables["Video: what moved where"]
+    about = analysed("video")["mnist-video-class"]
+    assert about.table.missing == []
+    values = {(plain("video-class", row.model), row.size): row.ours for row in about.rows}
+    against = {(plain("video-class", c.model), c.size): c for c in about.comparisons if c.other == "scores, fixed"}
+    for name, attention, value, difference, verdict in rows:
+        states(value, *triple(values[name, attention]))
+        if name == "RoPE":
+            assert (difference, verdict) == ("", "baseline")
+        else:
+            states(difference, *triple(against[name, attention].difference))
+            assert verdict == against[name, attention].verdict
+    assert len(rows) == len(values) == 10
+    assert all(about.effects[size][-1][2] == "better" for size in ("joint", "factorised"))  # pooled: see `prose`
+
+
 def test_knowledge_graphs(tables):
     (rows,) = tables["Knowledge graphs: do relations that need not commute help"]
     found = analysed("relations")
@@ -269,6 +286,25 @@ def test_sets_in_space(tables, at, recipe):
         got = cell.measured[""]
         assert (got["accuracy"] == got["accuracy_shifted"]) == (cell.model != "coordinates")
         assert (got["accuracy"] == got["accuracy_rotated"]) == (cell.model in blind)
+
+
+def test_images_with_text(tables):
+    (rows,) = tables["Images with text"]
+    about = analysed("pairs")["cifar100-pairs"]
+    assert about.table.missing == []
+    found = {plain("pairs", row.model): row for row in about.rows}
+    assert [name for name, *_ in rows] == list(found)
+    for name, hidden, recall, to_rope, verdict, to_scores, same in rows:
+        model = found[name].model
+        states(hidden, *triple(found[name].ours))
+        states(recall, *triple(about.also("recall_1", model, "")))
+        of_it = {one.other: one for one in about.comparisons if one.model == model}
+        scores = of_it.get(model.replace("both", "scores")) if "both" in model else None
+        for difference, said, one in ((to_rope, verdict, of_it.get("scores, fixed")), (to_scores, same, scores)):
+            assert (difference == "") == (one is None)
+            if one is not None:
+                states(difference, *triple(one.difference))
+                assert said == one.verdict
 
 
 def test_heads():
@@ -370,6 +406,7 @@ def prose():
 
     small = ("d = 2", "d = 8", "d = 32")
     _, best, _ = of(analysed("enwik8")["sizes"], "both, fixed", "0.1M")
+    moved = {size: effects[-1][1] for size, effects in analysed("video")["mnist-video-class"].effects.items()}
 
     def gap(of):
         return fmean(curves(AT_ONCE, of).values()) - fmean(curves(UNTOUCHED, of).values())
@@ -404,6 +441,10 @@ def prose():
             ("Fixed angles (p = {})", length.p("fixed", "256")[:1]),
             ("cumulative ones (p = {},", length.p("cumulative", "256")[:1]),
             ("(p = {} and {}:", (length.p("fixed", "256")[1], length.p("cumulative", "256")[1])),
+            (
+                "value transport helps: {} [{}, {}] points where all patches attend to all (joint), {} [{}, {}] where",
+                (*triple(moved["joint"]), *triple(moved["factorised"])),
+            ),
             ("The jump is small ({} nats)", (gap(lambda run: run[0]),)),
             ("untouched one** ({} behind at the end)", (gap(last),)),
             ("The printed frequencies give {}, {} and {} %", [mnist.value("diagonal", d)[0] for d in small]),

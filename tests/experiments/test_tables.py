@@ -471,7 +471,7 @@ def test_what_the_files_tell_to_type(offline, joformer, folder, typed):
         re.fullmatch(r"\S+/seed-\d  ([\d,]+ parameters|\d+ models timed), [\d,]+ steps, \S+", line)
         for line in said.splitlines()
     )
-    assert any(re.match(rf"(\S+-)?{table}/", line) for line in said.splitlines())
+    assert any(re.match(rf"(\S+-)?{table}(-\w+)?/", line) for line in said.splitlines())
     seeds = int(words[words.index("--seeds") + 1]) if "--seeds" in words else 3
     assert len({line.split()[0].rpartition("-")[2] for line in said.splitlines()}) == seeds
 

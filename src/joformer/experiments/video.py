@@ -3,7 +3,7 @@
     joformer reproduce video                                  moving digits, 16 × 16, 6 pictures: half an hour
     joformer reproduce video --data DATA                      DATA/mnist, Moving MNIST, 32 × 32, 8 pictures: an hour
 
-Expect: see docs/results.md.
+Expect: of what moved where, after 300 steps with joint attention, some 30 % with scores and 86 to 95 % with values too.
 
 Not in the paper, which sketches it ("Video"). Two tables: what comes next (both digits move), and what moved where (one
 of them does, in one of 8 directions).
