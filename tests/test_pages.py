@@ -288,6 +288,25 @@ def test_sets_in_space(tables, at, recipe):
         assert (got["accuracy"] == got["accuracy_rotated"]) == (cell.model in blind)
 
 
+def test_images_with_text(tables):
+    (rows,) = tables["Images with text"]
+    about = analysed("pairs")["cifar100-pairs"]
+    assert about.table.missing == []
+    found = {plain("pairs", row.model): row for row in about.rows}
+    assert [name for name, *_ in rows] == list(found)
+    for name, hidden, recall, to_rope, verdict, to_scores, same in rows:
+        model = found[name].model
+        states(hidden, *triple(found[name].ours))
+        states(recall, *triple(about.also("recall_1", model, "")))
+        of_it = {one.other: one for one in about.comparisons if one.model == model}
+        scores = of_it.get(model.replace("both", "scores")) if "both" in model else None
+        for difference, said, one in ((to_rope, verdict, of_it.get("scores, fixed")), (to_scores, same, scores)):
+            assert (difference == "") == (one is None)
+            if one is not None:
+                states(difference, *triple(one.difference))
+                assert said == one.verdict
+
+
 def test_heads():
     told = json.loads((ROOT / "results/heads/both-fixed/0.1m/seed-0/heads.json").read_text())
     ((_, one),) = told.items()
