@@ -422,10 +422,7 @@ def prose():
             ("the difference is gone ({} [{}, {}])", late.difference("joformer_old")),
             ("to be seen on\nenwik8 ({} [{}, {}] bits per byte)", triple(best.difference)),
             ("it is {} points [{}, {}] ahead", triple(moved["joint"])),
-            (
-                "in the plane RoPE has {} % and values {} %",
-                [row.ours.centre for row in points if row.model in ("scores, fixed", "both, fixed")],
-            ),
+            ("in the plane RoPE has {} % and values {} %", [bare[name] for name in ("scores, fixed", "both, fixed")]),
         ],
         "docs/results.md": [
             ("scores have {} % (all three seeds)", late.value("rope2d")),
