@@ -3,8 +3,8 @@
     joformer reproduce trees                                  Python's own library, 3 seeds: half an hour
     joformer reproduce trees --data DATA                      DATA/code, or DATA itself: any folder of Python
 
-Expect: on hidden nodes dense tree frames ahead of all others, with values more so; on misuse little is learned in so few
-steps. One seed was seen so far (docs/log.md).
+Expect: on hidden nodes dense tree frames ahead of all others, with values more so; on misuse little is learned in so
+few steps. One seed was seen so far (docs/log.md).
 
 Not a table of the paper, which names tree encodings as a special case. Parameters, steps, data and seeds are matched;
 on the valid split, whose files are not those of training.

@@ -172,8 +172,8 @@ class Trees:
         fields, _, _ = _piece(tree, next(pieces(tree, NODES, 1)), numbers)
         if unknown := [*numbers][len(self.kinds) :]:
             raise ValueError(f"the source has kinds that these trees have not: {', '.join(unknown)}")
-        counts = torch.tensor([len(fields[0])])
-        return Forest(counts, *map(torch.tensor, fields), depth=self.depth).rows(torch.tensor([0]))
+        held = {name: torch.tensor(field) for name, field in zip(FIELDS[1:], fields, strict=True)}
+        return Forest(torch.tensor([len(fields[0])]), **held, depth=self.depth).rows(torch.tensor([0]))
 
     def renumbered(self, kinds: Sequence[str]) -> Trees:
         """The same trees with the numbers that kinds have in this list, as a model was trained with.
