@@ -31,6 +31,7 @@ WAITING = (
     "test_triton",
     "test_commands",
     "test_convert",
+    "test_notebooks",
 )
 
 

@@ -17,21 +17,26 @@ LINE = re.compile(r"^(.+?) +([\d.]+) % +\(([\d.]+) to ([\d.]+), (\d+) seeds\)$",
 # Better, worse, and by how many percentage points on average; all claims of the docstrings.
 MARGINS = {
     "spectrograms": [("scores and values (QKV)", "no positions", 15), ("scores and values (QKV)", "scores (QK)", 8)],
+    "spotting": [("scores and values (QKV)", "no positions", 15), ("scores (QK)", "no positions", 10)],
     "video": [
-        ("row, column, time: scores, values (QKV)", "row, column; no time", 35),
-        ("row, column, time: scores, values (QKV)", "row, column, time: scores (QK)", 20),
-        ("row, column; no time", "no positions", 10),
+        ("row, column, time: scores, values (QKV)", "row, column; no time", 25),
+        ("row, column, time: scores, values (QKV)", "row, column, time: scores (QK)", 25),
+        ("row, column; no time", "no positions", 8),
     ],
     "modalities": [
-        ("separate axes, scores, values", "separate axes, scores (QK)", 8),
-        ("separate axes, scores (QK)", "no positions", 8),
-        ("shared, modality axis", "no positions", 40),
-        ("shared, modality axis", "separate axes, scores (QK)", 15),
+        ("shared axes, scores, values", "no positions", 40),
+        ("separate axes, scores, values", "no positions", 20),
+        ("separate axes, scores (QK)", "no positions", 15),
     ],
     "two_views": [
         ("camera frames: scores, values", "2-D RoPE", 30),
         ("camera frames: scores, values", "camera frames: scores", 8),
         ("camera frames, another world", "rays as input, another world", 25),
+    ],
+    "points": [
+        ("scores and values (QKV)", "scores (QK)", 30),
+        ("scores and values (QKV), shifted", "coordinates as input, shifted", 30),
+        ("scores and values, polar, rotated", "scores and values (QKV), rotated", 10),
     ],
     "trees": [
         ("dense tree frames (QKV)", "RoPE on the sequence (QKV)", 6),

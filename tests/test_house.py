@@ -38,6 +38,7 @@ ORDER = [
     "integrations",
     "bench",
     "experiments",
+    "inspect",
     "cli",
     "__main__",
 ]

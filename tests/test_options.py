@@ -59,7 +59,7 @@ def test_a_file_of_options_is_what_the_run_was_given(tmp_path):
     ("typed", "said"),
     [
         (["comprae"], "there is no joformer comprae: did you mean compare?"),
-        (["xyz"], "there is no joformer xyz: choose from check, compare, train, "),
+        (["xyz"], "there is no joformer xyz: choose from demo, check, compare, "),
         (["train", "mono"], "there is no joformer train mono: did you mean monoidal?"),
         (["compare", "--sead", "3"], "there is no option --sead: did you mean --seeds?"),
         (["train", "lm", "--leyers", "3", "--out", "x"], "there is no option --leyers: did you mean --layers?"),
@@ -75,7 +75,9 @@ def test_a_mistake_is_one_line_with_what_was_meant(joformer, typed, said):
     assert told.count("\n") == 1
 
 
-@pytest.mark.parametrize("path", [[name] for name in cli.COMMANDS] + [["train", n] for n in ("lm", "vit", "monoidal")])
+@pytest.mark.parametrize(
+    "path", [[name] for name in cli.COMMANDS] + [["train", n] for n in ("lm", "vit", "monoidal", "spotting")]
+)
 def test_help_shows_nothing_of_the_parser(joformer, path):
     code, said, told = joformer(*path, "--help")
     assert (code, told) == (0, "")

@@ -12,6 +12,7 @@ import pytest
 
 from joformer.bench import page
 from joformer.experiments import report, results
+from joformer.experiments.names import plain
 from joformer.experiments.results import gather
 from joformer.experiments.statistics import holm, paired
 from joformer.experiments.tables import read_table
@@ -214,6 +215,22 @@ def test_what_one_layer_can_tell(tables):
     assert len(rows) == len(found) == 7
 
 
+def test_keywords_in_a_stream(tables):
+    (rows,) = tables["Keywords in a stream"]
+    about = analysed("spotting")["fsdd-spotting"]
+    assert about.table.missing == []
+    values = {plain("spotting", row.model): row.ours for row in about.rows}
+    against = {plain("spotting", one.model): one for one in about.comparisons if one.other == "scores, fixed"}
+    for name, value, difference, verdict in rows:
+        states(value, *triple(values[name]))
+        if name == "RoPE":
+            assert (difference, verdict) == ("", "baseline")
+        else:
+            states(difference, *triple(against[name].difference))
+            assert verdict == against[name].verdict
+    assert len(rows) == len(values) == 5
+
+
 def test_knowledge_graphs(tables):
     (rows,) = tables["Knowledge graphs: do relations that need not commute help"]
     found = analysed("relations")
@@ -227,6 +244,31 @@ def test_knowledge_graphs(tables):
         states(difference, *triple(one.difference))
         assert verdict == one.verdict
     assert len(rows) == len(found) == 3
+
+
+@pytest.mark.parametrize(("at", "recipe"), [(0, "points"), (1, "points-ink")])
+def test_sets_in_space(tables, at, recipe):
+    rows, about = tables["Sets in space"][at], analysed("points")[f"mnist-{recipe}"]
+    assert about.table.missing == []
+    found = {plain(recipe, row.model): row for row in about.rows}
+    one = {plain(recipe, c.model): c for c in about.comparisons if c.other == about.table.baseline}
+    assert [name for name, *_ in rows] == list(found)
+    for name, ours, shifted, rotated, difference, verdict in rows:
+        others = [about.also(f"accuracy_{how}", found[name].model, "") for how in ("shifted", "rotated")]
+        for cell, estimate in zip((ours, shifted, rotated), (found[name].ours, *others), strict=True):
+            states(cell, *(triple(estimate) if "[" in cell else (estimate.centre,)))
+        if name in one:
+            states(difference, *triple(one[name].difference))
+            assert verdict == one[name].verdict
+    (values,) = [c for c in about.comparisons if c.other == "scores, fixed"]
+    text = " ".join((ROOT / "docs/results.md").read_text().split())
+    assert f"{values.difference.centre:.0f} points" in text.partition("RoPE alone is blind")[2]
+    # Where coordinates are positions a shift changes no answer, in polar ones no rotation.
+    blind = ("polar", "none", "scores, fixed") if recipe == "points" else ("polar", "none")
+    for cell in about.table.cells:
+        got = cell.measured[""]
+        assert (got["accuracy"] == got["accuracy_shifted"]) == (cell.model != "coordinates")
+        assert (got["accuracy"] == got["accuracy_rotated"]) == (cell.model in blind)
 
 
 def test_heads():
@@ -424,23 +466,29 @@ def test_the_report_is_what_its_json_makes_of_itself():
 # -- README and the bench ----------------------------------------------------------------------------------------------
 
 
-def test_readme_is_written_from_the_bench():
-    text, rows = (ROOT / "README.md").read_text(), page.read(ROOT / "results" / "bench.json")
-    assert [found[1] for found in page.MARKED.findall(text)] == ["costs", "transforms", "embedding", "table"]
+BENCHED = {"README.md": ["costs"], "docs/cost.md": ["table", "transforms", "embedding"]}
+
+
+@pytest.mark.parametrize("name", BENCHED)
+def test_pages_are_written_from_the_bench(name):
+    text, rows = (ROOT / name).read_text(), page.read(ROOT / "results" / "bench.json")
+    assert [found[1] for found in page.MARKED.findall(text)] == BENCHED[name]
     assert page.filled(text, rows) == text
     # At the start of a line a mark would be a block of HTML and end the paragraph.
-    assert re.findall(r"^ *<!-- /?bench[^>]*>", text, re.M) == ["<!-- bench:table -->", "<!-- /bench -->"]
-    assert set(page.BLOCKS) == {"costs", "transforms", "embedding", "table"}
+    table = ["<!-- bench:table -->", "<!-- /bench -->"] if "table" in BENCHED[name] else []
+    assert re.findall(r"^ *<!-- /?bench[^>]*>", text, re.M) == table
+    assert {block for blocks in BENCHED.values() for block in blocks} == set(page.BLOCKS)
 
 
-def test_no_other_cost_stands_on_the_readme():
+@pytest.mark.parametrize("name", BENCHED)
+def test_no_other_cost_stands_there(name):
     """A ratio of times outside the marks would be nobody's."""
-    text = page.MARKED.sub("", (ROOT / "README.md").read_text())
+    text = page.MARKED.sub("", (ROOT / name).read_text())
     assert re.findall(r"\d(?:\.\d+)? ×(?! \d)|\d+ % of the (?:time|memory)|times (?:faster|slower)", text) == []
 
 
 def test_a_figure_edited_alone_is_noticed():
-    text, rows = (ROOT / "README.md").read_text(), page.read(ROOT / "results" / "bench.json")
+    text, rows = (ROOT / "docs" / "cost.md").read_text(), page.read(ROOT / "results" / "bench.json")
     changed = {name: dict(row, value=row["value"] * 1.1) for name, row in rows.items()}
     assert page.filled(text, changed) != text
     assert page.filled(text.replace("within noise", "faster"), rows) == page.filled(text, rows).replace(

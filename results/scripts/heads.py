@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from joformer._io import write_json
-from joformer.experiments.heads import head_effects, text_measure
+from joformer.inspect import text_measure, value_use
 from joformer.training import load_text, open_run
 
 
@@ -28,18 +28,19 @@ def main() -> None:
     measure, found = text_measure(load_text(asked.data, vocab=256), context=asked.context, count=asked.windows), {}
     for run in asked.runs:
         opened = open_run(run)
-        whole, effects = head_effects(opened.model, measure)
+        use = value_use(opened.model, measure)
+        effects = [*use.heads, *use.layers, *([use.whole] if use.whole else [])]
         name = "/".join(run.parts[-4:])
         found[name] = {
             "model": opened.model.config.frames,
             "transport": opened.model.config.transport,
             "step": opened.step,
-            "windows": whole.n,
+            "windows": use.loss.n,
             "context": asked.context,
-            "bits_per_byte": asdict(whole),
+            "bits_per_byte": asdict(use.loss),
             "effects": [asdict(effect) for effect in effects],
         }
-        print(f"{name}: {whole.centre:.4f} bits per byte")
+        print(f"{name}: {use.loss.centre:.4f} bits per byte")
         for effect in effects:
             change = effect.change
             print(f"  off {effect.off}: {change.centre:+.4f} [{change.low:+.4f}, {change.high:+.4f}]")

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from joformer import algebra, frequencies, monoidal, positions, spectral
+    from joformer import algebra, frequencies, inspect, monoidal, positions, spectral
     from joformer.attention import JourneyAttention, JourneyCache, journey_attention
     from joformer.frames import (
         CameraFrames,
@@ -47,6 +47,7 @@ __all__ = [
     "algebra",
     "convert_layout",
     "frequencies",
+    "inspect",
     "journey_attention",
     "monoidal",
     "positions",

@@ -14,7 +14,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -89,6 +89,7 @@ class Progress:
         done: How many were done before.
         unit: What is counted.
         shown: Whether to show anything: of several processes, one does.
+        picture: Makes lines that are drawn above the bar, anew each time; there are none without a terminal.
 
     Example:
         >>> with Progress("training", 100) as progress:
@@ -98,9 +99,16 @@ class Progress:
     _outermost: Progress | None = None
 
     def __init__(
-        self, what: str, total: int | float, *, done: int | float = 0, unit: str = "steps", shown: bool = True
+        self,
+        what: str,
+        total: int | float,
+        *,
+        done: int | float = 0,
+        unit: str = "steps",
+        shown: bool = True,
+        picture: Callable[[], str] | None = None,
     ) -> None:
-        self.what, self.total, self.done, self.unit = what, total, done, unit
+        self.what, self.total, self.done, self.unit, self.picture = what, total, done, unit, picture
         self._shown, self._start = shown, done
         self._bar: Any = None
 
@@ -159,6 +167,7 @@ class Progress:
             from rich.console import Console
             from rich.progress import BarColumn, TextColumn
             from rich.progress import Progress as Bar
+            from rich.text import Text
         except ImportError:
             return None
         console = Console(stderr=True)
@@ -166,7 +175,15 @@ class Progress:
             return None
         # Drawn by `update`, not by a thread: processes that load data are forked beside it.
         columns = BarColumn(), TextColumn("{task.description}", markup=False)
-        bar = Bar(*columns, console=console, transient=True, auto_refresh=False)
+        picture = self.picture
+
+        class Drawn(Bar):
+            def get_renderables(self) -> Iterator[Any]:
+                if picture is not None:
+                    yield Text(printable(picture(), keep="\n"), no_wrap=True, overflow="crop")
+                yield from super().get_renderables()
+
+        bar = Drawn(*columns, console=console, transient=True, auto_refresh=False)
         bar.update(bar.add_task(self.what, total=self.total), completed=self.done)
         bar.start()
         return bar

@@ -9,7 +9,7 @@ import pytest
 import synthetic
 
 from joformer.experiments import report, results
-from joformer.experiments.report.page import POLICY
+from joformer.experiments.report.template import POLICY
 
 BROWSER = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None

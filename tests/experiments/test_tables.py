@@ -14,7 +14,20 @@ import pytest
 import torch
 
 from joformer import cli, paper
-from joformer.experiments import NAMED_ONLY, TABLES, GraphSource, ImageSource, TextSource, TreeSource, run, sources
+from joformer.experiments import (
+    NAMED_ONLY,
+    TABLES,
+    GraphSource,
+    ImageSource,
+    PairsSource,
+    PointsSource,
+    StreamSource,
+    TextSource,
+    TreeSource,
+    VideoSource,
+    run,
+    sources,
+)
 from joformer.experiments.compare import tables as compared
 from joformer.experiments.engine import Done
 from joformer.experiments.metrics import METRICS
@@ -24,7 +37,8 @@ from joformer.experiments.sequences import QUESTIONS
 from joformer.experiments.tables import RESULT, TABLE, read
 from joformer.experiments.variants import BASELINES, NAMES, matched, variant
 from joformer.models import LMConfig, ViTConfig, initialise
-from joformer.training import Recipe, load_graph
+from joformer.training import Recipe, Streams, load_graph, load_points
+from joformer.training.data.streams import Recordings
 
 SCALES = ("laptop", "paper")
 # What the data of a name looks like: images, their number, classes.
@@ -55,6 +69,13 @@ def text_like(source):
     return SimpleNamespace(tokenizer=SimpleNamespace(vocab=source.vocab), fingerprint=f"that of {source.data}")
 
 
+def pairs_like(source):
+    shape = (1, 16, 24) if source.data == "captions" else IMAGES[Path(source.data).name][0]
+    split = Split(images=torch.empty(1000, *shape, device="meta"), tokens=torch.empty(1000, 6, device="meta"))
+    tokenizer = SimpleNamespace(vocab=source.vocab)
+    return SimpleNamespace(train=split, test=split, tokenizer=tokenizer, fingerprint=f"that of {source.data}")
+
+
 @pytest.fixture
 def offline(monkeypatch):
     """Data that is never read, only looked at."""
@@ -62,9 +83,18 @@ def offline(monkeypatch):
     monkeypatch.setattr(TextSource, "load", text_like)
     family = load_graph("family")
     monkeypatch.setattr(GraphSource, "load", lambda source: family)
+    sets = load_points("digits", points=2)
+    monkeypatch.setattr(PointsSource, "load", lambda source: sets)
+    short = Recordings(torch.zeros(999, 64, dtype=torch.uint8), torch.tensor([999]), torch.tensor([[5, 40, 9]]))
+    streams = Streams(short, short, tuple("0123456789"), 0.016, "that of streams")
+    monkeypatch.setattr(StreamSource, "load", lambda source: streams)
+    monkeypatch.setattr(PairsSource, "load", pairs_like)
     few = SimpleNamespace(counts=torch.tensor([20, 30]))
     trees = SimpleNamespace(kinds=("If", "Name"), depth=12, branches=16, train=few, fingerprint="that of trees")
     monkeypatch.setattr(TreeSource, "load", lambda source: trees)
+    film = Split(images=torch.empty(50, 1, 32, 32, 8, device="meta"))
+    clips = SimpleNamespace(train=film, classes=range(8), mirrored=True, fingerprint="that of clips")
+    monkeypatch.setattr(VideoSource, "load", lambda source: clips)
 
 
 @pytest.fixture
@@ -72,6 +102,7 @@ def folder(tmp_path):
     """A folder of data as the documentation describes it."""
     for name in ("mnist", "cifar100", "imagenet", "enwik8", "wikitext-2", "fsdd", "kg/nations", "kg/umls", "code"):
         (tmp_path / "data" / name).mkdir(parents=True)
+    (tmp_path / "data" / "mnist" / "one.png").touch()  # images, of which clips are made
     return tmp_path / "data"
 
 
@@ -100,8 +131,8 @@ def model_of(config):
 @pytest.mark.parametrize("given", [False, True], ids=["embedded", "data"])
 def test_every_table_is_whole(offline, folder, tmp_path, scale, given):
     tables = [(name, table) for name in TABLES for table in planned(name, scale, folder if given else None)]
-    more = ["cifar100-liere", "length-150k"] if scale == "paper" else []
-    assert {table.recipe for _, table in tables} == {*TABLES, *more}
+    more = ["points-ink", *(["cifar100-liere", "length-150k"] if scale == "paper" else [])]
+    assert {table.recipe for _, table in tables} == {*TABLES, "video-next", "video-class", *more} - {"video"}
     names = [cell.name for _, table in tables for cell in table.cells]
     assert len(set(names)) == len(names)
     for name, table in tables:
@@ -131,12 +162,13 @@ def test_every_table_is_whole(offline, folder, tmp_path, scale, given):
         about = table.about()
         assert about["cells"] == [cell.name for cell in table.cells]
         assert about["unit"]
-        assert about["higher"] == (table.metric.name in ("accuracy", "mrr"))
+        assert about["higher"] == (table.metric.name in ("accuracy", "mrr", "masked_accuracy", "event_f1"))
     if not given:
         embedded = {table.cells[0].source.data for _, table in tables}
         wanted = {"mnist", "cifar100", "imagenet", "wikipedia", "openwebtext", "words"}
+        laptop = ("digits", "stdlib", "words", "captions", "moving")
         made = {"family", "stdlib-trees", *QUESTIONS}
-        assert embedded == {*made, *(("digits", "stdlib", "words") if scale == "laptop" else wanted)}
+        assert embedded == {*made, *(laptop if scale == "laptop" else wanted)}
     first = tables[0][1]
     first.begin(tmp_path / "out")
     kept = read(tmp_path / "out" / first.name / TABLE)
@@ -519,7 +551,7 @@ def test_the_options_are_these():
         "Reproduce": "tables scale data seeds steps batch precision compile deterministic processes shard accumulate "
         "workers drift only jobs engine slurm out dry_run smoke throughput json",
         "Compare": "data kind question seeds steps longer grid looks dim layers heads context vocab batch column label "
-        "size rate seconds bands hop lr only jobs engine slurm out dry_run json",
+        "size length rate seconds bands hop lr only jobs engine slurm out dry_run json",
         "Report": "runs out text json",
     }
 

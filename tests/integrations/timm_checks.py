@@ -24,6 +24,7 @@ from timm.models.naflexvit import NaFlexVit
 from timm.models.qwen3_vit import Qwen3VitEncoder
 from timm.models.vision_transformer import VisionTransformer
 
+import test_from_rope as page
 from joformer.integrations import strength_of, transport_values
 from joformer.integrations.timm._patch import unpack
 
@@ -434,3 +435,11 @@ def test_compiled(family, fused):
     found.square().sum().backward()
     for name, parameter in model.named_parameters():
         close(parameter.grad, expected[name])
+
+
+@pytest.mark.parametrize(("dtype", "loose"), [(torch.float32, 1), (torch.float64, 1e6)])
+def test_the_diff_of_from_rope(dtype, loose):
+    """docs/from-rope.md: old and new agree; timm's table is of float32 whatever the queries."""
+    old, new = page.both("timm")
+    q, k, v = torch.randn(3, 2, 4, 1 + 15, 64, dtype=dtype)
+    page.agree(old["attend"](q, k, v, 3, 5), new["attend"](q, k, v, 3, 5), dtype, loose)

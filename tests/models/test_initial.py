@@ -10,11 +10,17 @@ from joformer.models import (
     VARIANTS,
     ClassifierConfig,
     JoFormerLM,
+    JoFormerPairs,
+    JoFormerPoints,
+    JoFormerSpotter,
     JoFormerViT,
     JourneySSM,
     LMConfig,
     MonoidalClassifier,
+    PairsConfig,
+    PointsConfig,
     RotatE,
+    SpottingConfig,
     ViTConfig,
     adapt,
     initialise,
@@ -41,6 +47,9 @@ KINDS = {
     "classifier": lambda: MonoidalClassifier(ClassifierConfig(dim=8, shape=(5, 6))),
     "ssm": lambda: JourneySSM(16, heads=2),
     "relations": lambda: RotatE(5, 2, 8),
+    "points": lambda: JoFormerPoints(PointsConfig(dim=16, heads=2, features=1)),
+    "pairs": lambda: JoFormerPairs(PairsConfig(vocab=9, dim=16, layers=1, heads=2, frames="learned")),
+    "spotter": lambda: JoFormerSpotter(SpottingConfig(bands=8, patch=(4, 2), dim=16, heads=2, frames="cumulative")),
 } | {f"vit {name}": (lambda name=name: vit(model=name)) for name in VARIANTS}
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from joformer.algebra import Torus, path_transport
 from joformer.models import RotatE
@@ -257,20 +258,32 @@ def test_ranks_in_blocks_are_those_of_one_comparison(seed, most):
         assert torch.equal(model.rank(triples, known=known), expected)
 
 
+class Largest(TorchDispatchMode):
+    """The size of the largest tensor that is made."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for one in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(one, torch.Tensor):
+                self.most = max(self.most, one.numel())
+        return out
+
+
+@pytest.mark.parametrize("block", [2, 4])
+def test_memory_of_a_step_is_that_of_its_triples_or_of_the_entities_themselves(block):
+    """Never entities × triples × dim: each triple meets its wrong entities alone, and the gradient is one table."""
+    dim, batch, negatives = 16, 32, 8
+    for entities in (100, 1_000, 10_000):
+        model, triples = RotatE(entities, 2, dim, block=block), torch.tensor([[0, 1, 2]] * batch)
+        with Largest() as mode:
+            model.loss(triples, negatives).backward()
+        assert mode.most <= max(2 * batch * negatives * dim, entities * dim)
+
+
 def test_memory_of_ranks_does_not_grow_with_the_entities():
     """The largest tensor that a comparison makes, as entities grow tenfold."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Largest(TorchDispatchMode):
-        most = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            out = func(*args, **(kwargs or {}))
-            for one in out if isinstance(out, (tuple, list)) else (out,):
-                if isinstance(one, torch.Tensor):
-                    self.most = max(self.most, one.numel())
-            return out
-
     found = []
     for entities in (2_000, 20_000):
         model, triples = RotatE(entities, 2, 64), torch.tensor([[0, 1, 2]] * 300)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -152,6 +153,34 @@ def test_refinement_never_goes_downhill_and_stays_within_reach():
     assert bool((found.refined.abs() <= 4).all())  # within a step of some whole shift tried
     moved = generators.group.act(found.refined @ ((generators.steps + math.pi) % TURN - math.pi), y)
     assert gap((x * moved).sum(-1), found.refined_score) < 1e-9
+
+
+def test_nothing_is_refined_before_it_is_read(monkeypatch):
+    from joformer.monoidal import _alignment
+
+    calls, refine = [], _alignment._refine
+
+    def counted(*given):
+        calls.append(len(given))
+        return refine(*given)
+
+    monkeypatch.setattr(_alignment, "_refine", counted)
+    generators = Generators.torus(torch.rand(2, 5, dtype=torch.float64) * TURN)
+    x, y = torch.randn(4, 10, dtype=torch.float64), torch.randn(4, 10, dtype=torch.float64)
+    found = align(x, y, generators, limit=3)
+    assert found.unique.shape == found.score.shape == (4,)
+    assert "refine" not in repr(found)
+    assert calls == []
+    both = found.refined, found.refined_score
+    assert len(calls) == 1
+    assert found.refined is both[0]  # kept
+    assert len(calls) == 1
+    again = pickle.loads(pickle.dumps(align(x, y, generators, limit=3)))
+    assert torch.equal(again.refined, both[0])
+    assert torch.equal(again.refined_score, both[1])
+    with torch.inference_mode():
+        inside = align(x, y, generators, limit=3)
+    assert torch.equal(inside.refined, both[0])
 
 
 def test_ties_periods_and_what_is_said():

@@ -241,10 +241,10 @@ def test_what_cannot_be_used_is_said(joformer, trained, tmp_path):
 
 
 def test_the_default_patch_divides():
-    from joformer.cli.train import _patch
+    from joformer.cli.train import sides_of
 
-    assert [_patch(None, (side, 8)) for side in (28, 32, 7, 224)] == [(4, 1), (4, 1), (1, 1), (28, 1)]
-    assert _patch((7,), (28, 28)) == (7, 7)
+    assert [sides_of(None, (side, 8)) for side in (28, 32, 7, 224)] == [(4, 1), (4, 1), (1, 1), (28, 1)]
+    assert sides_of((7,), (28, 28)) == (7, 7)
 
 
 def test_a_finished_run_needs_no_exactness(joformer, trained):

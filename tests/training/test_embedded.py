@@ -10,9 +10,9 @@ from joformer.training.data.embedded import RATE, SYLLABLES, TONES, WORDS, tones
 @pytest.mark.parametrize("sound", [tones, words])
 def test_clips_are_the_same_always_and_differ_between_splits(sound):
     before = torch.get_rng_state()
-    waves, labels = sound(20, "train")
-    again, _ = sound(20, "train")
-    other, _ = sound(20, "test")
+    waves, labels, _ = sound(20, "train")
+    again, *_ = sound(20, "train")
+    other, *_ = sound(20, "test")
     assert torch.equal(before, torch.get_rng_state())
     assert torch.equal(waves, again)
     assert not torch.equal(waves, other)
@@ -23,7 +23,7 @@ def test_clips_are_the_same_always_and_differ_between_splits(sound):
 
 
 def test_tones_have_the_pitch_and_the_harmonics_of_their_class():
-    waves, labels = tones(120, "train")
+    waves, labels, _ = tones(120, "train")
     spectrum = torch.fft.rfft(waves.double() * torch.hann_window(waves.shape[1], dtype=torch.float64)).abs()
     per_bin = RATE / waves.shape[1]
     for power, label in zip(spectrum, labels.tolist()):
@@ -47,7 +47,7 @@ def test_words_are_spelled_in_syllables_and_some_are_permutations():
 
 def test_order_of_syllables_is_what_tells_words_apart():
     """The nearest mean of bada and daba: told apart with time (aligned to the onset), not by which frames there are."""
-    waves, labels = words(400, "train")
+    waves, labels, _ = words(400, "train")
     pictures = spectrograms(list(waves), RATE, 32, 64)[:, 0].float()
     pair = (labels == WORDS.index("guba")) | (labels == WORDS.index("bagu"))
     pictures, labels = pictures[pair], (labels[pair] == WORDS.index("guba")).long()

@@ -1,7 +1,7 @@
 """Figures of the bench on pages: what is between two marks is written from the JSON of a run.
 
     joformer bench --json > results/bench.json
-    python -m joformer.bench.page results/bench.json README.md
+    python -m joformer.bench.page results/bench.json README.md docs/cost.md
 
 Marks are comments of Markdown, <!-- bench:NAME --> and <!-- /bench -->, with a name of `BLOCKS`. A test compares pages
 and JSON, so that neither is changed alone.
@@ -145,7 +145,7 @@ TABLE: dict[str, Sequence[str]] = {
         "kornia's RandAugment alone, each image its own operations / training step",
     ),
 }
-"""Lines of the table on the README, each with the rows it shows."""
+"""Lines of the table in docs/cost.md, each with the rows it shows."""
 
 BLOCKS: dict[str, Callable[[Rows], str]] = {
     "table": _table,

@@ -24,8 +24,10 @@ from joformer.cli.check import Check
 from joformer.cli.compare import Compare
 from joformer.cli.console import say
 from joformer.cli.convert import Convert
+from joformer.cli.demo import Demo
 from joformer.cli.evaluate import Evaluate
 from joformer.cli.generate import Generate
+from joformer.cli.inspect import Inspect
 from joformer.cli.options import check_options, meant, polished, with_config
 from joformer.cli.report import Report
 from joformer.cli.reproduce import Reproduce
@@ -34,17 +36,20 @@ from joformer.cli.verify import Verify
 
 @dataclass(frozen=True)
 class Train:
-    """Train one model: lm (language), vit (images, sounds), monoidal, relations (knowledge graphs) or trees (syntax).
-    Killed or not, the same command gives the same bits.
+    """Train one model: lm (language), vit (images, sounds), video, pairs (images with text), points (sets in space),
+    spotting (keywords in a stream), trees (syntax), relations (knowledge graphs) or monoidal. Killed or not, the same
+    command gives the same bits.
     """
 
 
 COMMANDS: dict[str, type[Any]] = {
+    "demo": Demo,
     "check": Check,
     "compare": Compare,
     "train": Train,
     "generate": Generate,
     "evaluate": Evaluate,
+    "inspect": Inspect,
     "convert": Convert,
     "reproduce": Reproduce,
     "report": Report,
@@ -121,9 +126,20 @@ def _parse(typed: list[str]) -> Any:
 
 def _trainers() -> dict[str, type[Any]]:
     """The models that can be trained; their options need torch: only who asks for them waits for it."""
-    from joformer.cli.train import LM, Monoidal, Relations, Trees, ViT
+    from joformer.cli.domains import Pairs, Points, Spotting, Trees, Video
+    from joformer.cli.train import LM, Monoidal, Relations, ViT
 
-    return {"lm": LM, "vit": ViT, "monoidal": Monoidal, "relations": Relations, "trees": Trees}
+    return {
+        "lm": LM,
+        "vit": ViT,
+        "video": Video,
+        "pairs": Pairs,
+        "points": Points,
+        "spotting": Spotting,
+        "trees": Trees,
+        "relations": Relations,
+        "monoidal": Monoidal,
+    }
 
 
 def _help(path: str, commands: dict[str, type[Any]]) -> None:

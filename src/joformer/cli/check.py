@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -53,7 +53,7 @@ class Check:
         notes: list[Note] = []
         try:
             source = resolve(self.data, kind=self.kind, label=self.label, column=self.column)
-            check = {"text": check_text, "graph": check_graph, "trees": check_trees}.get(source.kind, check_examples)
+            check = _CHECKS.get(source.kind, check_examples)
             notes = check(source, self.size, faults.append)
         except ValueError as error:  # what leaves nothing to go on with
             faults.append(str(error))
@@ -68,20 +68,27 @@ class Check:
 
 def check_examples(source: Source, size: int | None, fault: Fault) -> list[Note]:
     """Decodes every example of both splits; returns the summary."""
-    from joformer.training import load_labelled
+    from joformer.training import load_clips, load_labelled
     from joformer.training.data.audio import decode_sound
+    from joformer.training.data.clips import SIZE, decode_clip, has_classes, open_clips
     from joformer.training.data.examples import open_examples
     from joformer.training.data.hub import is_hub
+    from joformer.training.data.pairs import load_pairs, open_pairs
     from joformer.training.data.sources import summary
     from joformer.training.data.streamed import decode_image
 
     if source.path is None and not is_hub(source.spec):
-        load_labelled(source)  # which logs its summary; what is embedded has no faults
+        # It logs its summary; there are no faults.
+        load: Any = {"video": load_clips, "pairs": load_pairs}.get(source.kind, load_labelled)
+        load(source)
         return []
     shapes: dict[str, list[str]] = {}
     seen: Seen = {}
     with TemporaryDirectory() as folder:
-        records = open_examples(source, Path(folder), fault)
+        video = source.kind == "video"
+        opened = open_pairs if source.kind == "pairs" else open_examples
+        opened = open_clips if video and not has_classes(source) else opened
+        records = opened(source, Path(folder), fault)
         splits = {"train": records.train, "test": records.test}
         sizes = {split: len(part) for split, part in splits.items()}
         every = ((split, part, index) for split, part in splits.items() for index in range(len(part)))
@@ -91,7 +98,9 @@ def check_examples(source: Source, size: int | None, fault: Fault) -> list[Note]
                 name = part.name(index)
                 try:
                     data = part.read(index)
-                    if source.kind == "sounds":
+                    if video:
+                        shape = f"{len(decode_clip(data, name, size or SIZE)):,} pictures"
+                    elif source.kind == "sounds":
                         shape = f"{decode_sound(data, name)[1]:,} samples per second"
                     else:
                         shape = "{} × {}".format(*decode_image(data, name).size)
@@ -101,10 +110,12 @@ def check_examples(source: Source, size: int | None, fault: Fault) -> list[Note]
                 shapes.setdefault(shape, []).append(name)
                 _check_unseen(seen, hashlib.sha256(data).digest(), split, name, fault)
     usual = sorted(shapes, key=lambda shape: -len(shapes[shape]))
-    for shape in usual[1:] if source.kind == "images" and size is None else ():
+    for shape in usual[1:] if source.kind in ("images", "pairs") and size is None else ():
         first, count = shapes[shape][0], len(shapes[shape])
         fault(f"{count:,} images are {shape}, not {usual[0]}, such as {first}: give --size, such as 224")
     kind = f"{source.kind} of {', '.join(usual[:3]) or 'nothing'}{' and others' * (len(usual) > 3)}"
+    if source.kind == "pairs":
+        return summary(source.name, kind.replace("pairs", "images with text", 1), sizes, "pairs", records.notes)
     classes, labels = records.classes, records.train.labels
     return summary(source.name, kind, sizes, "examples", records.notes, classes=classes, labels=labels)
 
@@ -142,11 +153,34 @@ def check_graph(source: Source, _: int | None, fault: Fault) -> list[Note]:
     return read_graph(source, fault)[1]
 
 
+def check_points(source: Source, _: int | None, fault: Fault) -> list[Note]:
+    """Reads every set of both splits; returns the summary."""
+    from joformer.training.data.points import read_points
+
+    return read_points(source, fault=fault)[1]
+
+
+def check_recordings(source: Source, _: int | None, fault: Fault) -> list[Note]:
+    """Reads every recording and every event of both splits; returns the summary."""
+    from joformer.training.data.streams import check_streams
+
+    return check_streams(source, fault)
+
+
 def check_trees(source: Source, _: int | None, fault: Fault) -> list[Note]:
     """Parses every file; returns the summary."""
     from joformer.training.data import trees
 
     return trees.check_trees(source, fault)
+
+
+_CHECKS = {
+    "text": check_text,
+    "graph": check_graph,
+    "points": check_points,
+    "streams": check_recordings,
+    "trees": check_trees,
+}
 
 
 def _check_unseen(seen: Seen, digest: bytes, split: str, name: str, fault: Fault) -> None:

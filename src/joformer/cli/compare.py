@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from joformer._remote import local, require_place
-from joformer.cli.grid import Engine, chosen, finish, note_look, run_tables, show_cells
+from joformer.cli.grid import Engine, chosen, finish, run_tables, show_cells
+from joformer.cli.growing import note_look
 from joformer.cli.options import Place
 
 if TYPE_CHECKING:
+    from joformer.experiments import Table
     from joformer.experiments.sources import Source
 
 
@@ -25,9 +29,12 @@ class Compare:
 
     Attributes:
         data: Text, images or sounds: a file, a folder (one folder per class), a table; or stdlib, digits, tones, words.
-            Triples of a knowledge graph, or family: relations that commute against those that need not. Syntax
-            trees, or stdlib-trees: RoPE on the sequence of all nodes. `joformer check` says what is understood.
-        kind: What the data is, where it could be two things: source code and JSON are text unless this is trees.
+            Video (a folder of clips, or moving): classes where there are folders of them, else the next picture.
+            Images with text, or captions. Sets of points (npz), or clouds. Recordings with a table of events: keywords
+            in a stream. Syntax trees, or stdlib-trees: RoPE on the sequence of all nodes. Triples of a knowledge graph,
+            or family: relations that commute against those that need not. `joformer check` says what is understood.
+        kind: What to make of data that could be two things: trees, where source code and JSON are text otherwise;
+            spotting strings sounds by class together and looks for them in the stream.
         question: Trees: masked, the kinds of hidden nodes, or misuse, which use of a variable is wrong.
         seeds: How many seeds: 0, 1, …
         steps: Steps of every run.
@@ -39,13 +46,15 @@ class Compare:
         layers: Their layers.
         heads: Their heads.
         context: Tokens in a window of text.
-        vocab: 256 is bytes; more trains a BPE of that size.
-        batch: In a step: 16 windows of text, or 64 images, by default.
-        column: The column of a table that holds the text; by default "text", or the only one.
+        vocab: 256 is bytes, as by default; more trains a BPE of that size. Of captions 1000 by default.
+        batch: In a step: 16 windows of text, pieces of a stream or clips, or 64 images or pairs, by default.
+        column: The column of a table that holds the text; by default "text" (of images "caption"), or the only one.
         label: The column of the classes, if a table has several; folder or name, if both could be the class of sounds.
-        size: Scale and crop all images to this side.
+        size: Scale and crop all images to this side; clips to 32 by default.
+        length: Video: pictures per clip, 8 by default.
         rate: Sounds: samples per second, 8000 by default.
-        seconds: Sounds: how much of each clip to use, from its start; 1.04 by default.
+        seconds: Sounds: how much of each clip to use, from its start; 1.04 by default. Of a stream, how long the pieces
+            are that a step reads; 8 by default.
         bands: Sounds: bands of frequencies, 64 by default.
         hop: Sounds: milliseconds between frames, 16 by default.
         lr: The highest learning rate.
@@ -60,7 +69,7 @@ class Compare:
     """
 
     data: str
-    kind: Literal["text", "images", "sounds", "graph", "trees"] | None = None
+    kind: Literal["trees", "spotting"] | None = None
     question: Literal["masked", "misuse"] = "masked"
     seeds: int = 8
     steps: int = 300
@@ -71,11 +80,12 @@ class Compare:
     layers: int = 2
     heads: int = 4
     context: int = 128
-    vocab: int = 256
+    vocab: int | None = None
     batch: int | None = None
     column: str | None = None
     label: str | None = None
     size: int | None = None
+    length: int | None = None
     rate: int | None = None
     seconds: float | None = None
     bands: int | None = None
@@ -91,30 +101,12 @@ class Compare:
 
     def run(self) -> int:
         """Runs the command and returns its exit code."""
-        for name in ("seeds", "steps", "longer", "looks"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
         require_place(self.out)
-        from joformer.experiments import GraphSource, relations
-        from joformer.experiments.compare import tables
-        from joformer.training import Recipe
-
-        source = self._source()
-        every = max(1, self.steps // 4)
-        recipe = Recipe(
-            steps=self.steps, lr=self.lr, end=0.1, warmup=self.steps // 12, weight_decay=0.01, evaluate_every=every,
-            save_every=every, keep=1,
-        )  # fmt: skip
-        shape = {"dim": self.dim, "layers": self.layers, "heads": self.heads}
+        source = self.source()
         failed = 0
         for look in range(1, self.looks + 1):
             count = look * self.seeds
-            planned = (
-                [relations.table(source, "laptop", range(count), self.steps, named=False)]
-                if isinstance(source, GraphSource)
-                else tables(source, range(count), recipe, longer=self.longer, grid=self.grid, looks=self.looks, **shape)
-            )
-            planned = chosen(planned, self, seeds=count)
+            planned = chosen(self.tables(source, count), self, seeds=count)
             if not planned:
                 like = "compare/both-fixed/seed-0"
                 raise ValueError(f"--only {' '.join(self.only)} is no cell: they are called like {like}")
@@ -128,21 +120,66 @@ class Compare:
                     break
         return finish(self.out, failed, as_json=self.json, only=self.only)
 
-    def _source(self) -> Source:
-        """What the models learn from, by the kind of the data."""
-        from joformer.experiments import GraphSource, ImageSource, TextSource, TreeSource
-        from joformer.training import resolve
+    def tables(self, source: Source, count: int) -> list[Table]:
+        """The tables with so many seeds, all of their cells; the one that answers comes first."""
+        from joformer.experiments import GraphSource, relations
+        from joformer.experiments.compare import tables
+        from joformer.training import Recipe
 
-        found = resolve(self.data, kind=self.kind, label=self.label, column=self.column)
-        if found.kind == "text":
-            batch = self.batch or 16
-            return TextSource(found.spec, vocab=self.vocab, column=self.column, context=self.context, batch=batch)
-        if found.kind == "graph":
-            return GraphSource(found.spec, batch=self.batch or 512)
-        if found.kind == "trees":
-            return TreeSource(found.spec, question=self.question, batch=self.batch or 32)
-        sound = {name: getattr(self, name) for name in ("rate", "seconds", "bands", "hop")}
-        return ImageSource(found.spec, batch=self.batch or 64, label=self.label, size=self.size, **sound)
+        if isinstance(source, GraphSource):
+            return [relations.table(source, "laptop", range(count), self.steps, named=False)]
+        every = max(1, self.steps // 4)
+        recipe = Recipe(
+            steps=self.steps, lr=self.lr, end=0.1, warmup=self.steps // 12, weight_decay=0.01, evaluate_every=every,
+            save_every=every, keep=1,
+        )  # fmt: skip
+        shape = {"dim": self.dim, "layers": self.layers, "heads": self.heads}
+        return tables(source, range(count), recipe, longer=self.longer, grid=self.grid, looks=self.looks, **shape)
+
+    def source(self) -> Source:
+        """What the models learn from, by the kind of the data; raises ValueError where options make no sense."""
+        for name in ("seeds", "steps", "longer", "looks"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
+        from joformer.experiments import (
+            GraphSource,
+            ImageSource,
+            PairsSource,
+            PointsSource,
+            StreamSource,
+            TextSource,
+            TreeSource,
+            VideoSource,
+        )
+        from joformer.training import resolve
+        from joformer.training.data.clips import has_classes
+
+        found = resolve(self.data, kind="trees" if self.kind == "trees" else None, label=self.label, column=self.column)
+        kind, batch = "streams" if self.kind == "spotting" else found.kind, self.batch
+        heard = {name: getattr(self, name) for name in ("rate", "bands", "hop")}
+        labelled: dict[str, Any] = {"label": self.label}
+        # Clips that are made, or embedded, have a size of their own.
+        small = (self.size, self.length) if found.path is None else (self.size or 32, self.length or 8)
+        makers: dict[str, Callable[[], Source]] = {
+            "text": lambda: TextSource(
+                found.spec, vocab=self.vocab or 256, column=self.column, context=self.context, batch=batch or 16
+            ),
+            "graph": lambda: GraphSource(found.spec, batch=batch or 512),
+            "pairs": lambda: PairsSource(
+                found.spec, vocab=self.vocab or 1000, column=self.column, size=self.size, batch=batch or 64
+            ),
+            "points": lambda: PointsSource(found.spec, batch=batch or 64),
+            "streams": lambda: StreamSource(
+                found.spec, batch=batch or 16, seconds=self.seconds or 8.0, **labelled, **heard
+            ),
+            "trees": lambda: TreeSource(found.spec, question=self.question, batch=batch or 32),
+            "video": lambda: VideoSource(
+                found.spec, "class" if has_classes(found) else "next", batch=batch or 16, size=small[0],
+                length=small[1], **labelled,
+            ),
+        }  # fmt: skip
+        images = partial(ImageSource, found.spec, batch=batch or 64, size=self.size, **labelled, **heard)
+        return makers.get(kind, lambda: images(seconds=self.seconds))()
 
 
 def decided(out: Path) -> bool:

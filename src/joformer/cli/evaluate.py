@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure a trained model on held-out data: perplexity and bits per byte, accuracy, or ranks.
+    """Measure a trained model on held-out data: perplexity and bits per byte, accuracy, ranks, F1 of events, retrieval,
+    the error of predicted pictures.
 
     At several lengths the same tokens are scored, as many as the shortest has, with more of the text before them.
 
@@ -30,7 +31,7 @@ class Evaluate:
         data: Other data than it was trained on; a language model keeps its tokenizer.
         column: The column of a table that holds the text; by default that of training.
         label: The column of the classes, or folder or name for sounds; by default that of training.
-        split: Which part of text, graphs and trees; of images and sounds it is always test.
+        split: Which part of text, graphs and trees; of all others it is always test.
         windows: Windows of text, spread evenly over the split.
         json: Print a list of {length, loss, …} instead of lines.
     """
@@ -48,21 +49,35 @@ class Evaluate:
         """Runs the command and returns its exit code."""
         if self.windows < 1 or any(length < 1 for length in self.lengths):
             raise ValueError(f"--lengths and --windows are 1 or more, got {self.lengths} and {self.windows}")
-        from joformer.models import JoFormerLM, JoFormerTree, RotatE
+        from joformer.models import (
+            JoFormerLM,
+            JoFormerPairs,
+            JoFormerPoints,
+            JoFormerSpotter,
+            JoFormerTree,
+            JoFormerVideo,
+            RotatE,
+        )
         from joformer.training import open_run
+        from joformer.training.trained_on import source_of
 
         opened = open_run(self.checkpoint)
         if opened.step is not None:
             logger.info(f"weights of step {opened.step}")
-        data = self.data or opened.notes.get("data")
-        if data is None:
-            raise ValueError(f"{self.checkpoint} does not say what it was trained on: give --data")
+        data = source_of(opened, self.data)
         if self.lengths and not isinstance(opened.model, JoFormerLM):
             held = type(opened.model).__name__
             raise ValueError(f"--lengths are for language models, {self.checkpoint} holds {held}")
-        kinds = {JoFormerLM: self._text, RotatE: self._graph, JoFormerTree: self._trees}
-        measure = kinds.get(type(opened.model), self._images)
-        rows = measure(opened, data)
+        measure = {
+            JoFormerLM: self._text,
+            JoFormerPairs: self._pairs,
+            JoFormerPoints: self._points,
+            JoFormerSpotter: self._streams,
+            JoFormerTree: self._trees,
+            JoFormerVideo: self._video,
+            RotatE: self._graph,
+        }
+        rows = measure.get(type(opened.model), self._images)(opened, data)
         if self.json:
             say(json.dumps(rows, indent=2), lines=True)
         for row in [] if self.json else rows:
@@ -71,21 +86,11 @@ class Evaluate:
         return 0
 
     def _text(self, opened: Opened, data: str) -> list[dict[str, Any]]:
-        from joformer.training import LanguageTask, Processes, load_text, resolve
+        from joformer.training import LanguageTask, Processes
+        from joformer.training.trained_on import text_of
 
-        trained = opened.run.get("task", {})
-        if trained and "text" not in trained:
-            raise ValueError(f"{self.checkpoint} was not trained on text: its metrics.jsonl has what was measured")
-        tokenizer, vocab = opened.tokenizer(), opened.notes.get("vocab")
-        source = resolve(data, kind="text", column=self.column or opened.notes.get("column"))
-        text, cut = None, {"percent": percent} if (percent := opened.notes.get("percent")) else {}
-        if self.data is None and vocab is not None:
-            text = load_text(source, vocab=vocab, **cut)  # as it was prepared for training, if it is still the same
-            if text.fingerprint != trained.get("text"):
-                logger.warning(f"{data} has changed since the model was trained on it")
-        if text is None or text.tokenizer != tokenizer:
-            text = load_text(source, tokenizer=tokenizer, **({} if self.data else cut))
-        lengths = self.lengths or (trained.get("context", 512),)
+        text = text_of(opened, self.data, column=self.column)
+        lengths = self.lengths or (opened.run.get("task", {}).get("context", 512),)
         # Checked for all before the first is measured.
         task = LanguageTask(text, context=1, batch=max(lengths), held_out=self.windows)
         for length in lengths:
@@ -114,6 +119,55 @@ class Evaluate:
         found = task.evaluate(opened.model.to(processes.device), processes, split=self.split)
         return [{"split": self.split, **found}]
 
+    def _points(self, opened: Opened, data: str) -> list[dict[str, Any]]:
+        from joformer.training import PointsTask, Processes, load_points
+
+        trained, processes = opened.run.get("task", {}), Processes()
+        points = load_points(data, **{name: opened.notes.get(name) for name in ("points", "axes")},
+                             ink=bool(opened.notes.get("ink")))  # fmt: skip
+        if self.data is None and points.fingerprint != trained.get("points"):
+            logger.warning(f"{data} has changed since the model was trained on it")
+        task = PointsTask(points, normalise=trained.get("normalise"))
+        task.check(opened.model.config, range(1), 1)
+        task.to(processes.device)
+        return [task.evaluate(opened.model.to(processes.device), processes)]
+
+    def _streams(self, opened: Opened, data: str) -> list[dict[str, Any]]:
+        from joformer.training import Processes, SpottingTask, load_streams
+
+        notes, trained, config = opened.notes, opened.run.get("task", {}), opened.model.config
+        sound = {name: value for name in ("rate", "hop", "noise") if (value := notes.get(name)) is not None}
+        streams = load_streams(
+            data, label=self.label or notes.get("label"), keywords=notes.get("keywords") or (), bands=config.bands,
+            **sound,
+        )  # fmt: skip
+        if len(streams.classes) != config.classes:
+            many = f"{data} has {len(streams.classes)} classes, the model knows {config.classes}"
+            raise ValueError(f"{many}: give other --data")
+        if self.data is None and streams.fingerprint != trained.get("streams"):
+            logger.warning(f"{data} has changed since the model was trained on it")
+        asked = {name: trained[name] for name in ("tolerance", "normalise") if name in trained}
+        task, processes = SpottingTask(streams, patch=config.patch[1], **asked), Processes()
+        task.to(processes.device)
+        return [task.evaluate(opened.model.to(processes.device), processes)]
+
+    def _video(self, opened: Opened, data: str) -> list[dict[str, Any]]:
+        from joformer.training import Processes, VideoTask, load_clips
+
+        config, trained = opened.model.config, opened.run.get("task", {})
+        made = {name: opened.notes.get(name) for name in ("size", "length", "count")}
+        if self.data is not None:
+            made |= {"size": config.shape[0], "length": config.shape[2], "count": None}
+        clips = load_clips(data, question=config.question, label=self.label or opened.notes.get("label"), **made)
+        if config.question == "class" and len(clips.classes) != config.classes:
+            have = f"{len(clips.classes)} classes, the model knows {config.classes}"
+            raise ValueError(f"{data} has {have}: give other --data")
+        if self.data is None and clips.fingerprint != trained.get("images"):
+            logger.warning(f"{data} has changed since the model was trained on it")
+        task, processes = VideoTask(clips, question=config.question, normalise=trained.get("normalise")), Processes()
+        task.to(processes.device)
+        return [task.evaluate(opened.model.to(processes.device), processes)]
+
     def _trees(self, opened: Opened, data: str) -> list[dict[str, Any]]:
         from joformer._io import read_json
         from joformer.training import Processes, TreeTask, load_trees, resolve
@@ -129,24 +183,25 @@ class Evaluate:
         found = task.evaluate(opened.model.to(processes.device), processes, split=self.split)
         return [{"split": self.split, **found}]
 
-    def _images(self, opened: Opened, data: str) -> list[dict[str, Any]]:
-        from joformer.models import MonoidalClassifier
-        from joformer.training import Images, ImageTask, Processes, Streamed, load_labelled, resolve
+    def _pairs(self, opened: Opened, data: str) -> list[dict[str, Any]]:
+        from joformer.training import PairsTask, Processes, load_pairs, resolve
 
-        notes, trained = opened.notes, opened.run.get("task", {})
-        source = resolve(data, label=self.label or notes.get("label"))
-        images: Images | Streamed
-        if notes.get("stream"):
-            images = Streamed(source, size=notes.get("size") or 224)
-        else:
-            sound = {name: notes.get(name) for name in ("rate", "seconds", "bands", "hop")}
-            images = load_labelled(source, size=notes.get("size"), **sound)
-        classes = opened.model.config.classes
-        if len(images.classes) != classes:
-            raise ValueError(f"{data} has {len(images.classes)} classes, the model knows {classes}: give other --data")
-        if self.data is None and not notes.get("stream") and images.fingerprint != trained.get("images"):
+        notes, trained, processes = opened.notes, opened.run.get("task", {}), Processes()
+        source = resolve(data, column=self.column or notes.get("column"), label=self.label or notes.get("label"))
+        more = {name: notes[name] for name in ("size", "length") if notes.get(name) is not None}
+        pairs = load_pairs(source, tokenizer=opened.tokenizer(), **more)
+        if self.data is None and pairs.fingerprint != trained.get("pairs"):
             logger.warning(f"{data} has changed since the model was trained on it")
-        task = ImageTask(images, cells=isinstance(opened.model, MonoidalClassifier), normalise=trained.get("normalise"))
+        task = PairsTask(pairs, **{name: trained[name] for name in ("hide", "held_out") if name in trained})
+        task.check(opened.model.config, (0,), 1)
+        task.to(processes.device)
+        return [task.evaluate(opened.model.to(processes.device), processes)]
+
+    def _images(self, opened: Opened, data: str) -> list[dict[str, Any]]:
+        from joformer.training import Processes
+        from joformer.training.trained_on import images_of
+
+        task = images_of(opened, self.data, label=self.label)
         processes = Processes()
         task.to(processes.device)
         return [task.evaluate(opened.model.to(processes.device), processes)]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from joformer._log import Progress, logger
 from joformer._remote import Owner, Store, is_address, local
 from joformer.cli.console import say
+from joformer.cli.growing import GrowingPage, note_look
 from joformer.cli.options import CONFIG, Place, changed, positional, words, write_config
 
 if TYPE_CHECKING:
@@ -61,11 +62,13 @@ def run_tables(
     tables: Sequence[Table],
     command: Any,
     execution: Execution | None = None,
-    order: Callable[[Cell], Any] = lambda cell: cell.seed,
+    order: Callable[[Cell], Any] | None = None,
+    picture: Callable[[], str] | None = None,
 ) -> int:
     """Run every cell that is not finished; how many could not be. Only one command at a time may, in a folder.
 
-    By default a seed of every model before the next: whoever stops early has pairs.
+    By default one table after the other, that with least to do first: there is something to see early. In each, a seed
+    of every model before the next: whoever stops early has pairs. On a terminal `picture` is drawn above the bar.
     """
     from joformer._io import Lock
     from joformer.experiments.execution import Execution
@@ -73,12 +76,14 @@ def run_tables(
     if command.jobs is not None and command.jobs < 1:
         raise ValueError(f"--jobs must be 1 or more, got {command.jobs}")
     engine = _engine(command, execution or Execution())
+    work = {table.name: sum(cell.work for cell in table.cells) for table in tables}
+    order = order or (lambda cell: (work[cell.table], cell.table, cell.seed))
     store = Store(str(command.out)) if is_address(command.out) else None
     # Two at once would find each other's cells in use, and call them failed.
     with Lock(local(command.out)), nullcontext() if store is None else Owner(store):
         if store is not None:
             _pull_results(store)
-        failed = _run_cells(tables, command, engine, order)
+        failed = _run_cells(tables, command, engine, order, picture)
         if store is not None:
             _pull_results(store)  # of cells that other machines ran
         return failed
@@ -122,7 +127,13 @@ def _publish(out: Place, names: Iterable[str]) -> None:
         push(Store(str(out)), local(out), [*names, *tables])
 
 
-def _run_cells(tables: Sequence[Table], command: Any, engine: Callable[..., Any], order: Callable[[Cell], Any]) -> int:
+def _run_cells(
+    tables: Sequence[Table],
+    command: Any,
+    engine: Callable[..., Any],
+    order: Callable[[Cell], Any],
+    picture: Callable[[], str] | None,
+) -> int:
     from joformer.experiments.running import finished
     from joformer.experiments.tables import RESULT
 
@@ -138,10 +149,10 @@ def _run_cells(tables: Sequence[Table], command: Any, engine: Callable[..., Any]
         logger.info(f"{len(done)} of {len(cells)} cells in {out} are finished already")
     left = sorted((cell for cell in cells if cell.name not in done), key=order)
     failed, asked = 0, list[int]()
-    clock = _Clock(left, out)
+    clock, page = _Clock(left, out), GrowingPage(tables, out, left)
     events = engine(left, out)
     try:
-        with _asked_to_stop(asked), Progress(f"{len(left)} cells", clock.total) as progress:
+        with _asked_to_stop(asked), Progress(f"{len(left)} cells", clock.total, picture=picture) as progress:
             for event in events:
                 if event is not None:
                     del clock.waiting[event.cell.name]
@@ -150,10 +161,12 @@ def _run_cells(tables: Sequence[Table], command: Any, engine: Callable[..., Any]
                         logger.warning(_line(event, clock))
                     elif not progress.on_terminal:
                         logger.info(_line(event, clock))
+                    page.ended(event.cell)
                 progress.update(clock.done(), clock.text())
     except KeyboardInterrupt:
         with suppress(Exception):
             events.close()
+        page.stopped()
         ready = sum((out / cell.name / RESULT).is_file() for cell in cells)  # also those nobody was told of yet
         logger.warning(
             f"joformer: stopped with {ready} of {len(cells)} cells finished in {out}; the same command resumes"
@@ -237,20 +250,6 @@ def _line(event: Any, clock: _Clock) -> str:
         return f"{at}: failed: {event.error}"
     measured = [*event.result["measured"].values()][-1:]
     return ": ".join([at, *(", ".join(f"{name} {value:.4g}" for name, value in one.items()) for one in measured)])
-
-
-def note_look(out: Path) -> None:
-    """Writes down, in each table.json, how many cells were there when the results were looked at."""
-    from joformer._io import write_json
-    from joformer.experiments.tables import RESULT, TABLE, read
-
-    for place in out.glob(f"*/{TABLE}"):
-        about = read(place)
-        there = sum((out / name / RESULT).is_file() for name in about["cells"])
-        about["looked"] = sorted({*about.get("looked", []), there})
-        write_json(place, about)
-        if len(about["looked"]) > about.get("looks", 1):
-            logger.warning(f"{place.parent.name}: its results had been seen before these cells were added")
 
 
 def finish(place: Place, failed: int, *, as_json: bool, only: Sequence[str] = ()) -> int:

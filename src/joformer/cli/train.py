@@ -1,4 +1,4 @@
-"""`joformer train lm | vit | monoidal | relations | trees`: one model, from the command line."""
+"""`joformer train lm | vit | monoidal | relations`: one model, from the command line; more in domains.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ from joformer.attention._options import Transport
 from joformer.cli.console import say
 from joformer.cli.options import Place, write_config
 from joformer.frames._base import Split
-from joformer.models import ClassifierConfig, LMConfig, RelationsConfig, TreeConfig, ViTConfig, _tree
+from joformer.models import (
+    ClassifierConfig,
+    LMConfig,
+    RelationsConfig,
+    ViTConfig,
+)
 from joformer.models._classifier import Reading
 from joformer.models._saving import blank
 from joformer.models._vit import FramesName, eighths
@@ -30,13 +35,11 @@ from joformer.training import (
     Stopped,
     Task,
     Tokenizer,
-    TreeTask,
 )
 from joformer.training.augment.named import Augmentation
 from joformer.training.opened import Weights
 from joformer.training.processes import require_teams
 from joformer.training.runs import TOKENIZER
-from joformer.training.tasks.trees import READS, Question
 
 
 @dataclass(frozen=True)
@@ -252,7 +255,7 @@ class ViT(_Labelled):
     def run(self) -> int:
         """Runs the command and returns its exit code."""
         self.check()
-        self._config(tuple(8 * side for side in _patch(self.patch, (8, 8))), 3, 2)
+        self._config(tuple(8 * side for side in sides_of(self.patch, (8, 8))), 3, 2)
         source = training.resolve(self.data, label=self.label)
         images: training.Images | training.Streamed
         if self.stream:
@@ -269,7 +272,7 @@ class ViT(_Labelled):
 
     def _config(self, shape: tuple[int, ...], channels: int, classes: int) -> ViTConfig:
         given = {each.name: getattr(self, each.name, None) for each in fields(ViTConfig)}
-        given |= {"shape": shape, "patch": _patch(self.patch, shape), "channels": channels, "classes": classes}
+        given |= {"shape": shape, "patch": sides_of(self.patch, shape), "channels": channels, "classes": classes}
         return ViTConfig(**{name: value for name, value in given.items() if value is not None}, model=self.model)
 
 
@@ -346,61 +349,7 @@ class Relations:
         return self.output.train(self, config, task, self.recipe, {"data": source.spec})
 
 
-@dataclass(frozen=True)
-class Trees:
-    """Syntax trees of Python, or JSON: which kind a hidden node has, or which use of a variable is wrong.
-
-    Example: joformer train trees --data src --question misuse --frames tree-dense --steps 2000 --out runs/trees
-
-    Attributes:
-        data: A folder of .py and .json files, which are parsed and never run; stdlib-trees (Python's own library).
-            Folders train, valid and test are the splits.
-        question: masked: the kinds of hidden nodes. misuse: which use of a variable was replaced by another, if any.
-        nodes: Nodes of a tree at most; what has more is cut into parts.
-        share: Of the nodes, how many are hidden (masked).
-        batch: Trees per step, of all processes together.
-        dim: The width.
-        layers: The number of layers.
-        heads: The number of heads.
-        hidden: Width of the feed-forward; four times --dim by default.
-        frames: Where nodes are: on their path from the root (tree, whose branches commute, or tree-dense), in the
-            sequence of all nodes (fixed, RoPE's), by a code that is added (shiv-quirk), or nowhere (none).
-        transport: What is transported: scores (RoPE), values, both (JoFormer, the default) or none.
-        names: Names are hashed into so many vectors.
-        base: Base of RoPE's frequencies (fixed).
-        dropout: Share of what a layer adds that is dropped while training.
-    """
-
-    output: Run
-    data: str = "stdlib-trees"
-    question: Question = "masked"
-    nodes: int = 96
-    share: float = 0.15
-    batch: int = 32
-    dim: int = 64
-    layers: int = 2
-    heads: int = 4
-    hidden: int | None = None
-    frames: _tree.FramesName = "tree"
-    transport: Transport | None = None
-    names: int = 1024
-    base: float = 10000.0
-    dropout: float = 0.0
-    recipe: Recipe = field(default_factory=lambda: Recipe(lr=2e-3, end=0.1))
-
-    def run(self) -> int:
-        """Runs the command and returns its exit code."""
-        self.output.check(self.recipe)
-        given = {each.name: getattr(self, each.name) for each in fields(TreeConfig) if hasattr(self, each.name)}
-        config = TreeConfig(**given, reads=READS[self.question])
-        source = training.resolve(self.data, kind="trees")
-        trees = training.load_trees(source, nodes=self.nodes)
-        config = replace(config, kinds=len(trees.kinds), depth=trees.depth, branches=trees.branches)
-        task = TreeTask(trees, question=self.question, batch=self.batch, share=self.share)
-        return self.output.train(self, config, task, self.recipe, {"data": source.spec, "nodes": self.nodes})
-
-
-def _patch(given: tuple[int, ...] | None, shape: tuple[int, ...]) -> tuple[int, ...]:
+def sides_of(given: tuple[int, ...] | None, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The patch that was given, for every axis, or one that suits the shape."""
     if given is None:
         return eighths(shape)

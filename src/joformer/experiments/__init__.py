@@ -14,15 +14,29 @@ from joformer.experiments import (
     length,
     mnist,
     overhead,
+    pairs,
+    points,
     relations,
     separation,
     speech,
+    spotting,
     transport,
     trees,
+    video,
     wikipedia,
 )
 from joformer.experiments.running import run
-from joformer.experiments.sources import GraphSource, ImageSource, SequenceSource, TextSource, TreeSource
+from joformer.experiments.sources import (
+    GraphSource,
+    ImageSource,
+    PairsSource,
+    PointsSource,
+    SequenceSource,
+    StreamSource,
+    TextSource,
+    TreeSource,
+    VideoSource,
+)
 from joformer.experiments.tables import Cell, Table, plan
 
 TABLES = {
@@ -35,12 +49,16 @@ TABLES = {
     "hierarchy": hierarchy.tables,
     "separation": separation.tables,
     "speech": speech.tables,
+    "spotting": spotting.tables,
     "relations": relations.tables,
+    "points": points.tables,
+    "video": video.tables,
     "trees": trees.tables,
+    "pairs": pairs.tables,
     "overhead": overhead.tables,
 }
 """The tables by name, in the order in which they are run."""
-NAMED_ONLY = ("hierarchy", "separation", "trees")
+NAMED_ONLY = ("hierarchy", "separation", "points", "spotting", "video", "trees", "pairs")
 """Tables that are run where they are named, and not among all: they take long, and are not the paper's."""
 
 __all__ = [
@@ -49,10 +67,14 @@ __all__ = [
     "Cell",
     "GraphSource",
     "ImageSource",
+    "PairsSource",
+    "PointsSource",
     "SequenceSource",
+    "StreamSource",
     "Table",
     "TextSource",
     "TreeSource",
+    "VideoSource",
     "plan",
     "run",
 ]

@@ -55,7 +55,7 @@ def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: i
         return [long] if steps else [long, _table(scale, source, seeds, 150_000, True)]
     small = where == "stdlib"
     source = TextSource(where, context=256, batch=8, held_out=10 if small else 50)
-    return [_table(scale, source, seeds, steps or (100 if small else 600), False)]
+    return [_table(scale, source, seeds, steps or (80 if small else 600), False)]
 
 
 def _table(scale: Scale, source: TextSource, seeds: Sequence[int], total: int, budget: bool) -> Table:

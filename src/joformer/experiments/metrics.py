@@ -75,11 +75,28 @@ METRICS = {
         Metric("bits_per_byte", "bits per byte", delta=0.01),
         Metric("accuracy", "%", higher=True, scale="percent", delta=1.0),
         Metric("top_5", "% in the best five", higher=True, scale="percent", delta=1.0),
+        Metric("accuracy_shifted", "% where shifted", higher=True, scale="percent", delta=1.0),
+        Metric("accuracy_rotated", "% where rotated", higher=True, scale="percent", delta=1.0),
+        Metric("event_f1", "% F1 of events", higher=True, scale="percent", delta=1.0),
+        Metric("precision", "% of firings right", higher=True, scale="percent", delta=1.0),
+        Metric("recall", "% of events spotted", higher=True, scale="percent", delta=1.0),
+        Metric("frame_accuracy", "% of times right", higher=True, scale="percent", delta=1.0),
         Metric("mrr", "% mean reciprocal rank", higher=True, scale="percent", delta=1.0),
         Metric("hits_1", "% ranked first", higher=True, scale="percent", delta=1.0),
         Metric("hits_3", "% in the first three", higher=True, scale="percent", delta=1.0),
         Metric("hits_10", "% in the first ten", higher=True, scale="percent", delta=1.0),
+        Metric("picture_error", "squared error per picture", scale="log", delta=1.01),
         Metric("localised", "% of the wrong uses found", higher=True, scale="percent", delta=1.0),
+        Metric("masked_accuracy", "% of hidden tokens", higher=True, scale="percent", delta=1.0),
+        *(
+            Metric(f"{name}_{k}", f"{words} at {k}", higher=True, scale="percent", delta=1.0)
+            for name, words in (
+                ("recall", "% recall"),
+                ("to_text", "% of texts found"),
+                ("to_image", "% of images found"),
+            )
+            for k in (1, 5, 10)
+        ),
         Metric("perplexity", "perplexity", scale="log", delta=1.01, median=True),
         Metric("ratio", "× the time", scale="log", delta=1.03),
         Metric("loss", "nats", delta=0.01),

@@ -55,6 +55,9 @@ _GRID = {"none": "no positions", **_ADDED} | {
     for frames in ("fixed", "learned", "projected", "cumulative", "tree", "tree-dense")
     for sides in SIDES
 }
+_ON_THE_GRID = (
+    "transport", "separation", "compare", "cost", "sizes", "rates", "spotting", "trees", "video-next", "video-class",
+)  # fmt: skip
 MODELS: dict[str, dict[str, str | Rotating]] = {
     "mnist": {
         "learned": "learned frequencies",
@@ -63,6 +66,18 @@ MODELS: dict[str, dict[str, str | Rotating]] = {
         "mlp": "MLP on the pixels",
     },
     "relations": {"planes": "RotatE, planes", "blocks of 4": "rotations in blocks of 4"},
+    **{
+        name: {**_GRID, "coordinates": "coordinates as input", "polar": "RoPE + values, polar"}
+        for name in ("points", "points-ink")
+    },
+    "pairs": {
+        **_GRID,
+        **{
+            f"{sides}, fixed, {journeys}": Rotating("fixed", sides, f", {words}")
+            for sides in SIDES
+            for journeys, words in (("shared", "shared axes"), ("off", "no journeys"))
+        },
+    },
     "wikipedia": {**_LANGUAGE, "projected": "projected angles as printed"},
     **{
         name: {
@@ -82,7 +97,7 @@ MODELS: dict[str, dict[str, str | Rotating]] = {
         "selective ssm": "selective SSM",
     },
     **{name: {**_VISION} for name in ("cifar100", "cifar100-liere", "imagenet", "speech", "overhead")},
-    **{name: {**_GRID} for name in ("transport", "separation", "trees", "compare", "cost", "sizes", "rates")},
+    **{name: {**_GRID} for name in _ON_THE_GRID},
 }
 """The models of each table by their identifiers."""
 

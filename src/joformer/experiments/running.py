@@ -113,10 +113,10 @@ def _trained(cell: Cell, place: str | Path, execution: Execution) -> dict[str, A
         assert isinstance(task, LanguageTask)
         logger.info(f"{cell.name}: measuring at {', '.join(map(str, cell.lengths))} tokens")
         found = extrapolation.measure(cell, task, open_run(folder).model)
-    pace = _lines(folder / SPEED)
+    pace = read_log(folder / SPEED)
     spent = [line["seconds_per_step"] for line in pace]
     since = [0, *(line["step"] for line in pace)]
-    lines = _lines(folder / METRICS)
+    lines = read_log(folder / METRICS)
     held, seen = ([line for line in lines if ("train_loss" in line) == training] for training in (False, True))
     curve = [
         {key: value for key, value in line.items() if key not in ("lr", "gradient")} for line in held + _thin(seen)
@@ -140,7 +140,7 @@ def _drifted(folder: Path) -> dict[str, Any]:
     return {"drifted": drifted} if drifted else {}
 
 
-def _lines(log: Path) -> list[dict[str, Any]]:
+def read_log(log: Path) -> list[dict[str, Any]]:
     """The lines of a log that can be read: that of speeds is not brought to the disk with the checkpoints."""
     lines = []
     for line in log.read_bytes().splitlines() if log.is_file() else ():

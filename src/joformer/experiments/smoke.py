@@ -32,13 +32,14 @@ from joformer.experiments.cost import TURNS, measure
 from joformer.experiments.execution import Execution
 from joformer.experiments.footprint import LAUNCH, MARGIN, RESERVED, WIDE, Footprint, Live, count, shapes_of
 from joformer.experiments.running import run
-from joformer.experiments.sources import ImageSource, TextSource
+from joformer.experiments.sources import ImageSource, PairsSource, StreamSource, TextSource
 from joformer.experiments.standins import BYTES, FLAT, PREFIX, true_size
 from joformer.experiments.tables import Cell, Table
 from joformer.models._saving import WEIGHTS
-from joformer.training import Images, Processes, Recipe, Streamed, Task, loop, resolve
+from joformer.training import Images, Pairs, Processes, Recipe, Streamed, Task, loop, resolve
 from joformer.training.runs import CHECKPOINTS
 from joformer.training.stages import changed
+from joformer.training.tasks.pairs import HELD_OUT
 
 CARDS = (24, 40, 80)
 """Gigabytes (10⁹ bytes) of the cards that are judged."""
@@ -285,8 +286,8 @@ def _made(source: Any) -> tuple[tuple[Tensor, ...], float, int]:
 
 def _resident(source: Any) -> int:
     """Bytes of images that stay on the card."""
-    images = source.load() if isinstance(source, ImageSource) else None
-    if not isinstance(images, Images):
+    images = source.load() if isinstance(source, (ImageSource, PairsSource)) else None
+    if not isinstance(images, (Images, Pairs)):
         return 0
     sizes = (true_size(source, split) or len(its) for split, its in enumerate((images.train, images.test)))
     return sum(sizes) * images.train.images[0].numel()
@@ -353,6 +354,10 @@ def _held(source: Any) -> float:
     """How many samples an evaluation has: of the real data, where this is a stand-in."""
     if isinstance(source, ImageSource):
         return true_size(source, 1) or len(source.load().test)
+    if isinstance(source, StreamSource):
+        return len(source.load().test.pixels) * source.load().frame / source.seconds
+    if isinstance(source, PairsSource):
+        return min(len(source.load().test), HELD_OUT)
     if not isinstance(source, TextSource):
         return len(source.load().valid)
     if source.held_out is not None:

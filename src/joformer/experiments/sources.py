@@ -12,27 +12,45 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from joformer.experiments.sequences import SequenceTask, draw
-from joformer.models import LMConfig, TreeConfig, ViTConfig
-from joformer.models._vit import eighths
+from joformer.models import LMConfig, PairsConfig, PointsConfig, SpottingConfig, TreeConfig, VideoConfig, ViTConfig
+from joformer.models._spotting import halved
+from joformer.models._vit import eighths, quarters
 from joformer.training import (
+    ClipAugment,
+    Clips,
     Graph,
     ImageTask,
     LanguageTask,
+    Pairs,
+    PairsTask,
+    Points,
+    PointsTask,
     RelationsTask,
+    SpottingTask,
     Streamed,
+    Streams,
     Task,
     Text,
     Tokenizer,
     Trees,
     TreeTask,
+    VideoTask,
     augmentation,
+    load_clips,
     load_graph,
     load_labelled,
+    load_pairs,
+    load_points,
+    load_streams,
     load_text,
     load_trees,
 )
+from joformer.training.augment.clips import ClipAugmentation
 from joformer.training.augment.named import Augmentation
-from joformer.training.tasks.trees import READS, Question
+from joformer.training.data import moving
+from joformer.training.tasks.points import Motion
+from joformer.training.tasks.trees import READS
+from joformer.training.tasks.trees import Question as TreeQuestion
 
 Scale = Literal["laptop", "paper"]
 # Options that version 0.1 did not have: at their defaults they are no part of a cell's description.
@@ -40,7 +58,9 @@ LATER = ("column", "rate", "seconds", "bands", "hop", "percent", "tokenizer")
 PERCENT = 5
 # Cells that share data load it once per process.
 _text, _images = lru_cache(maxsize=4)(load_text), lru_cache(maxsize=4)(load_labelled)
-_graph, _trees = lru_cache(maxsize=4)(load_graph), lru_cache(maxsize=4)(load_trees)
+_graph, _points = lru_cache(maxsize=4)(load_graph), lru_cache(maxsize=4)(load_points)
+_streams, _clips = lru_cache(maxsize=4)(load_streams), lru_cache(maxsize=4)(load_clips)
+_trees, _pairs = lru_cache(maxsize=4)(load_trees), lru_cache(maxsize=4)(load_pairs)
 _streamed: Any = lru_cache(maxsize=4)(Streamed)
 
 
@@ -193,6 +213,53 @@ class ImageSource(_Source):
 
 
 @dataclass(frozen=True)
+class StreamSource(_Source):
+    """Streams of sound with events in them, and the pieces of a step (training/data/streams.py).
+
+    >>> StreamSource("words", seconds=4.0).task().times
+    62
+    """
+
+    metric = "event_f1"
+
+    data: str
+    batch: int = 16
+    seconds: float = 8.0
+    noise: float = 20.0
+    keywords: tuple[str, ...] = ()
+    label: str | None = None
+    rate: int | None = None
+    bands: int | None = None
+    hop: float | None = None
+
+    def load(self) -> Streams:
+        """Both splits."""
+        sound = {name: value for name in ("rate", "bands", "hop") if (value := getattr(self, name)) is not None}
+        return _streams(self.data, label=self.label, keywords=self.keywords, noise=self.noise, **sound)
+
+    def task(self) -> SpottingTask:
+        """The task on this data."""
+        return SpottingTask(self.load(), batch=self.batch, seconds=self.seconds)
+
+    def plain(self, *, dim: int, layers: int, heads: int) -> SpottingConfig:
+        """A spotter without positions, with a window of a second or so; two patches lie above each other."""
+        streams = self.load()
+        patch = (halved(streams.bands), SpottingConfig.patch[1])
+        return SpottingConfig(
+            classes=len(streams.classes), bands=streams.bands, patch=patch, dim=dim, layers=layers, heads=heads,
+            transport="none",
+        )  # fmt: skip
+
+    def tokens(self, config: Any) -> int:
+        """Those of the pieces."""
+        return self.batch * self.task().times * config.rows
+
+    def notes(self) -> dict[str, Any]:
+        """What `joformer evaluate` needs to find the data again."""
+        return {name: getattr(self, name) for name in ("data", "label", "keywords", "noise", "rate", "bands", "hop")}
+
+
+@dataclass(frozen=True)
 class GraphSource(_Source):
     """The triples of a knowledge graph.
 
@@ -210,6 +277,10 @@ class GraphSource(_Source):
         """The triples of all splits."""
         return _graph(self.data)
 
+    def tokens(self, config: Any) -> int:
+        """How many tails and heads a step scores."""
+        return self.batch * (1 + 2 * self.negatives)
+
     def task(self) -> Task:
         """The task on this data."""
         return RelationsTask(self.load(), batch=self.batch, negatives=self.negatives)
@@ -217,6 +288,93 @@ class GraphSource(_Source):
     def notes(self) -> dict[str, Any]:
         """What `joformer evaluate` needs to find the data again."""
         return {"data": self.data}
+
+
+@dataclass(frozen=True)
+class PointsSource(_Source):
+    """Sets of points in space, or of the pixels of images, and what a step makes of them.
+
+    >>> PointsSource("digits", points=32).task().classes
+    10
+    """
+
+    metric = "accuracy"
+    frames = ("fixed", "learned")
+
+    data: str
+    batch: int = 64
+    augment: Motion = "none"
+    points: int | None = None
+    axes: int | None = None
+    ink: bool = False
+
+    def load(self) -> Points:
+        """Both splits."""
+        return _points(self.data, points=self.points, axes=self.axes, ink=self.ink)
+
+    def task(self) -> Task:
+        """The task on this data."""
+        return PointsTask(self.load(), batch=self.batch, augment=self.augment)
+
+    def plain(self, *, dim: int, layers: int, heads: int) -> PointsConfig:
+        """A model that reads the features of points and not where they are."""
+        found = self.load()
+        shape: dict[str, Any] = {"axes": found.axes, "features": found.features, "classes": len(found.classes)}
+        return PointsConfig(**shape, dim=dim, layers=layers, heads=heads, frames="fixed", transport="none")
+
+    def tokens(self, config: Any) -> int:
+        """The points of a step."""
+        return self.batch * self.load().train.points.shape[1]
+
+    def notes(self) -> dict[str, Any]:
+        """What `joformer evaluate` needs to find the data again."""
+        return {name: getattr(self, name) for name in ("data", "points", "axes", "ink")}
+
+
+@dataclass(frozen=True)
+class VideoSource(_Source):
+    """Clips, and the question that is asked of them.
+
+    >>> VideoSource("moving", question="class").metric
+    'accuracy'
+    """
+
+    data: str
+    question: moving.Question = "next"
+    batch: int = 16
+    augment: ClipAugmentation = "none"
+    size: int | None = None
+    length: int | None = None
+    count: int | None = None
+    label: str | None = None
+
+    @property
+    def metric(self) -> str:  # type: ignore[override]
+        """What the question is measured by."""
+        return "accuracy" if self.question == "class" else "picture_error"
+
+    def load(self) -> Clips:
+        """Both splits."""
+        made = {name: getattr(self, name) for name in ("question", "size", "length", "count", "label")}
+        return _clips(self.data, **made)
+
+    def task(self) -> Task:
+        """The task on this data."""
+        augment = ClipAugment.named(self.augment)
+        return VideoTask(self.load(), question=self.question, batch=self.batch, augment=augment)
+
+    def plain(self, *, dim: int, layers: int, heads: int) -> VideoConfig:
+        """A model without positions with joint attention; its patches are about a quarter of each side."""
+        clips = self.load()
+        channels, *shape = clips.train.images.shape[1:]
+        return VideoConfig(
+            model="none", shape=tuple(shape), patch=(*quarters(shape[:2]), 1), channels=channels,
+            classes=max(1, len(clips.classes)), dim=dim, layers=layers, heads=heads, question=self.question,
+        )  # fmt: skip
+
+    def notes(self) -> dict[str, Any]:
+        """What `joformer evaluate` needs to find the data again."""
+        return {name: getattr(self, name) for name in ("data", "size", "length", "count", "label")}
 
 
 @dataclass(frozen=True)
@@ -232,7 +390,7 @@ class TreeSource(_Source):
     baselines = ("shiv-quirk",)
 
     data: str
-    question: Question = "masked"
+    question: TreeQuestion = "masked"
     batch: int = 32
 
     def load(self) -> Trees:
@@ -258,6 +416,49 @@ class TreeSource(_Source):
     def notes(self) -> dict[str, Any]:
         """What `joformer evaluate` needs to find the data again."""
         return {"data": self.data}
+
+
+@dataclass(frozen=True)
+class PairsSource(_Source):
+    """Images with text: those that people described, or whose classes are named.
+
+    >>> PairsSource("captions", vocab=400).task().size
+    128
+    """
+
+    metric = "masked_accuracy"
+    frames = ("fixed", "learned")
+
+    data: str
+    batch: int = 128
+    vocab: int = 1000
+    column: str | None = None
+    size: int | None = None
+
+    def load(self) -> Pairs:
+        """Both splits."""
+        return _pairs(self.data, vocab=self.vocab, column=self.column, size=self.size)
+
+    def task(self) -> Task:
+        """The task on this data."""
+        return PairsTask(self.load(), batch=self.batch)
+
+    def plain(self, *, dim: int, layers: int, heads: int) -> PairsConfig:
+        """An encoder of both without positions, whose patches are about an eighth of each side."""
+        pairs = self.load()
+        channels, *sides = pairs.train.images.shape[1:]
+        return PairsConfig(
+            transport="none", vocab=pairs.tokenizer.vocab, shape=tuple(sides), patch=eighths(tuple(sides)),
+            channels=channels, dim=dim, layers=layers, heads=heads,
+        )  # fmt: skip
+
+    def tokens(self, config: Any) -> int:
+        """Patches and words, each alone and together."""
+        return 2 * self.batch * (prod(config.grid) + self.load().train.tokens.shape[1])
+
+    def notes(self) -> dict[str, Any]:
+        """What `joformer evaluate` needs to find the data again."""
+        return {"data": self.data, "vocab": self.vocab, "column": self.column, "size": self.size}
 
 
 @dataclass(frozen=True)
@@ -294,4 +495,14 @@ class SequenceSource(_Source):
         return {"data": self.data}
 
 
-Source = TextSource | ImageSource | GraphSource | TreeSource | SequenceSource
+Source = (
+    TextSource
+    | ImageSource
+    | VideoSource
+    | PairsSource
+    | PointsSource
+    | StreamSource
+    | TreeSource
+    | GraphSource
+    | SequenceSource
+)

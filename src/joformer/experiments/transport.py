@@ -32,7 +32,7 @@ def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: i
         total, rate, every, shape = steps or 200_000, 2e-4, 5000, {"dim": 256, "layers": 4, "heads": 4}
     else:
         source = TextSource(where, context=128 if small else 256, batch=16, held_out=100 if small else 200)
-        total, rate = steps or (120 if small else 600), 3e-3 if small else 1e-3
+        total, rate = steps or (100 if small else 600), 3e-3 if small else 1e-3
         every, shape = max(1, total // (2 if small else 4)), {"dim": 64, "layers": 2, "heads": 2}
     recipe = Recipe(
         steps=total, lr=rate, end=0.1, warmup=total // 12, weight_decay=0.01, log_every=10, evaluate_every=every,

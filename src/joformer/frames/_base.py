@@ -102,6 +102,18 @@ class FramesModule(KeepsPrecision):
         """The frames of one call."""
         raise NotImplementedError(f"{type(self).__name__} must define make(given) or forward(positions, x)")
 
+    @property
+    def ground(self) -> FramesModule | None:
+        """The frames that content is added to; these themselves where it is not, None where it is added to nothing."""
+        return None if self.content else self
+
+    def spectra(self) -> tuple[Tensor, Tensor] | None:
+        """Frequencies at the start of training and now, (axes, layers, heads, planes of an axis) each, float64.
+
+        None where frames have no frequencies.
+        """
+        return None
+
 
 class FlatModule(FramesModule):
     """Frames that are angles: the planes of a head that all of them have in common."""

@@ -6,7 +6,8 @@ along the canonical path from the origin, axis 1 first:
 
     θ_(i,j) = ω·(i, j) + Σ_{s<i} φ₁(x_(s,0)) + Σ_{s<j} φ₂(x_(i,s))
 
-which is a potential, hence flat whatever φ is (row 7).
+which is a potential, hence flat whatever φ is (row 7). Only the first sum reaches beyond a row: a grid that grows along
+axis 1, as a stream does in time, is continued from that sum.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class CumulativeFrames(ContentFrames):
 
     Tokens are accumulated in their order; a token at the identity adds nothing. A sequence is continued with `state=`
     the `end` of the frames before, which a `JourneyCache` keeps as `cache.angles`. With several axes the call names
-    the `grid` that the last tokens form, e.g. ``grid=(14, 14)``. With ``every=True`` the `end` is the state after each
-    token, (batch, tokens, heads, planes), for a caller that may have to go back. With `parallel=` the tokens are one of
-    several processes', and the sum is over those of all.
+    the `grid` that the last tokens form, e.g. ``grid=(14, 14)``, and `state=` continues it along its first axis. With
+    ``every=True`` the `end` is the state after each token, (batch, tokens, heads, planes), for a caller that may have
+    to go back. With `parallel=` the tokens are one of several processes', and the sum is over those of all.
 
     With ``steps="selective"`` or ``"carope"`` they are the angles of Selective RoPE (Movahedi et al. 2025) and CARoPE
     (Veisi et al. 2025), ``θ_t = Σ_{s≤t} φ(x_s)``: another φ, which counts the token itself too (s ≤ t, not s < t), and
@@ -100,9 +101,8 @@ class CumulativeFrames(ContentFrames):
             if given.parallel is None:  # else the sequence's last token may be another process's
                 end = wrap(after if given.every else after[:, -1:])
         else:
-            if given.state is not None:
-                raise ValueError("state continues a sequence: frames on several axes see their whole grid at once")
-            angles = _along_grid(steps, given.grid, given.positions)
+            angles, after = _along_grid(steps, given.grid, given.positions, given.state)
+            end = wrap(after)
         if self.base is not None:
             angles = angles + self.base.angles(given.positions, x).to(wide)
         # A token at the identity stays there whatever came before it.
@@ -110,7 +110,10 @@ class CumulativeFrames(ContentFrames):
         return self.flat(angles, content=True, end=end)
 
 
-def _along_grid(steps: Tensor, grid: tuple[int, ...] | None, positions: Tensor) -> Tensor:
+def _along_grid(
+    steps: Tensor, grid: tuple[int, ...] | None, positions: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The angle of each token, and that of the cell which would follow the first one of the last row."""
     axes, tokens = steps.shape[2], steps.shape[1]
     if grid is None or len(grid) != axes or prod(grid) > tokens:
         raise ValueError(
@@ -118,6 +121,8 @@ def _along_grid(steps: Tensor, grid: tuple[int, ...] | None, positions: Tensor) 
             f"grid=(n_1, …, n_{axes}) with at most {tokens} cells; got {grid}"
         )
     prefix = tokens - prod(grid)
+    if state is not None and prefix:
+        raise ValueError(f"state continues a grid along its first axis: leave out the {prefix} tokens before it")
     # Reading values would stall a GPU and break a graph, so only where it is free.
     if readable(positions):
         where = positions[..., prefix:, :].to(torch.float64)
@@ -127,11 +132,18 @@ def _along_grid(steps: Tensor, grid: tuple[int, ...] | None, positions: Tensor) 
                 f"positions are not a grid of {grid} after {prefix} tokens at the identity: see positions.grid"
             )
     cells = steps[:, prefix:].unflatten(1, grid)
-    total = torch.zeros((), dtype=steps.dtype, device=steps.device)
+    # (batch, 1 …, heads, planes): where the first row begins.
+    start = steps.new_zeros(()) if state is None else state.to(steps.dtype).unflatten(1, (1,) * axes)
+    total = start
+    after = start
     for axis in range(axes):
-        leg = cells.select(1 + axes, axis)
-        leg = leg.cumsum(1 + axis) - leg
+        own = cells.select(1 + axes, axis)
+        leg = own.cumsum(1 + axis)
+        if axis == 0:
+            end = (slice(None), slice(-1, None), *(slice(1),) * (axes - 1))
+            after = start + leg[end]
+        leg = leg - own
         for later in range(axis + 1, axes):
             leg = leg.narrow(1 + later, 0, 1)
         total = total + leg
-    return torch.cat((steps[:, :prefix, 0] * 0, total.flatten(1, axes)), 1)
+    return torch.cat((steps[:, :prefix, 0] * 0, total.flatten(1, axes)), 1), after.flatten(1, axes)

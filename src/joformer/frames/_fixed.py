@@ -84,6 +84,11 @@ class FixedFrames(FlatModule):
         table = self.table.to(device)
         return table if self.scaling is None else self.scaling.apply(table, self.base)
 
+    def spectra(self) -> tuple[Tensor, Tensor]:
+        """The spectrum twice, (axes, 1, heads, planes of an axis): it stays as it starts."""
+        steps = self._steps(torch.device("cpu")).transpose(0, 1).unsqueeze(1)
+        return steps, steps
+
     def _steps(self, device: torch.device) -> Float[Tensor, "heads axes each"]:
         traced = torch.compiler.is_compiling()
         if not traced and device in self._ready:

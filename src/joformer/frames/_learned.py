@@ -63,8 +63,17 @@ class LearnedFrames(FlatModule):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Sets all frequencies to the fixed spectrum."""
+        self.frequencies.copy_(self._start())
+
+    def _start(self) -> Tensor:
+        """The fixed spectrum, in the shape of the parameter."""
         start = per_axis(self.planes, self.axes, self.split, self.base, device=self.frequencies.device)
-        self.frequencies.copy_(start[:, None, None, :].expand_as(self.frequencies))
+        return start[:, None, None, :].expand_as(self.frequencies)
+
+    def spectra(self) -> tuple[Tensor, Tensor]:
+        """Frequencies at the start, rounded as the parameter is, and now: (axes, layers, heads, planes of an axis)."""
+        now = self.frequencies.detach()
+        return self._start().to(now.dtype).double(), now.double()
 
     def angles(
         self, positions: Tensor, x: Tensor | None = None, *, layer: int = 0

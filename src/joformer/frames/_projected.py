@@ -122,6 +122,15 @@ class ContentFrames(FlatModule):
         if isinstance(self.base, LearnedFrames):
             self.base.reset_parameters()
 
+    @property
+    def ground(self) -> FixedFrames | LearnedFrames | None:
+        """The frames of ω·t that content is added to, None where it is added to nothing."""
+        return self.base
+
+    def spectra(self) -> tuple[Tensor, Tensor] | None:
+        """Those of ω·t, None without it."""
+        return None if self.base is None else self.base.spectra()
+
     def checked(self, given: Inputs) -> tuple[Tensor, Bool[Tensor, "batch tokens"]]:
         """The content, and which tokens have coordinates; raises ValueError for a missing x."""
         if given.x is None:

@@ -101,7 +101,7 @@ def convert(
     if record is not None and record["finished"]:
         return record
 
-    with _quiet():
+    with quiet():
         model = folders.load_model(source)
         start = strength_of(model) or 0.0
         record = record or {"settings": settings, "finished": False, "kind": kind, "from": start}
@@ -194,7 +194,7 @@ def _trained(
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Within it, transformers shows no bars and remarks of its own among ours."""
     from transformers.utils import logging
 

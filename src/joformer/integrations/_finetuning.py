@@ -81,6 +81,7 @@ class Tokens:
     train: Any
     valid: Any
     context: int
+    tokenizer: Any = None
 
     @classmethod
     def of(cls, text: Text, model: Any, folder: Path, context: int | None, wanted: int) -> Tokens:
@@ -107,7 +108,7 @@ class Tokens:
                 raise ValueError(
                     f"the tokenizer gives token {int(ids.max())}, the model has {vocab}: put its own tokenizer there"
                 )
-        return cls(train, valid, context)
+        return cls(train, valid, context, tokenizer)
 
 
 @torch.no_grad()

@@ -86,6 +86,7 @@ class Block(nn.Module):
         *,
         cache: JourneyCache | None = None,
         segments: Int[Tensor, "*batch _keys"] | None = None,
+        mask: Tensor | None = None,
         inner: Inner | None = None,
         parallel: ContextParallel | None = None,
     ) -> Float[Tensor, "batch tokens dim"]:
@@ -96,13 +97,17 @@ class Block(nn.Module):
             frames: Their frames.
             cache: The keys and values of earlier tokens, extended in place.
             segments: Integers: tokens attend to those of the same segment alone (packed sequences).
+            mask: Who may attend to whom, as in `journey_attention`; only of layers that are journey attention.
             inner: Computes the weighted sum of the values instead, see `JourneyAttention`.
             parallel: The processes that share each sequence.
 
         Returns:
             ``(batch, tokens, dim)``.
         """
-        attended = self.attention(self.norm1(x), frames, cache=cache, segments=segments, inner=inner, parallel=parallel)
+        masked = {} if mask is None else {"mask": mask}
+        attended = self.attention(
+            self.norm1(x), frames, cache=cache, segments=segments, inner=inner, parallel=parallel, **masked
+        )
         x = x + self._kept(attended)
         return x + self._kept(self.down(F.gelu(self.up(self.norm2(x)))))
 

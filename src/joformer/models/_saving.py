@@ -22,12 +22,26 @@ from torch import Tensor, nn
 from joformer._io import MANIFEST, check_folder, imported, make_folder, one_line, read_json, write_json, write_whole
 from joformer.models._classifier import MonoidalClassifier
 from joformer.models._lm import JoFormerLM
+from joformer.models._pairs import JoFormerPairs
+from joformer.models._points import JoFormerPoints
 from joformer.models._relations import RotatE
+from joformer.models._spotting import JoFormerSpotter
 from joformer.models._tree import JoFormerTree
+from joformer.models._video import JoFormerVideo
 from joformer.models._vit import JoFormerViT, ViTConfig, earlier_forms
 
-TYPES = (JoFormerLM, JoFormerViT, JoFormerTree, MonoidalClassifier, RotatE)
-MODELS: dict[str, Any] = {model.__name__: model for model in TYPES}
+_KNOWN = (
+    JoFormerLM,
+    JoFormerViT,
+    JoFormerVideo,
+    JoFormerPairs,
+    JoFormerPoints,
+    JoFormerSpotter,
+    JoFormerTree,
+    MonoidalClassifier,
+    RotatE,
+)
+MODELS: dict[str, Any] = {model.__name__: model for model in _KNOWN}
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 Layout = dict[str, tuple[str, tuple[int, ...]]]
 """Of every tensor its dtype, as safetensors calls it, and its shape."""
@@ -37,8 +51,7 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     """Writes the model's configuration and weights into the folder, each file whole or not at all.
 
     Args:
-        model: A `JoFormerLM`, `JoFormerViT`, `JoFormerTree`, `MonoidalClassifier` or `RotatE` as its configuration
-            builds it.
+        model: A model of `joformer.models` that has a configuration, as that builds it.
         folder: Where to; created if it is missing.
 
     Raises:
@@ -118,7 +131,7 @@ def written_before(config: Any) -> list[dict[str, Any]]:
     >>> written_before(ViTConfig(frames="fixed", transport="scores"))[0]["config"]["model"]
     'rope2d'
     """
-    forms = earlier_forms(config) if isinstance(config, ViTConfig) else []
+    forms = earlier_forms(config) if type(config) is ViTConfig else []
     return [{**written(config), "config": form} for form in forms]
 
 

@@ -213,6 +213,11 @@ class ViTConfig:
         return (self.pool == "cls") + self.registers
 
     @property
+    def outputs(self) -> int:
+        """Numbers that the head gives."""
+        return self.classes
+
+    @property
     def variant(self) -> Variant:
         """The four fields that say the model."""
         return Variant(self.frames, self.split, self.per_layer, self.transport)
@@ -257,7 +262,7 @@ class JoFormerViT(nn.Module):
         self.prefix = nn.Parameter(torch.zeros(config.prefix, dim)) if config.prefix else None
         additive = config.frames == "additive"
         self.places = nn.Parameter(torch.zeros(config.prefix + prod(config.grid), dim)) if additive else None
-        self.frames = _frames(config)
+        self.frames = grid_frames(config, len(config.shape), config.split, config.per_layer)
         self.blocks = nn.ModuleList(
             Block(
                 JourneyAttention(dim, config.heads, transport=config.transport, dropout=config.dropout, bias=True),
@@ -270,7 +275,7 @@ class JoFormerViT(nn.Module):
             for layer in range(config.layers)
         )
         self.norm = nn.LayerNorm(dim)
-        self.head = nn.Linear(dim, config.classes)
+        self.head = nn.Linear(dim, config.outputs)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -374,29 +379,47 @@ class JoFormerViT(nn.Module):
         return tokens[:, 0] if self.config.pool == "cls" else tokens[:, self.config.prefix :].mean(1)
 
     def _patches(self, x: Tensor) -> Tensor:
-        patch, channels, axes = self.config.patch, self.config.channels, len(self.config.patch)
-        if (
-            x.dim() != 2 + axes
-            or x.shape[1] != channels
-            or any(n < p or n % p for n, p in zip(x.shape[2:], patch, strict=True))
-        ):
-            sizes = " × ".join(f"a multiple of {p}" for p in patch)
-            raise ValueError(f"x must be (batch, {channels}, {sizes}), got {tuple(x.shape)}")
-        for axis, side in enumerate(patch, start=2):
-            x = x.unfold(axis, side, side)
-        return x.movedim(1, 1 + axes).flatten(1, axes).flatten(2)
+        return patches(x, self.config.patch, self.config.channels)
 
 
-def _frames(config: ViTConfig) -> nn.Module:
+def patches(
+    x: Float[Tensor, "batch channels ..."], patch: Sequence[int], channels: int
+) -> Float[Tensor, "batch tokens numbers"]:
+    """The patches of arrays in row-major order, each as one vector: channel, then the places inside the patch.
+
+    >>> patches(torch.rand(3, 1, 8, 12), (4, 4), 1).shape
+    torch.Size([3, 6, 16])
+    """
+    axes = len(patch)
+    if (
+        x.dim() != 2 + axes
+        or x.shape[1] != channels
+        or any(n < p or n % p for n, p in zip(x.shape[2:], patch, strict=True))
+    ):
+        sizes = " × ".join(f"a multiple of {p}" for p in patch)
+        raise ValueError(f"x must be (batch, {channels}, {sizes}), got {tuple(x.shape)}")
+    for axis, side in enumerate(patch, start=2):
+        x = x.unfold(axis, side, side)
+    return x.movedim(1, 1 + axes).flatten(1, axes).flatten(2)
+
+
+def grid_frames(config: Any, axes: int, split: Split, per_layer: bool) -> nn.Module:
+    """The frames of a model on a grid, one module for all layers or one per layer.
+
+    `config` has dim, heads, layers, base, frames and transport.
+
+    >>> grid_frames(ViTConfig(frames="fixed"), 2, "axial", False).axes
+    2
+    """
     head_dim, base = config.dim // config.heads, config.base
-    own: dict[str, Any] = {"axes": len(config.shape), "split": config.split}
+    own: dict[str, Any] = {"axes": axes, "split": split}
     if config.transport == "none":
         return NoFrames(own["axes"])
     if config.frames == "fixed":
         return FixedFrames(head_dim, base=base, **own)
     own["heads"] = config.heads
     if config.frames == "learned":
-        return LearnedFrames(head_dim, layers=config.layers if config.per_layer else 1, base=base, **own)
+        return LearnedFrames(head_dim, layers=config.layers if per_layer else 1, base=base, **own)
 
     def one() -> nn.Module:
         if config.frames == "dense":
@@ -404,7 +427,7 @@ def _frames(config: ViTConfig) -> nn.Module:
         kind = ProjectedFrames if config.frames == "projected" else CumulativeFrames
         return kind(config.dim, head_dim, base=base, **own)
 
-    return nn.ModuleList(one() for _ in range(config.layers)) if config.per_layer else one()
+    return nn.ModuleList(one() for _ in range(config.layers)) if per_layer else one()
 
 
 def earlier_forms(config: ViTConfig) -> list[dict[str, Any]]:
@@ -425,5 +448,20 @@ def eighths(shape: Sequence[int]) -> tuple[int, ...]:
     >>> eighths((224, 224)), eighths((28, 28)), eighths((8, 8))
     ((28, 28), (4, 4), (1, 1))
     """
+    return _shares(shape, 8)
+
+
+def quarters(shape: Sequence[int]) -> tuple[int, ...]:
+    """The same, nearest to a quarter: for clips, which have as many patches again for every picture.
+
+    >>> quarters((64, 64)), quarters((30, 40))
+    ((16, 16), (6, 10))
+    """
+    return _shares(shape, 4)
+
+
+def _shares(shape: Sequence[int], parts: int) -> tuple[int, ...]:
     divisors = [[p for p in range(1, side + 1) if side % p == 0] for side in shape]
-    return tuple(min(some, key=lambda p: (abs(p - side / 8), -p)) for side, some in zip(shape, divisors, strict=True))
+    return tuple(
+        min(some, key=lambda p: (abs(p - side / parts), -p)) for side, some in zip(shape, divisors, strict=True)
+    )

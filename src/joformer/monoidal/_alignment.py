@@ -3,16 +3,17 @@
     score(s) = ⟨X, R_1^{s_1} ⋯ R_D^{s_D} Y⟩ = Σ_k Re( X̄_k Y_k e^{i s·θ_k} ),        s* = argmax_s score(s)
 
 Direction: X ≈ R^s Y, the first cell of Y is at cell s of X. Where every angle is a multiple of 2π/n the scores of all
-shifts are one FFT; otherwise one sum per axis. Between whole steps the score is smooth, and Newton's method refines the
-best of them. Paper: "Multi-Axis Alignment". The answer is unique only modulo the period of R; with the full DFT the
-score is n × the circular cross-correlation (docs/claims.md row 48).
+shifts are one FFT; otherwise one sum per axis. Between whole steps the score is smooth, and where `refined` is read
+Newton's method refines the best of them. Paper: "Multi-Axis Alignment". The answer is unique only modulo the period of
+R; with the full DFT the score is n × the circular cross-correlation (docs/claims.md row 48).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import torch
 from jaxtyping import Bool, Complex, Float, Int
@@ -37,10 +38,7 @@ class Alignment:
     Attributes:
         axes: The axes that were aligned.
         shift: The best whole shift along each of `axes`, ``(..., axes)``; the shortest one among equals.
-        refined: The best shift to a fraction of a step, ``(..., axes)``, refined from the sixteen best whole ones; for
-            content with angles up to ±π it need not be within a step of `shift`. Carries no gradient.
         score: The score of `shift`, ``(...)``.
-        refined_score: The score of `refined`, ``(...)``.
         surface: The scores of all shifts, ``(..., *sizes)``.
         shifts: The shifts along each axis of `surface`.
         period: Along each axis the shift after which all scores repeat, None where there is none.
@@ -49,13 +47,30 @@ class Alignment:
 
     axes: tuple[int, ...]
     shift: Int[Tensor, "*batch axes"]
-    refined: Float[Tensor, "*batch axes"]
     score: Float[Tensor, "*batch"]
-    refined_score: Float[Tensor, "*batch"]
     surface: Float[Tensor, "..."]
     shifts: tuple[Int[Tensor, "_shifts"], ...]
     period: tuple[int | None, ...]
     ties: Int[Tensor, "*batch"]
+    _refinement: Callable[[], tuple[Tensor, Tensor]] = field(repr=False)
+
+    @property
+    def refined(self) -> Float[Tensor, "*batch axes"]:
+        """The best shift to a fraction of a step, ``(..., axes)``, refined from the sixteen best whole ones.
+
+        For content with angles up to ±π it need not be within a step of `shift`. Computed when it is first read, and
+        kept; carries no gradient.
+        """
+        return self._refined[0]
+
+    @property
+    def refined_score(self) -> Float[Tensor, "*batch"]:
+        """The score of `refined`, ``(...)``."""
+        return self._refined[1]
+
+    @cached_property
+    def _refined(self) -> tuple[Tensor, Tensor]:
+        return self._refinement()
 
     @property
     def unique(self) -> Bool[Tensor, "*batch"]:
@@ -89,9 +104,10 @@ def align(
     axes: int | Sequence[int] | None = None,
     limit: int | Sequence[int | None] | None = None,
 ) -> Alignment:
-    """The best shift s* = argmax_s ⟨x, R^s y⟩ of y inside x, over all whole shifts and then between them.
+    """The best shift s* = argmax_s ⟨x, R^s y⟩ of y inside x, over all whole shifts.
 
-    Fractions of a step rotate by the angles in (−π, π]: a band-limited signal in between.
+    Where `refined` is read it is sought between them as well. Fractions of a step rotate by the angles in (−π, π]: a
+    band-limited signal in between.
 
     Args:
         x: The larger structure: its embedding ``(..., dim)``, or an element, whose origin plays no part.
@@ -150,17 +166,29 @@ def align(
     lengths = torch.cartesian_prod(*(s.abs() for s in shifts)).reshape(flat.shape[-1], -1).sum(-1).to(flat.device)
     at = torch.where(equals, lengths, lengths.max() + 1).argmin(-1)
     score = flat.gather(-1, at.unsqueeze(-1)).squeeze(-1)
+    place = torch.unravel_index(at, surface.shape[surface.ndim - len(kept) :])
+    found = torch.stack([s.to(at.device)[i] for s, i in zip(shifts, place, strict=True)], -1)
+    # Newton's method takes many times as long as all whole shifts: it waits until somebody reads what it finds.
+    refinement = partial(_between, product.detach(), angles.detach(), surface.detach(), shifts, at, near.detach())
+    return Alignment(kept, found, score, surface, shifts, periods, ties, refinement)
+
+
+def _between(
+    product: Tensor, angles: Tensor, surface: Tensor, shifts: tuple[Tensor, ...], at: Tensor, near: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The best shift to a fraction of a step, and its score; from the best whole one, `at`, where that is as good."""
+    sizes = surface.shape[surface.ndim - len(shifts) :]
+    flat = surface.flatten(surface.ndim - len(shifts))
     # Between two steps a score may rise above that of the best whole shift: the next best are refined as well.
-    starts = torch.cat([at.unsqueeze(-1), flat.detach().topk(min(STARTS, flat.shape[-1])).indices], -1)
-    unravelled = torch.unravel_index(starts, surface.shape[surface.ndim - len(kept) :])
+    starts = torch.cat([at.unsqueeze(-1), flat.topk(min(STARTS, flat.shape[-1])).indices], -1)
+    unravelled = torch.unravel_index(starts, sizes)
     places = torch.stack([s.to(at.device)[i] for s, i in zip(shifts, unravelled, strict=True)], -1)
-    refined, heights = _refine(product.detach().unsqueeze(-2), angles.detach(), places)
-    first_is_best = heights[..., 0] >= heights.amax(-1) - near.detach().squeeze(-1)
+    refined, heights = _refine(product.unsqueeze(-2), angles, places)
+    first_is_best = heights[..., 0] >= heights.amax(-1) - near.squeeze(-1)
     chosen = torch.where(first_is_best, 0, heights.argmax(-1)).unsqueeze(-1)
     height = heights.gather(-1, chosen).squeeze(-1)
-    between = refined.gather(-2, chosen.unsqueeze(-1).expand(*chosen.shape, len(kept))).squeeze(-2)
-    found = places[..., 0, :]
-    return Alignment(kept, found, between.to(like), score, height.to(like), surface, shifts, periods, ties)
+    shift = refined.gather(-2, chosen.unsqueeze(-1).expand(*chosen.shape, len(shifts))).squeeze(-2)
+    return shift.to(surface), height.to(surface)
 
 
 def _common_angles(x: object, y: object, generators: object) -> Float[Tensor, "axes planes"]:

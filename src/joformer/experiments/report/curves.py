@@ -22,6 +22,11 @@ class Curve:
     most: list[float]
     n: int
 
+    def at(self, step: float) -> float:
+        """The mean at this step, between the two points around it; outside of the curve that of its end."""
+        inside = min(max(step, self.steps[0]), self.steps[-1])
+        return _at(list(zip(self.steps, self.mean, strict=True)), inside)
+
 
 def thin(lines: Sequence[dict[str, float]], most: int = MOST) -> list[dict[str, float]]:
     """At most so many lines of each kind (by their keys), evenly chosen, always with the first and the last.

@@ -1,7 +1,6 @@
 """The report as one page of HTML that needs nothing else: no script, no other file, no network.
 
-page.html is the template; jinja2 escapes every word that comes from a file, and a policy in the page's head forbids it
-to load or run anything.
+page.html is the template, template.py what it shares with other pages.
 """
 
 from __future__ import annotations
@@ -9,53 +8,45 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
 from itertools import groupby
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
 from joformer.experiments.report import columns, plots
-from joformer.experiments.report.columns import LEFT, Columns
+from joformer.experiments.report.columns import Columns
 from joformer.experiments.report.curves import Curve, over_seeds
 from joformer.experiments.report.numbers import duration, number
+from joformer.experiments.report.template import HERE, render
 from joformer.experiments.report.words import Wording
 from joformer.experiments.tables import LARGEST, Cell, finite
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 LATE = 0.2
 """The share of a run after which its curve is sure to be in the plot."""
 BANDS = 6
 """With more lines than these, bands over seeds would hide each other."""
 
 
-def html(report: Sequence[Wording]) -> str:
+def html(report: Sequence[Wording], unfinished: Sequence[Wording] = (), refresh: int = 0) -> str:
     """The whole page.
 
-    >>> html([]).startswith("<!doctype html>")
-    True
-    """
-    from markupsafe import Markup
+    Args:
+        report: The tables that are shown.
+        unfinished: Tables that are only named, with how much of them there is.
+        refresh: Seconds after which a browser loads the page anew; 0 for never.
 
+    >>> html([]).startswith("<!doctype html>"), 'http-equiv="refresh" content="5"' in html([], refresh=5)
+    (True, True)
+    """
     keys = _unique(
         [re.sub(r"[^a-z0-9]+", "-", words.table.name.lower()).strip("-") or "table" for words in report], "-"
     )
     titles = _unique([words.heading for words in report], " ")
     sections = [_section(key, title, words) for key, title, words in zip(keys, titles, report, strict=True)]
-    style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
-    return _template().render(
-        policy=Markup(POLICY), style=Markup(style), left=LEFT, opening=_opening(report), sections=sections,
-        grid=_grid(keys, report),
+    return render(
+        HERE / "page.html", opening=_opening(report), sections=sections, grid=_grid(keys, report),
+        unfinished=[(words.heading, *_counted([words])) for words in unfinished], refresh=refresh,
     )  # fmt: skip
-
-
-@cache
-def _template() -> Any:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    loader = FileSystemLoader(Path(__file__).parent)
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html")
 
 
 def _unique(names: Sequence[str], between: str) -> list[str]:
@@ -69,14 +60,19 @@ def _unique(names: Sequence[str], between: str) -> list[str]:
 
 def _opening(report: Sequence[Wording]) -> str:
     tables = [words.table for words in report]
-    done = sum(len({cell.name for cell in table.cells}) for table in tables)
-    planned = sum(len(table.planned) for table in tables)
+    done, planned = _counted(report)
     spent = sum(s for table in tables for cell in table.cells if (s := cell.number("seconds")) is not None)
     days = sorted(day for table in tables for cell in table.cells if (day := cell.text("finished")[:10]))
-    told = [f"{len(tables)} table{'s' * (len(tables) != 1)}", f"{done} of {max(done, planned)} cells finished"]
+    told = [f"{len(tables)} table{'s' * (len(tables) != 1)}", f"{done} of {planned} cells finished"]
     told += [f"{duration(spent)} of training"] * bool(spent)
     told += [days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"] if days else []
     return f"{', '.join(told)}."
+
+
+def _counted(report: Sequence[Wording]) -> tuple[int, int]:
+    """How many cells are finished, of how many."""
+    done = sum(len({cell.name for cell in words.table.cells}) for words in report)
+    return done, max(done, sum(len(words.table.planned) for words in report))
 
 
 def _grid(keys: Sequence[str], report: Sequence[Wording]) -> dict[str, Any]:

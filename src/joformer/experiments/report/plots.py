@@ -44,32 +44,61 @@ def forest(key: str, words: Wording, some: Sequence[Comparison], among: Sequence
     """
     null, log = some[0].difference.null, words.table.metric.log
     bounds = [x for one in among for d in [one.difference] for x in (d.centre, d.low, d.high) if x is not None]
-    low, high = _apart_enough(min([null, *bounds]), max([null, *bounds]), log)
-    scale = _scale(low, high, NAMES + 12, WIDTH - 12, log)
-    floor = ROW * len(some) + 8
     rows = []
-    for index, one in enumerate(some):
+    for one in some:
         d = one.difference
         name = (
             f"{words.name(one.model)} over {words.name(one.other)}" if _is_pair(one, words) else words.name(one.model)
         )
-        rows.append(
-            {
-                "name": textwrap.wrap(name, int(NAMES / LETTER), max_lines=2, placeholder=" …"),
-                "verdict": one.verdict,
-                "kind": "decided" if one.decided else "open",
-                "y": ROW * index + 26,
-                "centre": scale(d.centre),
-                "span": None if d.low is None or d.high is None else (scale(d.low), scale(d.high)),
-            }
-        )
+        rows.append(Row(name, one.verdict, one.decided, d.centre, d.low, d.high))
     told = "; ".join(words.sentence(one) for one in some)
     sides = ("worse", "better") if words.table.metric.higher else ("better", "worse")
-    ticks = [{"x": scale(tick), "text": _signed(tick, null, log)} for tick in _ticks(low, high, 3, log)]
     title = f"{words.heading}: {'ratios' if log else 'differences'}{' at ' + some[0].size if some[0].size else ''}"
+    return intervals(key, title, told, rows, null=null, among=bounds, sides=sides, log=log)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of `intervals`: its name, a word beside it, whether its dot is filled, and where it is."""
+
+    name: str
+    word: str
+    filled: bool
+    centre: float
+    low: float | None
+    high: float | None
+
+
+def intervals(
+    key: str,
+    title: str,
+    told: str,
+    rows: Sequence[Row],
+    *,
+    null: float,
+    among: Sequence[float],
+    sides: tuple[str, str],
+    log: bool = False,
+) -> Plot:
+    """Rows with a dot and an interval each, over a line at `null`; the axis holds all of `among`."""
+    low, high = _apart_enough(min([null, *among]), max([null, *among]), log)
+    scale = _scale(low, high, NAMES + 12, WIDTH - 12, log)
+    floor = ROW * len(rows) + 8
+    drawn = [
+        {
+            "name": textwrap.wrap(row.name, int(NAMES / LETTER), max_lines=2, placeholder=" …"),
+            "verdict": row.word,
+            "kind": "decided" if row.filled else "open",
+            "y": ROW * index + 26,
+            "centre": scale(row.centre),
+            "span": None if row.low is None or row.high is None else (scale(row.low), scale(row.high)),
+        }
+        for index, row in enumerate(rows)
+    ]
+    ticks = [{"x": scale(tick), "text": _signed(tick, null, log)} for tick in _ticks(low, high, 3, log)]
     return {
         "key": key, "title": title, "told": told, "height": floor + 40, "floor": floor, "null": scale(null),
-        "rows": rows, "ticks": ticks, "sides": sides, "left": NAMES, "width": WIDTH,
+        "rows": drawn, "ticks": ticks, "sides": sides, "left": NAMES, "width": WIDTH,
     }  # fmt: skip
 
 
@@ -84,8 +113,12 @@ def lines(
     y_log: bool = False,
     y_range: tuple[float, float] | None = None,
     points: bool = False,
+    x_whole: bool = False,
 ) -> Plot:
-    """Lines with their names at their ends; bounds as a band, or as whiskers where points are drawn."""
+    """Lines with their names at their ends; bounds as a band, or as whiskers where points are drawn.
+
+    With `x_whole` the ticks below are whole numbers.
+    """
     xs = [x for one in series for x in one.x]
     ys = [y for one in series for y in (*one.y, *(b for b in (*one.low, *one.high) if b is not None))]
     low, high = _apart_enough(*(y_range or (min(ys), max(ys))), y_log)
@@ -95,6 +128,7 @@ def lines(
     first, last = _apart_enough(min(xs), max(xs), x_log)
     across, up = _scale(first, last, 46, right, x_log), _scale(low, high, floor, 10, y_log)
     marks = sorted(set(xs)) if x_log else _ticks(first, last, 4, False)
+    marks = [x for x in marks if not x_whole or x == int(x)]
     ends = [min(max(up(one.y[-1]), 10.0), float(floor)) for one in series]
     drawn = []
     for index, (one, end, place) in enumerate(zip(series, ends, _apart(ends, 13, 10, floor - 3), strict=True)):

@@ -142,7 +142,7 @@ class Trial:
             if p.kind is p.POSITIONAL_OR_KEYWORD and name not in ("hidden_states", KEYWORD)
             if p.default is p.empty or known.get(name) is not None
         }
-        with restored(module), _attention_function(module, self._attend):
+        with restored(module), attention_function(module, self._attend):
             for name, child in module.named_children():
                 child.register_forward_pre_hook(partial(self._before, name))
                 child.register_forward_hook(partial(self._after, name))
@@ -238,18 +238,25 @@ def _widen(module: nn.Module) -> None:
 
 
 @contextmanager
-def _attention_function(module: nn.Module, function: Any) -> Iterator[None]:
-    """Another attention function for one module."""
+def attention_function(module: nn.Module, function: Any, name: str = NAME) -> Iterator[None]:
+    """Another attention function, by this name, for a module and all in it."""
     from transformers import AttentionInterface
 
-    config = getattr(module, "config", None)
-    if config is None or not hasattr(config, "_attn_implementation_internal"):
+    configs = {id(held): held for part in module.modules() if (held := getattr(part, "config", None)) is not None}
+    before = [(config, config._attn_implementation_internal) for config in configs.values() if _chooses(config)]
+    if not before:
         raise UnsupportedError("has no transformers configuration")
-    before = config._attn_implementation_internal
-    AttentionInterface.register(NAME, function)  # of the class: a model may have its own table of functions
-    config._attn_implementation_internal = NAME
+    AttentionInterface.register(name, function)  # of the class: a model may have its own table of functions
+    for config, _ in before:
+        config._attn_implementation_internal = name
     try:
         yield
     finally:
-        config._attn_implementation_internal = before
-        del AttentionInterface._global_mapping[NAME]
+        for config, implementation in before:
+            config._attn_implementation_internal = implementation
+        del AttentionInterface._global_mapping[name]
+
+
+def _chooses(config: Any) -> bool:
+    """Whether a configuration says which attention function is called."""
+    return hasattr(config, "_attn_implementation_internal")

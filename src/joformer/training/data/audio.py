@@ -35,7 +35,7 @@ from joformer.training.data.files import Place, content_hash, suffix_of
 from joformer.training.data.images import Images, Made, finished, kept, stored
 from joformer.training.data.sources import CODED, WAV, Source, resolve
 
-RANGE = 80.0  # decibels from white to black
+RANGE, STREAM_RANGE = 80.0, 100.0  # decibels from white to black
 RATES = 1_000, 768_000  # samples per second that a recording can have; a header may say anything
 EMBEDDED = (1200, 300)  # clips that train and that test
 
@@ -73,9 +73,7 @@ def load_audio(
     """
     mel_filters(rate, bands)
     window = _window(rate)
-    step = window // 2 if hop is None else round(rate * hop / 1000)
-    if not 1 <= step <= window:
-        raise ValueError(f"hop is {hop} ms: give more than 0 and at most the window's 32 (--hop)")
+    step = step_of(rate, hop)
     if seconds is not None and frames is None and seconds > 0:
         frames = 1 + max(0, round((seconds * rate - window) / step))
     elif seconds is not None:
@@ -92,7 +90,7 @@ def load_audio(
 
         def synthesise(_: Path) -> Made:
             logger.info(f"making {sum(EMBEDDED):,} {source.spec}, once")
-            splits = [sound(count, split) for count, split in zip(EMBEDDED, ("train", "test"), strict=True)]
+            splits = [sound(count, split)[:2] for count, split in zip(EMBEDDED, ("train", "test"), strict=True)]
             clips = [[resampled(wave, made.RATE, rate) for wave in waves] for waves, _ in splits]
             train, test = (spectrograms(some, rate, bands, frames, step) for some in clips)
             return Made((train, splits[0][1]), (test, splits[1][1]), classes)
@@ -157,7 +155,6 @@ def spectrograms(
     window = _window(rate)
     step = window // 2 if step is None else step
     span, margin = (frames - 1) * step + window, (4 * window - window) // 2
-    shape = torch.hann_window(window, dtype=torch.float32)
     filters = mel_filters(rate, bands).float()
     pictures = torch.empty(len(clips), 1, bands, frames, dtype=torch.uint8)
     for start in range(0, len(clips), 256):
@@ -168,12 +165,56 @@ def spectrograms(
             waves[row, margin : margin + min(len(clip), span)] = clip[:span]
         # Loudness cancels in the maximum below; taken out first, float32 neither overflows nor vanishes.
         waves /= waves.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-        spectrum = torch.stft(waves, 4 * window, step, window, shape, center=False, onesided=True, return_complex=True)
-        energy = filters @ (spectrum.real.square() + spectrum.imag.square())
+        energy = _energy(waves, filters, window, step)
         loudest = energy.amax((1, 2), keepdim=True)
         decibels = 10 * torch.log10(energy / loudest.clamp_min(1e-30)).clamp_min(-RANGE / 10)
         pictures[start : start + 256, 0] = (255 * (1 + decibels / RANGE)).round().to(torch.uint8)
     return pictures
+
+
+def stream_spectrogram(
+    wave: Float[Tensor, " samples"], rate: int, bands: int, step: int
+) -> UInt8[Tensor, "time bands"]:
+    """A recording of any length as it comes in: pixel = round(255·clamp(1 + 10 log₁₀(16 E / w²)/100, 0, 1)).
+
+    The loudest sine is about white, whatever else is heard: each frame depends on its own w samples alone.
+
+    >>> beep = torch.sin(torch.arange(4000) * (2 * torch.pi * 1000 / 8000))
+    >>> picture = stream_spectrogram(beep, 8000, 64, 128)
+    >>> picture.shape, picture[10].argmax().item(), picture[10].max().item()
+    (torch.Size([30, 64]), 29, 255)
+    """
+    window, filters = _window(rate), mel_filters(rate, bands).float()
+    margin, frames = (4 * window - window) // 2, 1 + max(0, len(wave) - window) // step
+    wave = torch.nn.functional.pad(wave, (margin, margin + max(0, window - len(wave))))
+    made = torch.empty(frames, bands, dtype=torch.uint8)
+    for start in range(0, frames, 4096):  # an hour at once would take gigabytes
+        some = made[start : start + 4096]
+        first = start * step
+        piece = wave[None, first : first + (len(some) - 1) * step + 4 * window]
+        decibels = 10 * torch.log10(_energy(piece, filters, window, step)[0].clamp_min(1e-30) * (16 / window**2))
+        some.copy_((255 * (1 + decibels / STREAM_RANGE).clamp(0, 1)).round().T)
+    return made
+
+
+def _energy(waves: Tensor, filters: Tensor, window: int, step: int) -> Tensor:
+    """E of the module's head; `waves` have a margin of the transform on both sides."""
+    shape = torch.hann_window(window, dtype=torch.float32)
+    spectrum = torch.stft(waves, 4 * window, step, window, shape, center=False, onesided=True, return_complex=True)
+    return filters @ (spectrum.real.square() + spectrum.imag.square())
+
+
+def step_of(rate: int, hop: int | float | None) -> int:
+    """Samples from one frame to the next, for `hop` milliseconds; half a window by default.
+
+    >>> step_of(8000, None), step_of(8000, 10)
+    (128, 80)
+    """
+    window = _window(rate)
+    step = window // 2 if hop is None else round(rate * hop / 1000)
+    if not 1 <= step <= window:
+        raise ValueError(f"hop is {hop} ms: give more than 0 and at most the window's 32 (--hop)")
+    return step
 
 
 def resampled(wave: Float[Tensor, " samples"], have: int, want: int) -> Float[Tensor, " _samples"]:

@@ -11,6 +11,9 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from joformer._io import Lock, cache_folder, new_folder, read_json, sweep
 from joformer.training.data.files import Place, content_hash
@@ -48,6 +51,28 @@ def cached(key: str, build: Callable[[Path], object], *, cache: Place | None = N
             if not is_whole(final):  # else another process, where locks do not reach, was first
                 raise
     return final
+
+
+def cached_tensors(
+    key: str, build: Callable[[Path], tuple[dict[str, Tensor], Any]], *, cache: Place | None = None
+) -> tuple[dict[str, Tensor], Any]:
+    """The tensors, and what is said of them as JSON, that `build(folder)` gives, mapped from the cache.
+
+    >>> import torch
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as cache:
+    ...     cached_tensors("sums-12ab", lambda _: ({"sum": torch.ones(1)}, ["of one"]), cache=cache)
+    ({'sum': tensor([1.])}, ['of one'])
+    """
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    def write(folder: Path) -> None:
+        tensors, about = build(folder)
+        save_file(tensors, folder / "data.safetensors", {"about": json.dumps(about)})
+
+    with safe_open(cached(key, write, cache=cache) / "data.safetensors", "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["about"])  # noqa: SIM118
 
 
 def is_whole(folder: Path) -> bool:

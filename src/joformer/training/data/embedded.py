@@ -1,8 +1,11 @@
 """Data that needs no network and no files: handwriting of scikit-learn, and sounds made from formulas.
 
     digits   1,797 handwritten digits, 8 × 8, values 0 … 16 scaled to 0 … 255; a fifth of each class tests
+    pages    2 × 3 of these digits, any of them in any place, and their names in reading order
     tones    Σₖ cos(2πk f₀t + φₖ)/k over k = 1 (pure), 1, 3, 5, 7 (odd) or 1 … 8 (full), f₀ low or high, in noise
     words    ten words of 2 to 4 syllables; some are the same syllables in another order
+    family   four generations as triples (person, relation, person)
+    clouds   24 to 48 points on one of eight surfaces and curves in 3-D, in noise
 
 A syllable is a voice Σₖ aₖ(t) cos(kθ(t)), θ′ = 2πf₀(t), whose harmonics pass three resonances F₁, F₂, F₃ (its vowel),
 towards which they glide from those of its consonant:   aₖ = Σⱼ gⱼ exp(−(kf₀ − Fⱼ)²/2B²)/√k.   Speaker (f₀ 90–240 Hz,
@@ -15,7 +18,7 @@ from collections.abc import Iterable
 from math import log, pi
 
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor
 
 from joformer._seeding import generator
@@ -28,6 +31,7 @@ BANDWIDTH = 90  # Hz
 BLOCK = 32  # clips made at a time, which stay in the processor's cache
 STEP = 64  # samples between two values of a resonance
 
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 TONES = ("pure-low", "pure-high", "odd-low", "odd-high", "full-low", "full-high")
 WORDS = ("bada", "daba", "bagu", "guba", "badagu", "gudaba", "dagumi", "mibadagu", "migudaba", "dagudami")
 
@@ -56,12 +60,30 @@ def digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[str, .
     return (images[train], labels[train]), (images[test], labels[test]), tuple(map(str, range(10)))
 
 
-def tones(count: int, split: str) -> tuple[Float32[Tensor, "count samples"], Int64[Tensor, " count"]]:
-    """`count` clips of 1.024 s at 8 kHz and their classes in `TONES`: timbre (pure, odd, full) by register (low, high).
+def pages(count: int, split: str) -> tuple[UInt8[Tensor, "count 1 16 24"], list[str]]:
+    """`count` pages of 2 × 3 handwritten digits, and their names in reading order; train and test have other writing.
+
+    >>> images, captions = pages(3, "test")
+    >>> images.shape, len(captions[0].split())
+    (torch.Size([3, 1, 16, 24]), 6)
+    """
+    train, test, _ = digits()
+    images, labels = test if split == "test" else train
+    chosen = torch.randint(len(labels), (count, 6), generator=generator("pages", split))
+    written = images[chosen, 0].unflatten(1, (2, 3)).permute(0, 1, 3, 2, 4).reshape(count, 1, 16, 24)
+    return written, [" ".join(NAMES[digit] for digit in page) for page in labels[chosen].tolist()]
+
+
+Clips = tuple[Float32[Tensor, "count samples"], Int64[Tensor, " count"], Float32[Tensor, "count 2"]]
+"""Waves, their classes, and the seconds at which the sound in each begins and ends."""
+
+
+def tones(count: int, split: str) -> Clips:
+    """`count` clips of 1.024 s at 8 kHz, their classes in `TONES` (timbre by register), and where the tones are.
 
     Low is 200 Hz, high 600 Hz, each up to 0.4 octaves off; it starts and ends anywhere, noise is 0 to 20 dB below.
 
-    >>> waves, labels = tones(6, "train")
+    >>> waves, labels, _ = tones(6, "train")
     >>> waves.shape, sorted(labels.tolist())
     (torch.Size([6, 8192]), [0, 1, 2, 3, 4, 5])
     """
@@ -83,13 +105,13 @@ def tones(count: int, split: str) -> tuple[Float32[Tensor, "count samples"], Int
             waves[block] += heard[block, n, None] * torch.cos((n + 1) * theta + phase[block, n, None])
     start, length = 0.3 * uniform[1], 0.3 + 0.4 * uniform[2]
     waves *= _ramp(time - start[:, None]) * _ramp((start + length)[:, None] - time)
-    return _in_noise(waves, 20 * uniform[3], draws), labels
+    return _in_noise(waves, 20 * uniform[3], draws), labels, torch.stack((start, start + length), 1).float()
 
 
-def words(count: int, split: str) -> tuple[Float32[Tensor, "count samples"], Int64[Tensor, " count"]]:
-    """`count` clips of 1.024 s at 8 kHz and their classes in `WORDS`, spoken by the voice of the module's head.
+def words(count: int, split: str) -> Clips:
+    """`count` clips of 1.024 s at 8 kHz, their classes in `WORDS`, spoken by the voice of the module's head, and where.
 
-    >>> waves, labels = words(10, "train")
+    >>> waves, labels, _ = words(10, "train")
     >>> waves.shape, sorted(labels.tolist()) == list(range(10))
     (torch.Size([10, 8192]), True)
     """
@@ -134,7 +156,8 @@ def words(count: int, split: str) -> tuple[Float32[Tensor, "count samples"], Int
             waves[block] += _fine(heard) * now
             before, now = now, twice * now - before
     waves = waves / waves.abs().amax(1, keepdim=True)
-    return _in_noise(waves, 10 + 20 * noise, draws) * torch.exp(-log(10) * quiet)[:, None], labels
+    waves = _in_noise(waves, 10 + 20 * noise, draws) * torch.exp(-log(10) * quiet)[:, None]
+    return waves, labels, torch.stack((onset, onset + 0.17 * syllables[:, 0] / rate), 1)
 
 
 SOUNDS = {"tones": (tones, TONES), "words": (words, WORDS)}
@@ -154,6 +177,50 @@ def _in_noise(waves: Tensor, decibels: Tensor, draws: torch.Generator) -> Tensor
     power = waves.square().mean(1, keepdim=True)
     noise = torch.randn(waves.shape, generator=draws)
     return (waves + noise * (power * 10 ** (-decibels[:, None].float() / 10)).sqrt()) * 0.25
+
+
+SHAPES = ("sphere", "box", "disc", "ring", "torus", "cylinder", "cone", "helix")
+
+
+def clouds() -> tuple[list[tuple[Tensor, int, str]], tuple[str, ...]]:
+    """(points, class, split) of 960 sets of 24 to 48 points in 3-D, 160 of them to test with; and the classes `SHAPES`.
+
+    Every set is stretched by 0.8 to 1.25 along each axis, and its points are 0.05 off on average along each.
+
+    >>> sets, classes = clouds()
+    >>> len(sets), sets[0][0].shape[1], classes[sets[0][1]], {split for _, _, split in sets} == {"train", "test"}
+    (960, 3, 'sphere', True)
+    """
+    draws, made = generator("clouds"), []
+    for number in range(960):
+        count = 24 + int(torch.randint(25, (), generator=draws))
+        u, v = torch.rand(2, count, generator=draws)
+        phi, around = 2 * pi * v, torch.stack((torch.cos(2 * pi * v), torch.sin(2 * pi * v)), -1)
+        shape = SHAPES[number % len(SHAPES)]
+        if shape == "sphere":
+            z = 2 * u - 1
+            points = torch.cat(((1 - z**2).sqrt()[:, None] * around, z[:, None]), -1)
+        elif shape == "box":
+            points = 2 * torch.rand(count, 3, generator=draws) - 1
+            side = torch.arange(count) % 3
+            points[torch.arange(count), side] = points[torch.arange(count), side].sign()
+            points = 0.7 * points
+        elif shape in ("disc", "ring"):
+            points = torch.cat(((u.sqrt()[:, None] if shape == "disc" else 1.0) * around, torch.zeros(count, 1)), -1)
+        elif shape == "torus":
+            out, up = 0.75 + 0.3 * torch.cos(2 * pi * u), 0.3 * torch.sin(2 * pi * u)
+            points = torch.cat((out[:, None] * around, up[:, None]), -1)
+        elif shape == "cylinder":
+            points = torch.cat((0.7 * around, (2 * u - 1)[:, None]), -1)
+        elif shape == "cone":
+            points = torch.cat((u.sqrt()[:, None] * around, (1 - 2 * u.sqrt())[:, None]), -1)
+        else:
+            points = torch.stack((torch.cos(2 * phi), torch.sin(2 * phi), 2 * v - 1), -1)
+        stretch = torch.exp(log(1.25) * (2 * torch.rand(3, generator=draws) - 1))
+        # What they are symmetric about is the first axis: rotations of the first two change them.
+        points = points[:, [2, 0, 1]] * stretch + 0.05 * torch.randn(count, 3, generator=draws)
+        made.append((points, number % len(SHAPES), "test" if number >= 800 else "train"))
+    return made, SHAPES
 
 
 def family() -> list[tuple[str, str, str]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -201,16 +201,16 @@ def hold_out(labels: Int64[Tensor, " n"], share: float = 0.1) -> tuple[Tensor, T
 
 def _open_tree(source: Source, folder: Path, notes: list[Note], fault: Fault) -> Opened:
     """Training and test files of a folder of class folders, and the names of the classes."""
-    if source.label not in (None, "folder", "name") or (source.label == "name" and source.kind == "images"):
+    if source.label not in (None, "folder", "name") or (source.label == "name" and source.kind != "sounds"):
         raise ValueError(f"{folder} holds class folders, which have no column {source.label!r}: leave out --label")
     splits = _tree_splits(source, folder, fault)
     members = {name: _members(source, place) for name, place in splits.items()}
-    flat = {name for name, (_, loose) in members.items() if loose and source.kind == "images"}
+    flat = {name for name, (_, loose) in members.items() if loose and source.kind != "sounds"}
     test = pick_test(splits, lambda name: name not in flat, notes)
     if test is None and (left := sorted(flat - {"train", "test"})):
         place, loose = splits[left[0]], members[left[0]][1]
         remedy = f"move each into {place.name}/CLASS, or list all of {folder} in a table file,label,split and give that"
-        fault(f"the {len(loose):,} images in {place} have no class folders: {remedy}")
+        fault(f"the {len(loose):,} {source.kind} in {place} have no class folders: {remedy}")
     inside = members["train"][0]
     if source.kind == "sounds" and source.label is None and (prefixes := _other_classes(inside)):
         choice = f"its folders ({_few(sorted(inside))}) or what each name begins with ({_few(sorted(prefixes))})"
@@ -311,6 +311,16 @@ def _open_listing(source: Source, notes: list[Note], fault: Fault) -> Opened:
 def _listings(source: Source, fault: Fault) -> dict[str, Classes]:
     """All files that the tables list, by split."""
     found: dict[str, Classes] = {}
+    for where, split, place, name in listed(source, fault):
+        if any(place in examples for examples in found.values()):
+            fault(f"{where} a second time: take one of the rows out")
+            continue
+        found.setdefault(split, {})[place] = name
+    return found
+
+
+def listed(source: Source, fault: Fault, column: str | None = None) -> Iterator[tuple[str, str, str, str]]:
+    """Of every row of the tables: where it stands, its split, the file, and what stands in `column` (the class)."""
     for table in source.listing:
         within, columns = os.path.realpath(table.parent), ("", "")
         own = (split_of(table.name) or "train") if len(source.listing) > 1 else "train"
@@ -318,11 +328,11 @@ def _listings(source: Source, fault: Fault) -> dict[str, Classes]:
             if number == 1:
                 file = next(name for name in FILE if name in row)
                 names = [name for name in row if name not in (file, "split")]
-                columns = file, pick_column(table, "label", source.label, names)
+                columns = file, column or pick_column(table, "label", source.label, names)
             path, name, split = ("" if row.get(key) is None else str(row[key]) for key in (*columns, "split"))
             split, place, named = split.lower() or own, os.path.join(table.parent, path), f"{columns[0]} names {path!r}"
             try:
-                if not path or not name:
+                if not path or not name.strip():
                     raise ValueError(f"{columns[bool(path)]} is missing: fill it or take the row out")
                 if split not in SPLITS:
                     raise ValueError(f"split is {split!r}: name it one of {', '.join(SPLITS)}")
@@ -330,12 +340,10 @@ def _listings(source: Source, fault: Fault) -> dict[str, Classes]:
                     raise ValueError(f"{named}, which is no {WORDS[source.kind]} file: take the row out")
                 if not os.path.isfile(place):
                     raise ValueError(f"{named}, which is not there: correct it, or add the file")
-                if any(place in examples for examples in found.values()):
-                    raise ValueError(f"{named} a second time: take one of the rows out")
-                found.setdefault(split, {})[place] = name
             except ValueError as error:
                 fault(f"{table}, row {number}: {error}")
-    return found
+                continue
+            yield f"{table}, row {number}: {named}", split, place, name
 
 
 def _numbered_files(train: Classes, test: Classes, where: object, fault: Fault) -> Opened:

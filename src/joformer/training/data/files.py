@@ -92,7 +92,8 @@ def require_path(source: Place) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         names = (
             "stdlib, wikipedia, openwebtext for text; digits, tones, words, mnist, cifar100, imagenet for classes; "
-            "family for relations; stdlib-trees for trees"
+            "moving for video, captions for images with text, clouds for points, stdlib-trees for "
+            "trees, family for relations"
         )
         known = f", or a name: {names}" if len(path.parts) == 1 else ""
         raise ValueError(f"{path} does not exist: give a file or a folder{known}") from None

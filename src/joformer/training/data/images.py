@@ -9,7 +9,6 @@ in the cache under a hash of the files it came from, and mapped from there. Pape
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections import Counter
@@ -25,7 +24,7 @@ from jaxtyping import Float64, Int64, UInt8
 from torch import Tensor
 
 from joformer._log import logger
-from joformer.training.data.cache import cached
+from joformer.training.data.cache import cached_tensors
 from joformer.training.data.examples import Records, Split, identity, label_of, open_examples
 from joformer.training.data.files import Place, content_hash
 from joformer.training.data.sources import Note, Source, log, resolve, summary
@@ -88,16 +87,26 @@ class Images:
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
-        # How often each of the 256 values occurs is exact in whole numbers, whatever the order of summation.
-        images = self.train.images
-        counts = torch.zeros(images.shape[1], 256, dtype=torch.int64)
-        for part in images.split(4096):
-            for channel, values in enumerate(part.unbind(1)):
-                counts[channel] += torch.bincount(values.flatten(), minlength=256).cpu()
-        value = torch.arange(256, dtype=torch.float64)
-        share = counts / counts.sum(1, keepdim=True).double()
-        mean = share @ value
-        return mean / 255, (share * (value - mean[:, None]).square()).sum(1).sqrt() / 255
+        return moments(self.train.images)
+
+
+def moments(
+    images: UInt8[Tensor, "n channels *shape"],
+) -> tuple[Float64[Tensor, " channels"], Float64[Tensor, " channels"]]:
+    """Mean and standard deviation of every channel, pixels in [0, 1]; on the CPU.
+
+    >>> moments(torch.full((2, 1, 8, 8), 51, dtype=torch.uint8))
+    (tensor([0.2000], dtype=torch.float64), tensor([0.], dtype=torch.float64))
+    """
+    # How often each of the 256 values occurs is exact in whole numbers, whatever the order of summation.
+    counts = torch.zeros(images.shape[1], 256, dtype=torch.int64)
+    for part in images.split(4096):
+        for channel, values in enumerate(part.unbind(1)):
+            counts[channel] += torch.bincount(values.flatten(), minlength=256).cpu()
+    value = torch.arange(256, dtype=torch.float64)
+    share = counts / counts.sum(1, keepdim=True).double()
+    mean = share @ value
+    return mean / 255, (share * (value - mean[:, None]).square()).sum(1).sqrt() / 255
 
 
 class Made(NamedTuple):
@@ -143,35 +152,43 @@ def load_images(
 
         return finished(source, Made(*digits()))
 
-    def make(records: Records) -> Made:
-        train, test, classes, notes = records
-        logger.info(f"decoding {len(train) + len(test):,} images, once")
-        converted: Counter[str] = Counter()
-        split = [_decoded(part, size, converted) for part in (train, test)]
-        sides = [f"{images.shape[3]} × {images.shape[2]}" for images in split]
-        if sides[0] != sides[1]:
-            raise ValueError(f"{test.name(0)} is {sides[1]}, {train.name(0)} is {sides[0]}: give a size (--size)")
-        if split[0].shape[1] != split[1].shape[1]:
-            split = [images.expand(-1, 3, -1, -1).contiguous() for images in split]
-        for what, count in sorted(converted.items()):
-            notes += ((logging.INFO, f"{count:,} image{'s' * (count > 1)}: {what}"),)
-        return Made((split[0], train.labels), (split[1], test.labels), classes, notes, ROTATED * (ROTATED in converted))
+    return kept(source, "image", ("size", size), lambda records: decoded(records, size), cache=cache)
 
-    return kept(source, "image", ("size", size), make, cache=cache)
+
+def decoded(records: Records, size: int | None) -> Made:
+    """All images of both splits, in as many channels as each other."""
+    train, test, classes, notes = records
+    logger.info(f"decoding {len(train) + len(test):,} images, once")
+    converted: Counter[str] = Counter()
+    split = [_decoded(part, size, converted) for part in (train, test)]
+    sides = [f"{images.shape[3]} × {images.shape[2]}" for images in split]
+    if sides[0] != sides[1]:
+        raise ValueError(f"{test.name(0)} is {sides[1]}, {train.name(0)} is {sides[0]}: give a size (--size)")
+    if split[0].shape[1] != split[1].shape[1]:
+        split = [images.expand(-1, 3, -1, -1).contiguous() for images in split]
+    for what, count in sorted(converted.items()):
+        notes += ((logging.INFO, f"{count:,} image{'s' * (count > 1)}: {what}"),)
+    return Made((split[0], train.labels), (split[1], test.labels), classes, notes, ROTATED * (ROTATED in converted))
 
 
 def kept(
-    source: Source, word: str, settings: tuple[object, ...], make: Callable[[Records], Made], *, cache: Place | None
+    source: Source,
+    word: str,
+    settings: tuple[object, ...],
+    make: Callable[[Records], Made],
+    *,
+    cache: Place | None,
+    opened: Callable[[Source, Path], Records] = open_examples,
 ) -> Images:
     """What `make(records)` gives for a source, from the cache where it was made before.
 
-    `settings` are all that the result depends on beside the source and the label.
+    `settings` are all that the result depends on beside the source and the label; `opened` opens the source.
     """
     key = content_hash(FORMAT, word, identity(source), str(label_of(source)), str(settings))
 
     def build(folder: Path) -> Made:
         with TemporaryDirectory(dir=folder.parent, prefix=".arrow-") as rows:
-            return make(open_examples(source, Path(rows)))
+            return make(opened(source, Path(rows)))
 
     made = stored(f"{source.kind}-{key}", build, cache=cache)
     return finished(source, made, content_hash(key, made.mark) if made.mark else key)
@@ -179,21 +196,16 @@ def kept(
 
 def stored(key: str, make: Callable[[Path], Made], *, cache: Place | None) -> Made:
     """What `make(folder)` gives, from the cache where it was made before under this key; the folder is for its use."""
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
     names = ("train.images", "train.labels", "test.images", "test.labels")
 
-    def build(folder: Path) -> None:
+    def build(folder: Path) -> tuple[dict[str, Tensor], object]:
         made = make(folder)
-        tensors = dict(zip(names, made.train + made.test, strict=True))
-        save_file(tensors, folder / "data.safetensors", {"about": json.dumps(made[2:])})
+        return dict(zip(names, made.train + made.test, strict=True)), made[2:]
 
-    with safe_open(cached(key, build, cache=cache) / "data.safetensors", "pt") as file:
-        images, labels, test_images, test_labels = (file.get_tensor(name) for name in names)
-        classes, notes, mark = json.loads(file.metadata()["about"])
-        kept = tuple((level, line) for level, line in notes)
-        return Made((images, labels), (test_images, test_labels), tuple(classes), kept, mark)
+    held, (classes, notes, mark) = cached_tensors(key, build, cache=cache)
+    images, labels, test_images, test_labels = (held[name] for name in names)
+    kept = tuple((level, line) for level, line in notes)
+    return Made((images, labels), (test_images, test_labels), tuple(classes), kept, mark)
 
 
 def finished(source: Source, made: Made, fingerprint: str = "") -> Images:
@@ -223,7 +235,7 @@ def _decoded(records: Split, size: int | None, converted: Counter[str]) -> UInt8
         pixels = np.asarray(image)
         pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
         if images is None:
-            _require_memory(len(records) * 3 * pixels[0].size)
+            require_memory(len(records) * 3 * pixels[0].size)
             images = np.empty((len(records), *pixels.shape), dtype=np.uint8)
         if pixels.shape[1:] != images.shape[2:]:
             this, first = f"{image.width} × {image.height}", f"{images.shape[3]} × {images.shape[2]}"
@@ -234,7 +246,13 @@ def _decoded(records: Split, size: int | None, converted: Counter[str]) -> UInt8
     return torch.from_numpy(images)
 
 
-def _require_memory(size: int) -> None:
+def require_memory(size: int) -> None:
+    """Raises ValueError where so many bytes of pixels do not fit into memory.
+
+    >>> require_memory(10**18)
+    Traceback (most recent call last):
+    ValueError: 1000000000 GB of pixels do not fit into memory: give a smaller size (--size), or stream them (--stream)
+    """
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

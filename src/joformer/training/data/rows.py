@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from joformer.training.data.captions import text_columns
 from joformer.training.data.files import Fault, open_parquet, read_example, require_inside
 from joformer.training.data.sources import WORDS, Note, Source, pick_test, split_of
 from joformer.training.data.tables import copy_parquet, pick_column
@@ -136,16 +137,26 @@ def _columns(schema: Any, source: Source, where: str) -> tuple[str, str]:
     """Which column holds the examples and which the labels, by name and type."""
     from pyarrow import types
 
-    def of(*tests: Callable[[Any], bool]) -> list[str]:
-        return [field.name for field in schema if any(test(field.type) for test in tests)]
+    data = data_column(schema, source.kind, where)
+    numbers = _of(schema, types.is_integer)
+    return data, pick_column(where, "label", source.label, numbers + text_columns(schema), sole=numbers)
 
-    structs = [n for n in of(types.is_struct) if schema.field(n).type.get_field_index("bytes") >= 0]
-    data = structs or of(types.is_binary, types.is_large_binary)
+
+def data_column(schema: Any, kind: str, where: str) -> str:
+    """The one column of a table that holds encoded examples."""
+    from pyarrow import types
+
+    structs = [n for n in _of(schema, types.is_struct) if schema.field(n).type.get_field_index("bytes") >= 0]
+    data = structs or _of(schema, types.is_binary, types.is_large_binary)
     if len(data) != 1:
         found = f"the columns {', '.join(data)}" if data else f"none in {', '.join(schema.names)}"
-        raise ValueError(f"{where} should have one column of {WORDS[source.kind]} bytes and has {found}")
-    numbers, words = of(types.is_integer), of(types.is_string, types.is_large_string)
-    return data[0], pick_column(where, "label", source.label, numbers + words, sole=numbers)
+        raise ValueError(f"{where} should have one column of {WORDS[kind]} bytes and has {found}")
+    return data[0]
+
+
+def _of(schema: Any, *tests: Callable[[Any], bool]) -> list[str]:
+    """The columns of these types."""
+    return [field.name for field in schema if any(test(field.type) for test in tests)]
 
 
 def _numbered(table: _Table, known: tuple[str, ...], fault: Fault) -> tuple[tuple[str, ...], Tensor]:

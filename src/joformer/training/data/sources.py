@@ -15,6 +15,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,16 +23,18 @@ from typing import Any, Literal
 
 from joformer._log import logger
 from joformer._remote import fetch, is_address
+from joformer.training.data.arrays import holds_pictures
+from joformer.training.data.captions import caption_column, is_captioned, text_columns, texts_beside
 from joformer.training.data.files import Place, files_under, open_parquet, require_path, suffix_of
 from joformer.training.data.hub import hub, is_hub
 from joformer.training.data.tables import is_parquet, is_table, read_rows
 from joformer.training.data.triples import holds_triples
 
-Kind = Literal["text", "images", "sounds", "graph", "trees"]
+Kind = Literal["text", "images", "sounds", "streams", "graph", "points", "video", "pairs", "trees"]
 Note = tuple[int, str]  # what a loader decided on its own: a level of `logging`, and one line
 
 NAMES: dict[str, Kind] = {"stdlib": "text", "digits": "images", "tones": "sounds", "words": "sounds"}
-NAMES |= {"family": "graph", "stdlib-trees": "trees"}
+NAMES |= {"family": "graph", "clouds": "points", "moving": "video", "stdlib-trees": "trees", "captions": "pairs"}
 NAMES |= dict.fromkeys(("wikipedia", "openwebtext"), "text")
 NAMES |= dict.fromkeys(("mnist", "cifar100", "imagenet"), "images")
 SPLITS = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "test": "test"}
@@ -40,15 +43,21 @@ SUFFIXES: dict[Kind, tuple[str, ...]] = {
     "text": (),
     "images": (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"),
     "sounds": (*WAV, *CODED),
+    "streams": (*WAV, *CODED),
     "graph": (),
+    "points": (".npy", ".xyz"),
+    "video": (".avi", ".gif", ".m4v", ".mkv", ".mov", ".mp4", ".npy", ".npz", ".webm"),
     "trees": (".py", ".json"),
 }
+ARRAYS = (".npy", ".npz")  # clips or points: their first array says which
+SUFFIXES["pairs"] = SUFFIXES["images"]
 UNREAD = (".aac", ".aif", ".aiff", ".m4a", ".wma")  # sounds that nothing here can read: they are called that
 HEARD = (*SUFFIXES["sounds"], *UNREAD)
-SEEN_OR_HEARD = (*SUFFIXES["images"], *HEARD)
+LISTED = (*SUFFIXES["images"], *HEARD, *SUFFIXES["points"], *SUFFIXES["video"])  # what a table may list
 TESTS = ("test", "validation", "valid", "val")  # the first of these that has labels is the test split
-WORDS = {"images": "image", "sounds": "sound"}
-FILE = ("file", "file_name", "filename", "path")  # names of the column of a table that lists files
+WORDS = {"images": "image", "sounds": "sound", "points": "set", "streams": "sound", "video": "video", "pairs": "image"}
+FILE = ("file", "file_name", "filename", "path", "image")  # names of the column of a table that lists files
+START, END = ("start", "onset", "begin"), ("end", "offset", "stop")  # … and of those that make it one of events
 
 
 @dataclass(frozen=True)
@@ -57,11 +66,12 @@ class Source:
 
     Attributes:
         spec: The name, the address, or the path from the root: it leads to the data from any folder.
-        kind: "text", "images", "sounds", "graph" or "trees".
+        kind: "text", "images", "sounds", "streams" (recordings with a table of events), "graph", "points",
+            "video", "pairs" (images with text) or "trees".
         name: How reports call it: the name, or the last part of the path.
         path: Where it is, as it was given; None for names, of an address where it was fetched to.
         files: All files there, in one order.
-        listing: The tables of `files` that list files and their classes, where those give the classes.
+        listing: The tables of `files` that list files and their classes, where those give the classes, or events.
         label: The column of the classes; "folder" or "name" for sounds whose folders and names both could be.
         column: The column of the text.
 
@@ -116,7 +126,8 @@ def resolve(
         source = Source(spec, NAMES.get(spec, kind or "text"), spec.rpartition("/")[2], label=label, column=column)
         if spec not in NAMES and kind is None:
             tables = source.tables
-            source = replace(source, kind=_kind_of_schema(next(iter(tables.values())).features.arrow_schema))
+            found = _kind_of_schema(next(iter(tables.values())).features.arrow_schema)
+            source = replace(source, kind="images" if found == "pairs" and label else found)
             source.__dict__["tables"] = tables  # fetched once
     else:
         address = str(spec) if is_address(spec) else None
@@ -124,6 +135,7 @@ def resolve(
         files = tuple(files_under(path)) if path.is_dir() else (path,)
         listing = _listing(path, files) if kind not in ("text", "trees") else ()
         found = kind or _kind_of_files(files, listing)
+        found = "images" if kind is None and found == "pairs" and label is not None else found
         place = path.resolve()
         source = Source(address or str(place), found, place.name, path, files, listing, label, column)
     if kind is not None and source.kind != kind:
@@ -183,13 +195,40 @@ def log(notes: Iterable[Note]) -> None:
 
 
 def _kind_of_files(files: Sequence[Path], listing: Sequence[Path]) -> Kind:
+    if any(map(_lists_events, listing)):
+        return "streams"
     names = [name for table in listing for name in _listed(table)] or files
-    sounds, images = (sum(suffix_of(name) in some for name in names) for some in (HEARD, SUFFIXES["images"]))
-    if sounds or images:
-        return "sounds" if sounds >= images else "images"
+    if media := _kind_of_media(files, listing, [suffix_of(name) for name in names]):
+        return media
+    if any(suffix_of(name) in (*ARRAYS, *SUFFIXES["points"]) for name in names):
+        return "points"
     if files and all(map(holds_triples, files)):
         return "graph"
     return next(map(_kind_of_parquet, filter(is_parquet, files)), "text")
+
+
+def _kind_of_media(files: Sequence[Path], listing: Sequence[Path], suffixes: Sequence[str]) -> Kind | None:
+    """What most files are to be seen or heard as, None where none is."""
+    arrays = [file for file in files if suffix_of(file) in ARRAYS]
+    clips = [suffix for suffix in SUFFIXES["video"] if suffix not in ARRAYS or (arrays and holds_pictures(arrays[0]))]
+    sounds, images, video = (sum(suffix in some for suffix in suffixes) for some in (HEARD, SUFFIXES["images"], clips))
+    gifs = [file for file in files if suffix_of(file) == ".gif"]
+    if video > max(sounds, images) or (video == images == suffixes.count(".gif") > sounds and _moves(gifs)):
+        return "video"
+    if sounds >= images:
+        return "sounds" if sounds else None
+    row = next(read_rows(listing[0]), {}) if listing else {}
+    described = is_captioned(list(row)) if row else 2 * len(texts_beside(files, SUFFIXES["images"])) >= images
+    return "pairs" if described else "images"
+
+
+def _moves(gifs: Sequence[Path]) -> bool:
+    """Whether the first of these is a clip: gif files may be still images, too."""
+    from PIL import Image
+
+    with suppress(Exception), Image.open(gifs[0], formats=("GIF",)) as image:
+        return bool(getattr(image, "is_animated", False))
+    return False
 
 
 def _kind_of_parquet(file: Path) -> Kind:
@@ -206,7 +245,7 @@ def _kind_of_parquet(file: Path) -> Kind:
     held = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in cells]
     starts = [cell[:12] for cell in held if isinstance(cell, bytes)]
     is_sound = any(start[8:] == b"WAVE" or start.startswith((b"fLaC", b"OggS", b"ID3")) for start in starts)
-    return "sounds" if is_sound else "images"
+    return "sounds" if is_sound else _kind_of_schema(table.schema_arrow)
 
 
 def _kind_of_schema(schema: Any) -> Kind:
@@ -214,8 +253,10 @@ def _kind_of_schema(schema: Any) -> Kind:
 
     kinds = [field.type for field in schema]
     binary = any(types.is_binary(kind) or types.is_large_binary(kind) or types.is_struct(kind) for kind in kinds)
-    words = any(types.is_string(kind) or types.is_large_string(kind) for kind in kinds)
-    return "text" if words and not binary else "images"
+    words = text_columns(schema)
+    if words and not binary:
+        return "text"
+    return "pairs" if caption_column(words) and is_captioned(schema.names) else "images"
 
 
 def _listing(path: Path, files: Sequence[Path]) -> tuple[Path, ...]:
@@ -223,17 +264,24 @@ def _listing(path: Path, files: Sequence[Path]) -> tuple[Path, ...]:
     if path.is_file():
         return (path,) if is_table(path) and _listed(path) else ()
     tables = [file for file in files if is_table(file) and file.parent == path and _listed(file)]
-    media = [file for file in files if tables and suffix_of(file) in SEEN_OR_HEARD]
+    if events := tuple(filter(_lists_events, tables)):
+        return events
+    media = [file for file in files if tables and suffix_of(file) in LISTED]
     below = {file.relative_to(path).parts[:2] for file in media}
     is_tree = len({parts[0] for parts in below}) > 1 and all(len(parts) > 1 for parts in below)
     return () if is_tree else tuple(tables)
 
 
 def _listed(table: Path) -> list[str]:
-    """The first image or sound that a table lists, if it lists such files."""
+    """The first image, sound or set that a table lists, if it lists such files."""
     row = next(read_rows(table), {})
     files = [str(row[name]) for name in FILE if name in row]
-    return [name for name in files[:1] if suffix_of(name) in SEEN_OR_HEARD]
+    return [name for name in files[:1] if suffix_of(name) in LISTED]
+
+
+def _lists_events(table: Path) -> bool:
+    """Whether a table that lists sounds says when something is heard in them."""
+    return any(name in (*START, *END) for name in next(read_rows(table), {}))
 
 
 def pick_test(present: Iterable[str], labelled: Callable[[str], bool], notes: list[Note]) -> str | None:

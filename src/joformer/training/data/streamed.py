@@ -55,15 +55,14 @@ def decode_image(data: bytes, name: str, converted: Counter[str] | None = None) 
 
     try:
         likely = next((name for start, name in MAGIC.items() if data.startswith(start)), None)
-        with _bounded(Image):
+        with bounded(Image):
             image: Image.Image = Image.open(io.BytesIO(data), formats=(likely,) if likely else FORMATS)
             image.load()
         done = _conversions(image)
         if ROTATED in done:
             image = ImageOps.exif_transpose(image)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        remedy = f"if you trust it, set {LIMITS}=10 to allow ten times as much"
-        raise ValueError(f"{name} is too large ({one_line(error)}): {remedy}") from None
+        raise too_large(name, error) from None
     except Exception as error:  # decoders raise whatever they like
         reason = "cannot identify it" if isinstance(error, Image.UnidentifiedImageError) else one_line(error)
         raise ValueError(f"{name} cannot be decoded as an image ({reason}): repair it or take it out") from None
@@ -78,6 +77,16 @@ def decode_image(data: bytes, name: str, converted: Counter[str] | None = None) 
     if image.mode in ("P", "PA"):
         image = image.convert("RGBA")  # first: a palette may hold transparency
     return image.convert("L" if image.mode in ("1", "L", "LA", "La") else "RGB")
+
+
+def too_large(name: str, error: Exception) -> ValueError:
+    """What an image beyond `PIXELS` raises: one line that says how to allow it.
+
+    >>> too_large("a.png", ValueError("many pixels"))
+    ValueError('a.png is too large (many pixels): if you trust it, set JOFORMER_LIMITS=10 to allow ten times as much')
+    """
+    remedy = f"if you trust it, set {LIMITS}=10 to allow ten times as much"
+    return ValueError(f"{name} is too large ({one_line(error)}): {remedy}")
 
 
 def _conversions(image: Any) -> list[str]:
@@ -98,7 +107,7 @@ def _conversions(image: Any) -> list[str]:
 
 
 @contextmanager
-def _bounded(pil: Any) -> Iterator[None]:
+def bounded(pil: Any) -> Iterator[None]:
     """Images of more pixels than are allowed raise; PIL itself would only warn up to twice its limit."""
     before = pil.MAX_IMAGE_PIXELS
     with warnings.catch_warnings():
@@ -257,7 +266,7 @@ def _look(*splits: Split, most: int = 1000) -> tuple[int, Counter[str]]:
     converted: Counter[str] = Counter()
     some = [(split, index) for split in splits for index in range(0, len(split), -(-len(split) // most))]
     for split, index in some:
-        with suppress(Exception), _bounded(Image):
+        with suppress(Exception), bounded(Image):
             converted.update(_conversions(Image.open(io.BytesIO(split.read(index)), formats=FORMATS)))
     return len(some), converted
 

@@ -172,8 +172,9 @@ class Trees:
         fields, _, _ = _piece(tree, next(pieces(tree, NODES, 1)), numbers)
         if unknown := [*numbers][len(self.kinds) :]:
             raise ValueError(f"the source has kinds that these trees have not: {', '.join(unknown)}")
-        held = {name: torch.tensor(field) for name, field in zip(FIELDS[1:], fields, strict=True)}
-        return Forest(torch.tensor([len(fields[0])]), **held, depth=self.depth).rows(torch.tensor([0]))
+        kinds, names, parents, branches, variables = map(torch.tensor, fields)
+        forest = Forest(torch.tensor([len(kinds)]), kinds, names, parents, branches, variables, self.depth)
+        return forest.rows(torch.tensor([0]))
 
     def renumbered(self, kinds: Sequence[str]) -> Trees:
         """The same trees with the numbers that kinds have in this list, as a model was trained with.

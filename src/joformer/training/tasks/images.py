@@ -106,11 +106,7 @@ class ImageTask(Task):
     def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
         """This part of the step's batch, on the device."""
         mine = share(self.size, part, parts)
-        if isinstance(self.images, Images):
-            chosen = to_device(self._chosen(seed, step)[mine], self._mean.device)
-            images, labels = self.images.train.images[chosen], self.images.train.labels[chosen]
-        else:
-            images, labels = self._streamed(seed, step, part, parts)
+        images, labels = self._drawn(seed, step, part, parts)
         random = generator(seed, "augment", step)
         if self.augment is None:
             images = self._plain(images)
@@ -140,6 +136,11 @@ class ImageTask(Task):
         loss, first, five, n = processes.total(sums).tolist()
         return {"loss": loss / n, "accuracy": 100 * first / n, f"top_{best}": 100 * five / n}
 
+    def held_out(self, which: Tensor) -> tuple[Tensor, Tensor]:
+        """Test images as a model reads them, and their classes: those with the indices `which`, (count,)."""
+        ((images, labels),) = self._tests([which])
+        return self._plain(images), labels
+
     def close(self) -> None:
         """Stops what works ahead."""
         self._flow, self._next = iter(()), ()  # the loader's workers end with it
@@ -157,6 +158,13 @@ class ImageTask(Task):
             yield from test.batches(([(int(index), 0) for index in some] for some in rounds), device)
         else:
             yield from ((test.images[some], test.labels[some]) for some in rounds)
+
+    def _drawn(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
+        """The images of this part as they are, and their labels."""
+        if not isinstance(self.images, Images):
+            return self._streamed(seed, step, part, parts)
+        chosen = to_device(self._chosen(seed, step)[share(self.size, part, parts)], self._mean.device)
+        return self.images.train.images[chosen], self.images.train.labels[chosen]
 
     def _streamed(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
         """The part as the workers have it ready; requested out of turn, they start again there."""

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from joformer import FixedFrames, JourneyAttention, positions
-from joformer.experiments.heads import head_effects, layers_with_values, text_measure, without_values
+from joformer.inspect import layers_with_values, text_measure, value_use, without_values
 from joformer.models import LMConfig
 from joformer.training import LanguageTask, Processes, Text, Tokenizer
 
@@ -63,23 +63,27 @@ def test_one_head_off_leaves_the_others(kv_heads, off):
 def test_effects_are_of_heads_then_layers_then_all():
     model = built()
     measure = lambda model: model(TOKENS, targets=TOKENS).expand(4) + torch.arange(4)  # noqa: E731
-    whole, effects = head_effects(model, measure)
-    assert [effect.off for effect in effects] == [
-        ((0, 0),), ((0, 1),), ((1, 0),), ((1, 1),),
-        ((0, 0), (0, 1)), ((1, 0), (1, 1)),
-        ((0, 0), (0, 1), (1, 0), (1, 1)),
-    ]  # fmt: skip
+    use = value_use(model, measure)
+    assert [effect.off for effect in use.heads] == [((0, 0),), ((0, 1),), ((1, 0),), ((1, 1),)]
+    assert [effect.off for effect in use.layers] == [((0, 0), (0, 1)), ((1, 0), (1, 1))]
+    assert use.whole.off == ((0, 0), (0, 1), (1, 0), (1, 1))
     with torch.no_grad():
         before = model(TOKENS, targets=TOKENS).item()
-        assert whole.centre == pytest.approx(before + 1.5)
+        assert use.loss.centre == pytest.approx(before + 1.5)
         wanted = built("scores")(TOKENS, targets=TOKENS).item() - before
-    assert effects[-1].change.centre == pytest.approx(wanted, abs=1e-5)
+    assert use.whole.change.centre == pytest.approx(wanted, abs=1e-5)
     assert abs(wanted) > 1e-2
 
 
 def test_layers_without_values_do_not_count():
     assert len(layers_with_values(LMConfig(**{**SMALL, "layers": 3}, pattern="FN").build())) == 2
-    assert layers_with_values(built("scores")) == []
+    assert layers_with_values(built("scores")) == {}
+
+
+def test_a_model_without_value_transport_uses_none():
+    use = value_use(built("scores"), lambda model: torch.arange(3.0))
+    assert (use.names, use.heads, use.layers, use.whole) == ((), (), (), None)
+    assert use.loss.centre == 1.0
 
 
 def test_the_measure_is_that_of_training():
@@ -95,7 +99,7 @@ def test_the_measure_is_that_of_training():
 @pytest.mark.refused
 def test_misuse():
     with pytest.raises(ValueError, match=r"^JoFormerLM transports no values: give a model with transport='both' or"):
-        head_effects(built("scores"), lambda model: torch.zeros(2))
+        without_values(built("scores"), [(0, 0)]).__enter__()
     with (
         pytest.raises(ValueError, match=r"^there is no head 2 in layer 1: the model has 2 layers with values of 2"),
         without_values(built(), [(1, 2)]),

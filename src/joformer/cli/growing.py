@@ -1,0 +1,82 @@
+"""The report's page while its tables are run: it grows by one table after the other.
+
+A table is shown once all of its cells have ended: who saw half of one could stop where it looks best. That it was
+looked at is recorded in its table.json.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from joformer._log import logger
+
+if TYPE_CHECKING:
+    from joformer.experiments import Cell, Table
+
+REFRESH = 10
+"""Seconds after which a browser loads a page anew that still grows."""
+
+
+class GrowingPage:
+    """report.html in the folder `out`, written whenever a table ends and others are left.
+
+    The last one is not written here: the finished page is that of `joformer report`, to the byte.
+    """
+
+    def __init__(self, tables: Sequence[Table], out: Path, left: Iterable[Cell]) -> None:
+        self.out, self.left = out, {table.name: set[str]() for table in tables}
+        self.written = False
+        for cell in left:
+            self.left[cell.table].add(cell.name)
+        if not all(self.left.values()):  # tables of an earlier run of the command
+            self._write(REFRESH)
+
+    def ended(self, cell: Cell) -> None:
+        """This cell has ended, with a result or without one."""
+        self.left[cell.table].discard(cell.name)
+        if not self.left[cell.table]:
+            self._write(REFRESH)
+
+    def stopped(self) -> None:
+        """Nothing is run any more: a page that is there waits for nothing."""
+        if self.written:
+            self._write(0)
+
+    def _write(self, refresh: int) -> None:
+        from joformer._io import one_line, write_whole
+        from joformer.experiments import report, results
+
+        running = {name for name, cells in self.left.items() if cells}
+        if not running:
+            return
+        try:
+            tables = report.analysed(results.gather([self.out]))
+            shown = [words for words in tables if words.table.name not in running]
+            page = report.html(shown, [words for words in tables if words.table.name in running], refresh)
+            write_whole(self.out / "report.html", page.encode())
+            note_look(self.out, {words.table.name for words in shown})
+        except (ValueError, OSError) as error:  # what is run does not need it
+            logger.warning(f"no page yet: {one_line(error)}")
+            return
+        if not self.written:
+            logger.info(f"the first page is there and grows with every table: {self.out / 'report.html'}")
+        self.written = True
+
+
+def note_look(out: Path, names: Collection[str] | None = None) -> None:
+    """Writes down, in each table.json (of these names), how many cells were there when the results were looked at."""
+    from joformer._io import write_json
+    from joformer.experiments.tables import RESULT, TABLE, read
+
+    for place in out.glob(f"*/{TABLE}"):
+        about = read(place)
+        if names is not None and about.get("name") not in names:
+            continue
+        there = sum((out / name / RESULT).is_file() for name in about["cells"])
+        before, about["looked"] = about.get("looked", []), sorted({*about.get("looked", []), there})
+        if about["looked"] != before:
+            write_json(place, about)
+            if len(about["looked"]) > about.get("looks", 1):
+                logger.warning(f"{place.parent.name}: its results had been seen before these cells were added")

@@ -1,0 +1,271 @@
+"""JoFormerPairs: one encoder over the patches of an image and the tokens of its caption.
+
+    alone    v_image = mean(encoder(patches)),  v_text = mean(encoder(tokens))      retrieval: cosine of the two
+    fused    encoder(tokens, some of them masked; patches) → the masked tokens      journeys between modalities
+
+    journeys   where tokens are                                      word i → patch (r, c)
+    joint      (0, i, 0, 0) and (1, 0, r, c)                         R_mod⁻¹ A_image⁻¹ A_text (docs/claims.md row 47)
+    shared     token i lies on patch i, in reading order: (r, c)     no step where word and patch lie on the same place
+    off        as joint, and each modality attends to itself alone   none: two towers in one encoder
+
+One encoder, so that an image alone, a text alone, and both together are read by the same weights.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from math import prod
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from joformer import positions
+from joformer._precision import readable
+from joformer.attention import JourneyAttention
+from joformer.attention._options import Transport
+from joformer.frames import FixedFrames, FramesModule, LearnedFrames, NoFrames
+from joformer.frames._base import Split
+from joformer.models._blocks import Block, LayerFrames, last, require_counts, require_probabilities, run_blocks
+from joformer.models._vit import patches
+
+PADDING = -1
+"""The token that fills up a caption."""
+FramesName = Literal["fixed", "learned"]
+Journeys = Literal["joint", "shared", "off"]
+WARMEST = 100.0
+"""The most that a cosine is multiplied by."""
+
+
+@dataclass(frozen=True)
+class PairsConfig:
+    """What a `JoFormerPairs` is made of.
+
+    Attributes:
+        frames: How patches and tokens rotate: "fixed" as in RoPE, or "learned" frequencies.
+        transport: What is transported: "scores" (RoPE), "values", "both" (JoFormer) or "none".
+        journeys: How a word and a patch see each other: "joint" (modality, word, row, column), "shared" (row, column,
+            words in reading order over the patches) or "off" (not at all).
+        split: How the axes share the planes: "axial", "combined" or "diagonal".
+        vocab: Size of the vocabulary; 256 stands for bytes.
+        shape: Height and width of an image.
+        patch: Height and width of a patch.
+        channels: Numbers per pixel.
+        dim: The width, and the length of the vectors that are compared.
+        layers: How many layers there are.
+        heads: Attention heads per layer.
+        hidden: Width of the feed-forward; four times `dim` by default.
+        base: Base of the fixed frequencies.
+        dropout: Probability in 0 ≤ p < 1 on what each layer adds, and on the attention weights.
+
+    Raises:
+        ValueError: If the fields contradict each other.
+
+    Example:
+        >>> config = PairsConfig(shape=(32, 32), patch=(8, 8), journeys="shared")
+        >>> config.grid, config.axes
+        ((4, 4), 2)
+    """
+
+    frames: FramesName = "fixed"
+    transport: Transport = "both"
+    journeys: Journeys = "joint"
+    split: Split = "combined"
+    vocab: int = 1000
+    shape: tuple[int, ...] = (32, 32)
+    patch: tuple[int, ...] = (4, 4)
+    channels: int = 3
+    dim: int = 64
+    layers: int = 3
+    heads: int = 4
+    hidden: int | None = None
+    base: float = 100.0
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_counts(self, "vocab", "shape", "patch", "channels", "dim", "layers", "heads", "hidden")
+        require_probabilities(dropout=self.dropout)
+        known = {"frames": FramesName, "transport": Transport, "journeys": Journeys, "split": Split}
+        for name, names in known.items():
+            if getattr(self, name) not in get_args(names):
+                raise ValueError(f"{name} is one of {', '.join(get_args(names))}, got {getattr(self, name)!r}")
+        sizes = zip(self.shape, self.patch, strict=False)
+        if len(self.shape) != 2 or len(self.patch) != 2 or any(n % p for n, p in sizes):
+            raise ValueError(f"shape {self.shape} does not divide into patches {self.patch}: height and width must")
+        if self.dim % self.heads:
+            raise ValueError(f"dim={self.dim} does not divide into {self.heads} heads: choose another number")
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        return self.shape[0] // self.patch[0], self.shape[1] // self.patch[1]
+
+    @property
+    def axes(self) -> int:
+        """How many coordinates a token has."""
+        return 2 if self.journeys == "shared" else 4
+
+    def build(self) -> JoFormerPairs:
+        """The model of this configuration, with random weights."""
+        return JoFormerPairs(self)
+
+
+class Encoded(NamedTuple):
+    """What a `JoFormerPairs` gives: vectors of length 1, what cosines are multiplied by, logits of masked tokens."""
+
+    image: Float[Tensor, "images dim"] | None
+    text: Float[Tensor, "texts dim"] | None
+    scale: Float[Tensor, ""]
+    words: Float[Tensor, "texts tokens vocab"] | None
+
+
+class JoFormerPairs(nn.Module):
+    """Vectors of images and of captions, and the masked tokens of a caption beside its image.
+
+    Args:
+        config: What the model is made of.
+
+    Example:
+        >>> model = JoFormerPairs(PairsConfig(vocab=50, shape=(8, 8), channels=1, dim=32, layers=2, heads=2))
+        >>> images, tokens = torch.rand(3, 1, 8, 8), torch.randint(50, (3, 7))
+        >>> found = model(images, tokens, torch.rand(3, 7) < 0.5)
+        >>> (found.image @ found.text.T).shape, found.words.shape
+        (torch.Size([3, 3]), torch.Size([3, 7, 50]))
+    """
+
+    config_class = PairsConfig
+
+    def __init__(self, config: PairsConfig) -> None:
+        super().__init__()
+        self.config, dim = config, config.dim
+        self.embed = nn.Linear(config.channels * prod(config.patch), dim)
+        self.tokens = nn.Embedding(config.vocab + 1, dim)  # the last stands for a token that is masked
+        self.frames = _frames(config)
+        self.blocks = nn.ModuleList(
+            Block(
+                JourneyAttention(dim, config.heads, transport=config.transport, dropout=config.dropout, bias=True),
+                hidden=4 * dim if config.hidden is None else config.hidden,
+                bias=True,
+                dropout=config.dropout,
+            )
+            for _ in range(config.layers)
+        )
+        self.norm = nn.LayerNorm(dim)
+        self.image, self.text = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
+        self.head = nn.Linear(dim, config.vocab)
+        self.warmth = nn.Parameter(torch.empty(()))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Sets what cosines are multiplied by at first: 1 / 0.07."""
+        nn.init.constant_(self.warmth, -math.log(0.07))
+
+    def forward(
+        self,
+        images: Float[Tensor, "images channels height width"] | None = None,
+        tokens: Int[Tensor, "texts tokens"] | None = None,
+        masked: Bool[Tensor, "texts tokens"] | None = None,
+    ) -> Encoded:
+        """Vectors of the images and of the texts, each encoded alone; with `masked`, the fused pass too.
+
+        Args:
+            images: ``(images, channels, height, width)``; other sizes than the configured one are welcome as long as
+                they divide into patches.
+            tokens: Captions, ``(texts, tokens)``, filled up with −1.
+            masked: Which tokens are hidden from the fused pass, ``(texts, tokens)``; needs as many images as texts.
+
+        Returns:
+            The vectors of what was given, and with `masked` the logits of every token of the captions.
+
+        Raises:
+            ValueError: If shapes do not fit or, on the CPU, a token is out of range.
+        """
+        if images is None and tokens is None:
+            raise ValueError("there is nothing to encode: give images, tokens or both")
+        if tokens is not None:
+            self._check(images, tokens, masked)
+        image = text = words = pixels = None
+        if images is not None:
+            rows, columns = (n // p for n, p in zip(images.shape[2:], self.config.patch, strict=True))
+            pixels = self.embed(patches(images, self.config.patch, self.config.channels))
+            read = self._encode(pixels, self.where(0, rows, columns, images.device))
+            image = F.normalize(self.image(read.mean(1)), dim=-1)
+        if tokens is not None:
+            real = tokens != PADDING
+            where = self.where(tokens.shape[1], *self.config.grid, tokens.device)[: tokens.shape[1]]
+            read = self._encode(self._embedded(tokens), where, (~real).long())
+            mean = (read * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
+            text = F.normalize(self.text(mean), dim=-1)
+        if masked is not None:
+            assert pixels is not None
+            assert tokens is not None
+            words = self._fused(pixels, (rows, columns), tokens, masked)
+        return Encoded(image, text, self.warmth.exp().clamp(max=WARMEST), words)
+
+    def where(
+        self, words: int, rows: int, columns: int, device: torch.device | None = None
+    ) -> Float[Tensor, "tokens axes"]:
+        """Positions of so many tokens of text, then of a grid of patches; the module's head says which.
+
+        Args:
+            words: How many tokens the text has; 0 for none.
+            rows: Rows of patches.
+            columns: Columns of patches.
+            device: Of the result.
+
+        Returns:
+            ``(words + rows · columns, axes)``.
+
+        Example:
+            >>> JoFormerPairs(PairsConfig(journeys="shared", heads=2)).where(3, 1, 2).tolist()
+            [[0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 0.0], [0.0, 1.0]]
+        """
+        text, cells = positions.sequence(words, device=device), positions.grid(rows, columns, device=device)
+        if self.config.journeys != "shared":
+            return positions.joint(text, cells)
+        read = torch.cat((torch.div(text, columns, rounding_mode="floor"), text % columns), -1)
+        return torch.cat((read, cells))
+
+    def _fused(self, pixels: Tensor, grid: tuple[int, int], tokens: Tensor, masked: Tensor) -> Tensor:
+        """Logits of every token of the captions, read beside the images."""
+        count = tokens.shape[1]
+        hidden = tokens.masked_fill(masked, self.config.vocab)
+        who = torch.cat((2 * (tokens == PADDING).long(), tokens.new_zeros(pixels.shape[:2]).long()), 1)
+        if self.config.journeys == "off":
+            who[:, count:] = 1
+        x = torch.cat((self._embedded(hidden), pixels), 1)
+        return self.head(self._encode(x, self.where(count, *grid, tokens.device), who)[:, :count])
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        return self.tokens(tokens.clamp(min=0))
+
+    def _encode(self, x: Tensor, where: Tensor, segments: Tensor | None = None) -> Tensor:
+        """What leaves the last norm; tokens attend to those of the same segment."""
+        frames = LayerFrames([self.frames] * self.config.layers, where, x)
+
+        def call(layer: int, block: nn.Module, x: Tensor) -> Tensor:
+            return block(x, frames(layer, x), segments=segments)
+
+        return self.norm(last(run_blocks(self.blocks, frames, x, call=call)))
+
+    def _check(self, images: Tensor | None, tokens: Tensor, masked: Tensor | None) -> None:
+        vocab = self.config.vocab
+        if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"tokens are {tokens.dtype} {tuple(tokens.shape)}: give whole numbers (texts, tokens)")
+        if readable(tokens) and tokens.numel() and not PADDING <= int(tokens.min()) <= int(tokens.max()) < vocab:
+            within = f"they must be within 0 … {vocab - 1}, or {PADDING} to fill up"
+            raise ValueError(f"tokens go from {tokens.min()} to {tokens.max()}: {within}")
+        if masked is not None and (images is None or len(images) != len(tokens) or masked.shape != tokens.shape):
+            raise ValueError(f"masked tokens are read beside an image each: give {len(tokens)} images and such a mask")
+
+
+def _frames(config: PairsConfig) -> FramesModule:
+    if config.transport == "none":
+        return NoFrames(config.axes)
+    head_dim = config.dim // config.heads
+    if config.frames == "fixed":
+        return FixedFrames(head_dim, axes=config.axes, base=config.base, split=config.split)
+    return LearnedFrames(head_dim, axes=config.axes, heads=config.heads, base=config.base, split=config.split)
