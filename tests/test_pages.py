@@ -248,6 +248,25 @@ def test_video(tables):
     assert all(about.effects[size][-1][2] == "better" for size in ("joint", "factorised"))  # pooled: see `prose`
 
 
+def test_trees(tables):
+    (rows,) = tables["Syntax trees: which kind has a hidden node"]
+    about = analysed("trees")["trees"]
+    values = {plain("trees", row.model): row.ours for row in about.rows if row.size == "masked"}
+    against = {
+        plain("trees", c.model): c for c in about.comparisons if (c.other, c.size) == ("scores, fixed", "masked")
+    }
+    assert [name for name, *_ in rows] == list(values)
+    for name, value, difference, verdict in rows:
+        states(value, *triple(values[name]))
+        if name == "RoPE":
+            assert (difference, verdict) == ("", "baseline")
+        else:
+            states(difference, *triple(against[name].difference))
+            assert verdict == against[name].verdict
+    _, pooled, verdict = about.effects["masked"][-1]
+    assert (verdict, pooled.n) == ("better", 3)
+
+
 def test_knowledge_graphs(tables):
     (rows,) = tables["Knowledge graphs: do relations that need not commute help"]
     found = analysed("relations")
@@ -406,6 +425,7 @@ def prose():
 
     small = ("d = 2", "d = 8", "d = 32")
     _, best, _ = of(analysed("enwik8")["sizes"], "both, fixed", "0.1M")
+    nodes = analysed("trees")["trees"].effects["masked"][-1][1]
     bare = {row.model: row.ours.centre for row in analysed("points")["mnist-points"].rows}
     moved = {size: effects[-1][1] for size, effects in analysed("video")["mnist-video-class"].effects.items()}
 
@@ -430,6 +450,7 @@ def prose():
                 "scores and values {}\n  [{}, {}]: {} [{}, {}], inconclusive; no positions {} [{}, {}].",
                 (*late.value("joformer_old"), *late.difference("joformer_old"), *late.value("none")),
             ),
+            ("value transport helps: {} [{}, {}] points; alone it is", triple(nodes)),
             ("by {} points at d = 2", mnist.difference("learned", size="d = 2")[:1]),
             ("at d = 2 and {} at d = 8", mnist.difference("learned", size="d = 8")[:1]),
             ("reach {} % with 32 numbers", mnist.value("learned", "d = 32")[:1]),
