@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from joformer.attention import ContextParallel, JourneyCache
+from joformer.attention import ContextParallel, JourneyAttention, JourneyCache
 from joformer.attention._module import Inner
 from joformer.frames import Frames, FramesModule
 
@@ -119,6 +119,30 @@ class Block(nn.Module):
             return added
         kept = torch.rand(added.shape[0], 1, 1, device=added.device) >= self.drop_path
         return added * kept / (1 - self.drop_path)
+
+
+def encoder(config: Any, *, bias: bool = True, drop_path: float = 0.0, **attention: Any) -> nn.ModuleList:
+    """The layers of an encoder, by the fields that all configurations have: dim, layers, heads, hidden, …
+
+    Deeper layers are skipped more often: never the first, with probability `drop_path` the last. `attention` are
+    further arguments of `JourneyAttention`.
+
+    >>> from joformer.models import PointsConfig
+    >>> len(encoder(PointsConfig(dim=32, layers=3)))
+    3
+    """
+    dim, dropout = config.dim, config.dropout
+    given = {"transport": config.transport or "none", "dropout": dropout, "bias": bias, **attention}
+    return nn.ModuleList(
+        Block(
+            JourneyAttention(dim, config.heads, **given),
+            hidden=4 * dim if config.hidden is None else config.hidden,
+            bias=bias,
+            dropout=dropout,
+            drop_path=drop_path * layer / max(config.layers - 1, 1),
+        )
+        for layer in range(config.layers)
+    )
 
 
 class LayerFrames:

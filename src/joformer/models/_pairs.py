@@ -25,11 +25,10 @@ from torch.nn import functional as F
 
 from joformer import positions
 from joformer._precision import readable
-from joformer.attention import JourneyAttention
 from joformer.attention._options import Transport
 from joformer.frames import FixedFrames, FramesModule, LearnedFrames, NoFrames
 from joformer.frames._base import Split
-from joformer.models._blocks import Block, LayerFrames, last, require_counts, require_probabilities, run_blocks
+from joformer.models._blocks import LayerFrames, encoder, last, require_counts, require_probabilities, run_blocks
 from joformer.models._vit import patches
 
 PADDING = -1
@@ -144,15 +143,7 @@ class JoFormerPairs(nn.Module):
         self.embed = nn.Linear(config.channels * prod(config.patch), dim)
         self.tokens = nn.Embedding(config.vocab + 1, dim)  # the last stands for a token that is masked
         self.frames = _frames(config)
-        self.blocks = nn.ModuleList(
-            Block(
-                JourneyAttention(dim, config.heads, transport=config.transport, dropout=config.dropout, bias=True),
-                hidden=4 * dim if config.hidden is None else config.hidden,
-                bias=True,
-                dropout=config.dropout,
-            )
-            for _ in range(config.layers)
-        )
+        self.blocks = encoder(config)
         self.norm = nn.LayerNorm(dim)
         self.image, self.text = nn.Linear(dim, dim, bias=False), nn.Linear(dim, dim, bias=False)
         self.head = nn.Linear(dim, config.vocab)

@@ -24,11 +24,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from joformer._precision import exact_device
-from joformer.attention import JourneyAttention
 from joformer.attention._options import Transport
 from joformer.frames import FixedFrames, LearnedFrames, NoFrames
 from joformer.frequencies import geometric
-from joformer.models._blocks import Block, LayerFrames, last, require_counts, require_probabilities, run_blocks
+from joformer.models._blocks import LayerFrames, encoder, last, require_counts, require_probabilities, run_blocks
 
 PointFrames = Literal["fixed", "learned"]
 PointSplit = Literal["axial", "combined"]
@@ -141,15 +140,7 @@ class JoFormerPoints(nn.Module):
         self.start = nn.Parameter(torch.zeros(dim))
         self.embed = nn.Sequential(nn.Linear(width, dim), nn.GELU(), nn.Linear(dim, dim)) if width else None
         self.frames = _frames(config)
-        self.blocks = nn.ModuleList(
-            Block(
-                JourneyAttention(dim, config.heads, transport=config.transport, dropout=config.dropout, bias=True),
-                hidden=4 * dim if config.hidden is None else config.hidden,
-                bias=True,
-                dropout=config.dropout,
-            )
-            for _ in range(config.layers)
-        )
+        self.blocks = encoder(config)
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, config.classes)
         self.reset_parameters()

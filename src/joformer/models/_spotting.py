@@ -21,10 +21,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from joformer import positions
-from joformer.attention import JourneyAttention, JourneyCache
+from joformer.attention import JourneyCache
 from joformer.attention._cache import Unchanged
 from joformer.attention._options import Transport
-from joformer.models._blocks import Block, LayerFrames, last, require_counts, require_probabilities, run_blocks
+from joformer.models._blocks import LayerFrames, encoder, last, require_counts, require_probabilities, run_blocks
 from joformer.models._vit import grid_frames
 
 FramesName = Literal["fixed", "learned", "projected", "cumulative"]
@@ -121,18 +121,7 @@ class JoFormerSpotter(nn.Module):
         self.embed = nn.Linear(config.patch[0] * config.patch[1], dim)
         per_layer = config.frames in ("projected", "cumulative") and config.transport != "none"
         self.frames = grid_frames(config, 2, "axial", per_layer)
-        self.blocks = nn.ModuleList(
-            Block(
-                JourneyAttention(
-                    dim, config.heads, transport=config.transport, causal=True, window=config.reach,
-                    dropout=config.dropout, bias=True,
-                ),
-                hidden=4 * dim if config.hidden is None else config.hidden,
-                bias=True,
-                dropout=config.dropout,
-            )
-            for _ in range(config.layers)
-        )  # fmt: skip
+        self.blocks = encoder(config, causal=True, window=config.reach)
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, config.classes + 1)
 

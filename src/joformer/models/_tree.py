@@ -22,10 +22,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from joformer import positions
-from joformer.attention import JourneyAttention
 from joformer.attention._options import Transport
 from joformer.frames import DenseTreeFrames, FixedFrames, NoFrames, TreeFrames
-from joformer.models._blocks import Block, LayerFrames, last, require_counts, require_probabilities, run_blocks
+from joformer.models._blocks import LayerFrames, encoder, last, require_counts, require_probabilities, run_blocks
 
 FramesName = Literal["tree", "tree-dense", "fixed", "shiv-quirk", "none"]
 STILL = ("shiv-quirk", "none")
@@ -148,14 +147,7 @@ class JoFormerTree(nn.Module):
         self.names = nn.Embedding(config.names, dim)
         self.code = PathCode(config.depth, config.branches, dim) if config.frames == "shiv-quirk" else None
         self.frames = _frames(config)
-        self.blocks = nn.ModuleList(
-            Block(
-                JourneyAttention(dim, config.heads, transport=config.transport or "none", dropout=config.dropout),
-                hidden=4 * dim if config.hidden is None else config.hidden,
-                dropout=config.dropout,
-            )
-            for _ in range(config.layers)
-        )
+        self.blocks = encoder(config, bias=False)
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, config.kinds if config.reads == "kinds" else 1)
         self.reset_parameters()

@@ -30,11 +30,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from joformer import positions
-from joformer.attention import JourneyAttention
 from joformer.attention._options import Transport
 from joformer.frames import CumulativeFrames, DenseFrames, FixedFrames, LearnedFrames, NoFrames, ProjectedFrames
 from joformer.frames._base import Split
-from joformer.models._blocks import Block, LayerFrames, last, require_counts, require_probabilities, run_blocks
+from joformer.models._blocks import LayerFrames, encoder, last, require_counts, require_probabilities, run_blocks
 
 FramesName = Literal["fixed", "learned", "dense", "projected", "cumulative", "additive", "none"]
 STILL = ("additive", "none")
@@ -263,17 +262,7 @@ class JoFormerViT(nn.Module):
         additive = config.frames == "additive"
         self.places = nn.Parameter(torch.zeros(config.prefix + prod(config.grid), dim)) if additive else None
         self.frames = grid_frames(config, len(config.shape), config.split, config.per_layer)
-        self.blocks = nn.ModuleList(
-            Block(
-                JourneyAttention(dim, config.heads, transport=config.transport, dropout=config.dropout, bias=True),
-                hidden=4 * dim if config.hidden is None else config.hidden,
-                bias=True,
-                dropout=config.dropout,
-                # Deeper layers are skipped more often: never the first, with probability `drop_path` the last.
-                drop_path=config.drop_path * layer / max(config.layers - 1, 1),
-            )
-            for layer in range(config.layers)
-        )
+        self.blocks = encoder(config, drop_path=config.drop_path)
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, config.outputs)
         self.reset_parameters()
