@@ -176,7 +176,7 @@ def test_a_picture_is_of_seeds_that_both_have():
 
 
 def test_a_chart_shows_each_curve_where_it_is():
-    flat, falling = (Curve([0, 10], [a, b], [], [], 1) for a, b in ((2.0, 2.0), (3.0, 1.0)))
+    flat, falling = (Curve([0.0, 10.0], [a, b], [], [], 1) for a, b in ((2.0, 2.0), (3.0, 1.0)))
     rows = chart({"flat": flat, "falling": falling}, 10, width=11, height=9).splitlines()
     found = [(c, x, y) for y, row in enumerate(rows[:9]) for x, c in enumerate(row[7:])]
     at = {mark: [(x, y) for c, x, y in found if c == mark] for mark in (*MARKS[:2], SEVERAL)}

@@ -307,8 +307,8 @@ EVENT = st.tuples(st.integers(0, 30), st.integers(1, 9), st.integers(0, 1))
 @settings(max_examples=60)
 @given(spans=st.lists(EVENT, max_size=6), fired=st.lists(st.tuples(st.integers(0, 45), st.integers(0, 1)), max_size=9))
 def test_hits_are_the_most_that_any_matching_finds(spans, fired):
-    events = torch.tensor([(start, start + length, label) for start, length, label in spans]).view(-1, 3)
-    when = torch.tensor(fired).view(-1, 2)
+    events = torch.tensor([(start, start + length, label) for start, length, label in spans]).long().view(-1, 3)
+    when = torch.tensor(fired).long().view(-1, 2)
     fits = np.array(
         [[c == d and a <= at <= b for at, d in when.tolist()] for a, b, c in events.tolist()], dtype=float
     ).reshape(len(events), len(when))

@@ -102,12 +102,12 @@ def dials(key: str, title: str, told: str, rows: Sequence[tuple[str, Sequence[fl
 
 
 def _cell(
-    x: float,
-    y: float,
-    width: float,
-    height: float,
-    value: float | None,
-    scale: float,
+    x: int | float,
+    y: int | float,
+    width: int | float,
+    height: int | float,
+    value: int | float | None,
+    scale: int | float,
     look: str = "s0",
     ring: bool = False,
 ) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def attended(model: Any, batch: Tensor) -> list[Attended]:
     made: dict[int, tuple[Tensor, FlatFrames]] = {}
     found: list[Attended] = []
 
-    def tabulated(module: Any, args: tuple[Any, ...], given: dict[str, Any], tables: tuple[Tensor, ...]) -> None:
+    def tabulated(module: Any, args: tuple[Any, ...], given: dict[str, Any], tables: Any) -> None:
         spec = module._spec
         with Angles() as recorded:
             super(Embedding, module).forward(*args, **given)

@@ -273,7 +273,7 @@ def decode_sound(
     return torch.from_numpy(wave.reshape(len(wave), -1).mean(1)).float(), rate, count / rate
 
 
-def _read_wav(data: bytes, seconds: float | None) -> tuple[Any, int, int]:
+def _read_wav(data: bytes, seconds: int | float | None) -> tuple[Any, int, int]:
     from scipy.io import wavfile
 
     with warnings.catch_warnings():
@@ -283,7 +283,7 @@ def _read_wav(data: bytes, seconds: float | None) -> tuple[Any, int, int]:
     return samples, rate, len(samples)
 
 
-def _read_coded(data: bytes, seconds: float | None) -> tuple[Any, int, int]:
+def _read_coded(data: bytes, seconds: int | float | None) -> tuple[Any, int, int]:
     import soundfile
 
     with soundfile.SoundFile(io.BytesIO(data)) as file:

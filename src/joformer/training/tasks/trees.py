@@ -81,7 +81,7 @@ def hide(rows: Rows, chance: Float[Tensor, "trees nodes"], share: float, hidden:
     return Asked(replace(rows, kinds=kinds, names=names), answers)
 
 
-def misuse(rows: Rows, chance: Float[Tensor, "trees nodes"], uses: Bool[Tensor, "trees nodes"]) -> Asked:
+def misuse(rows: Rows, chance: Float[Tensor, "trees _chances"], uses: Bool[Tensor, "trees nodes"]) -> Asked:
     """Replaces one use of a variable by another variable of the tree, in those whose first chance is below a half.
 
     Args:
