@@ -76,7 +76,7 @@ def free_port() -> int:
 
 def results(folder: Path, process: subprocess.Popen) -> list[list[dict]]:
     """What the jobs gave in each of the two processes."""
-    assert process.wait(120) == 0, (folder / "said").read_text()
+    assert process.wait(400) == 0, (folder / "said").read_text()
     return [json.loads((folder / f"results.{rank}.json").read_text()) for rank in range(2)]
 
 

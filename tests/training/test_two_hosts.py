@@ -69,7 +69,7 @@ def test_torchrun_restarts_what_was_killed(hosts, server, memory, result_of):
                 started.append(
                     subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
                 )
-        codes = [process.wait(120) for process in started]
+        codes = [process.wait(400) for process in started]
     finally:
         for process in started:
             if process.poll() is None:
