@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from joformer.algebra import Torus, path_transport
 from joformer.models import RotatE
+from joformer.models._relations import wrong_entities
 from joformer.testing import assert_close
 
 HOURS = 24
@@ -299,3 +300,20 @@ def test_blocks_that_do_not_fit():
         RotatE(4, 2, 8, block=3)
     with pytest.raises(ValueError, match=r"blocks of 4 do not commute and are no torus: use block=2"):
         _ = RotatE(4, 2, 8, block=4).generators
+
+
+@pytest.mark.parametrize("block", [2, 4])
+def test_more_wrong_ones_than_entities_count_as_often_as_they_are_drawn(block):
+    """Each entity is compared once there: loss and gradient are those of comparing every one that was drawn."""
+    torch.manual_seed(block)
+    model = RotatE(5, 3, 8, block=block).double()
+    triples = torch.tensor([[0, 1, 2], [3, 0, 4], [1, 2, 1]])
+    wrong = wrong_entities(triples, 12, 5)
+    found = model(*triples.T, wrong=wrong)
+    head, relation, tail = (column[:, None] for column in triples.T)
+    false = torch.stack((model(head, relation, wrong[0]), model(wrong[1], relation, tail)))
+    right = F.logsigmoid(model(*triples.T)).mean()
+    wanted = -(right + (false.detach().softmax(-1) * F.logsigmoid(-false)).sum(-1).mean()) / 2
+    torch.testing.assert_close(found, wanted)
+    both = [torch.autograd.grad(loss, list(model.parameters())) for loss in (found, wanted)]
+    torch.testing.assert_close(*both)  # a tuple each

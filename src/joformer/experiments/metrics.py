@@ -85,6 +85,15 @@ METRICS = {
         Metric("hits_1", "% ranked first", higher=True, scale="percent", delta=1.0),
         Metric("hits_3", "% in the first three", higher=True, scale="percent", delta=1.0),
         Metric("hits_10", "% in the first ten", higher=True, scale="percent", delta=1.0),
+        *(
+            Metric(f"test_{name}", f"% {words}, test split", higher=True, scale="percent", delta=1.0)
+            for name, words in (
+                ("mrr", "mean reciprocal rank"),
+                ("hits_1", "ranked first"),
+                ("hits_3", "in the first three"),
+                ("hits_10", "in the first ten"),
+            )
+        ),
         Metric("picture_error", "squared error per picture", scale="log", delta=1.01),
         Metric("localised", "% of the wrong uses found", higher=True, scale="percent", delta=1.0),
         Metric("masked_accuracy", "% of hidden tokens", higher=True, scale="percent", delta=1.0),

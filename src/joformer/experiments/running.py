@@ -108,7 +108,8 @@ def _trained(cell: Cell, place: str | Path, execution: Execution) -> dict[str, A
         cell.config, task, recipe, place, seed=cell.seed, drift=execution.drift, notes=cell.source.notes(),
         shard=execution.shard,
     )  # fmt: skip
-    found: dict[str, Any] = {"measured": {cell.size: {name: value for name, value in last.items() if name != "step"}}}
+    measured = {name: value for name, value in last.items() if name != "step"} | cell.source.final_metrics(folder)
+    found: dict[str, Any] = {"measured": {cell.size: measured}}
     if cell.lengths:
         assert isinstance(task, LanguageTask)
         logger.info(f"{cell.name}: measuring at {', '.join(map(str, cell.lengths))} tokens")

@@ -25,6 +25,7 @@ from joformer.training import (
     PairsTask,
     Points,
     PointsTask,
+    Processes,
     RelationsTask,
     SpottingTask,
     Streamed,
@@ -44,6 +45,7 @@ from joformer.training import (
     load_streams,
     load_text,
     load_trees,
+    open_run,
 )
 from joformer.training.augment.clips import ClipAugmentation
 from joformer.training.augment.named import Augmentation
@@ -84,6 +86,10 @@ class _Source(ABC):
     def tokens(self, config: Any) -> int:
         """How many tokens a step of this model reads."""
         return self.batch * (prod(config.grid) + config.prefix if hasattr(config, "grid") else 1)
+
+    def final_metrics(self, run: Path) -> dict[str, float]:
+        """Metrics measured once, of the trained model in the folder `run`, beside those of the last evaluation."""
+        return {}
 
     def identity(self) -> str:
         """Which data it is, by what it holds and not by where it lies: results are published, folders are not."""
@@ -284,6 +290,13 @@ class GraphSource(_Source):
     def task(self) -> Task:
         """The task on this data."""
         return RelationsTask(self.load(), batch=self.batch, negatives=self.negatives)
+
+    def final_metrics(self, run: Path) -> dict[str, float]:
+        """The ranks of the test split, which is what published figures are of."""
+        task, processes = RelationsTask(self.load()), Processes()
+        task.to(processes.device)
+        found = task.evaluate(open_run(run).model.to(processes.device), processes, split="test")
+        return {f"test_{name}": value for name, value in found.items()}
 
     def notes(self) -> dict[str, Any]:
         """What `joformer evaluate` needs to find the data again."""

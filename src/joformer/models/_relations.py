@@ -207,7 +207,11 @@ class RotatE(KeepsPrecision):
         gone = self._rotate(relation, self.entities[head])
         came = self._rotate(relation, self.entities[tail], inverse=True)
         right = F.logsigmoid(self._score(gone, self.entities[tail]))
-        false = self._score(torch.stack((gone, came)).unsqueeze(2), self.entities[wrong])
+        rotated = torch.stack((gone, came)).unsqueeze(2)
+        if len(self.entities) < wrong.shape[-1]:  # most are drawn many times: each is compared once
+            false = self._score(rotated, self.entities).gather(-1, wrong)
+        else:
+            false = self._score(rotated, self.entities[wrong])
         weights = torch.softmax(temperature * false.detach(), -1)
         return -(right.mean() + (weights * F.logsigmoid(-false)).sum(-1).mean()) / 2
 
