@@ -31,6 +31,17 @@ RECIPE = {"steps": 12, "accumulate": 2, "average": 0.9, "warmup": 3, "log_every"
 RECIPE |= {"save_every": 2}
 
 
+DOMAINS = {
+    "video": ("VideoSource", {"data": "moving", "batch": 4, "augment": "flip", "count": 16}),
+    "pairs": ("PairsSource", {"data": "captions", "batch": 8, "vocab": 300}),
+    "points": ("PointsSource", {"data": "digits", "batch": 8, "points": 16, "augment": "rotate"}),
+    "spotting": ("StreamSource", {"data": "words", "batch": 2, "seconds": 2.0}),
+    "trees": ("TreeSource", {"batch": 4}),
+    "relations": ("GraphSource", {"data": "family", "batch": 16, "negatives": 4}),
+}
+"""What a run of each domain reads, all of it embedded; the data of trees is given with the job."""
+
+
 HELD_OUT = ", held out: "
 """In every line that reports an evaluation, which tests of other lines leave out."""
 
@@ -147,6 +158,27 @@ def own():
     return own_model
 
 
+def domain(kind: str, **options):
+    """The source of a domain."""
+    from joformer.experiments import sources
+
+    name, usual = DOMAINS[kind]
+    return getattr(sources, name)(**usual | options)
+
+
+def domain_config(kind: str, **options):
+    """A tiny model for it, whose frames are learned and carry values where it has frames."""
+    from joformer.experiments.variants import variant
+    from joformer.models import RelationsConfig
+
+    source = domain(kind, **options)
+    if kind == "relations":
+        graph = source.load()
+        return RelationsConfig(len(graph.entities), len(graph.relations), 16, 4)
+    plain = source.plain(dim=16, layers=2, heads=2)
+    return variant(plain, "both, tree-dense" if kind == "trees" else "both, learned")
+
+
 def config_of(kind: str, changes: dict):
     """The tiny model's configuration; of the example the model itself."""
     import torch
@@ -156,6 +188,8 @@ def config_of(kind: str, changes: dict):
     if kind == "own":
         torch.manual_seed(0)
         return own().Echo(**{"width": 8} | changes)
+    if kind in DOMAINS:
+        return domain_config(kind, **changes)
     values = {"lm": LM, "vit": VIT}[kind] | changes
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     return {"lm": LMConfig, "vit": ViTConfig}[kind](**values)
@@ -307,7 +341,10 @@ def _child(job: dict, tasks: dict) -> int:
         space = os.open(f"/run/netns/{job['host']}", os.O_RDONLY)
         assert ctypes.CDLL(None).setns(space, 0) == 0
         os.close(space)
-    task = tasks[job["kind"]](**job.get("task", {})) if job.get("task") else tasks[job["kind"], "made"]
+    if job["kind"] in DOMAINS:
+        task = domain(job["kind"], **job.get("config", {})).task()
+    else:
+        task = tasks[job["kind"]](**job.get("task", {})) if job.get("task") else tasks[job["kind"], "made"]
     return work(job, task)
 
 
@@ -319,6 +356,8 @@ def main() -> None:
     import torch._dynamo
     import torch._inductor.config
     import torch.distributed.tensor  # noqa: F401
+
+    import joformer.experiments.sources  # noqa: F401
 
     tasks = {"lm": lm_task, "vit": vit_task, ("lm", "made"): lm_task(), ("vit", "made"): vit_task()}
     tasks["own", "made"] = own().Repeat()

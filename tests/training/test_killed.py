@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from runner import DOMAINS
 
 KINDS = ("lm", "vit")
 
@@ -120,6 +121,25 @@ def test_killed_around_the_border_of_two_stages(server, memory, result_of, batch
     assert server.run(whole, **job).code == 0
     ended = server.run(out, **job, befall={"send": "SIGKILL", "during": "batch", "times": batch})
     assert ended.code == -signal.SIGKILL
+    assert server.run(out, **job).code == 0
+    assert result_of(out) == result_of(whole)
+
+
+@pytest.mark.parametrize("kind", DOMAINS)
+def test_runs_of_every_domain_are_killed_and_resumed(server, memory, result_of, tmp_path, kind):
+    job = {"kind": kind, "recipe": {"accumulate": 1, "average": 0.0}}
+    if kind == "trees":
+        for number in range(12):
+            code = f"def f{number}(a, b):\n    c = a + {number}\n    return [c * b for b in range(c)]\n" * 3
+            (tmp_path / f"m{number}.py").write_text(code)
+        job["config"] = {"data": str(tmp_path)}
+    whole, out = memory / "whole", memory / "run"
+    ended = server.run(whole, **job)
+    assert ended.code == 0, ended.said
+    for batch in (4, 3, 5):  # each start is killed some steps further on, amid a step
+        ended = server.run(out, **job, befall={"send": "SIGKILL", "during": "batch", "times": batch})
+        assert ended.code == -signal.SIGKILL, ended.said
+    assert 2 <= steps(out)[-1] < 12
     assert server.run(out, **job).code == 0
     assert result_of(out) == result_of(whole)
 
