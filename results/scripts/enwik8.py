@@ -3,6 +3,8 @@
     nohup nice -n 19 python results/scripts/enwik8.py --data DATA/enwik8 --out runs/enwik8 &    starts, or resumes
     joformer report runs/enwik8                                                               one page
 
+The same for WikiText-2 (its second domain): --data DATA/wikitext-2 --out runs/wikitext-2 second
+
 Two processes of one thread each; a killed script resumes from the checkpoints. The stages run in the order below, and
 a later stage may be selected by name, so that several sessions can share the work. Copy what is finished from
 results/enwik8 into --out first: finished cells are not run again.
@@ -62,7 +64,9 @@ def stage(name: str, source: TextSource) -> Table:
     else:
         table, title, models = "sizes", "Sizes, and the grid of frames and sides", NAMES
         some = {"small": (FIVE, "0.1M", 5), "pair": ((BASELINE, FIXED), "0.4M", 5), "middle": (FIVE, "0.4M", 5),
-                "grid": (NAMES, "0.4M", 3), "large": ((BASELINE, FIXED, "both, projected"), "1M", 3)}  # fmt: skip
+                "grid": (NAMES, "0.4M", 3), "large": ((BASELINE, FIXED, "both, projected"), "1M", 3),
+                "second": ((BASELINE, FIXED), "0.1M", 3), "grid-small": (NAMES, "0.1M", 3),
+                "large-pair": ((BASELINE, FIXED), "1M", 3)}  # fmt: skip
         names, size, seeds = some[name]
         how = recipe(SIZES[size][1], RATE)
         found = [cells(model, size, seed, how) for seed in range(seeds) for model in names]
