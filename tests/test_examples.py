@@ -42,6 +42,10 @@ MARGINS = {
         ("dense tree frames (QKV)", "RoPE on the sequence (QKV)", 6),
         ("dense tree frames (QKV)", "dense tree frames (QK)", 6),
     ],
+    "relations": [
+        ("planes: relations commute", "no rotation", 70),
+        ("inverse found from the angles", "no rotation", 70),
+    ],
     "alignment": [
         ("256 numbers: frequencies", "256 numbers: averages 2 × 2", 25),
         ("512 numbers: frequencies", "128 numbers: frequencies", 30),
