@@ -232,8 +232,9 @@ def test_keywords_in_a_stream(tables):
 
 
 def test_video(tables):
-    (rows,) = tables["Video: what moved where"]
-    about = analysed("video")["mnist-video-class"]
+    rows, coming = tables["Video: what moved where, what comes next"]
+    found = analysed("video")
+    about = found["mnist-video-class"]
     assert about.table.missing == []
     values = {(plain("video-class", row.model), row.size): row.ours for row in about.rows}
     against = {(plain("video-class", c.model), c.size): c for c in about.comparisons if c.other == "scores, fixed"}
@@ -246,25 +247,44 @@ def test_video(tables):
             assert verdict == against[name, attention].verdict
     assert len(rows) == len(values) == 10
     assert all(about.effects[size][-1][2] == "better" for size in ("joint", "factorised"))  # pooled: see `prose`
+    about = found["mnist-video-next"]
+    assert about.table.missing == []
+    values = {(plain("video-next", row.model), row.size): row.ours for row in about.rows}
+    against = {(plain("video-next", c.model), c.size): c for c in about.comparisons if c.other == "scores, fixed"}
+    assert [(name, attention) for name, attention, *_ in coming] == list(values)
+    for name, attention, value, ratio, verdict in coming:
+        states(value, *triple(values[name, attention]))
+        if name == "RoPE":
+            assert (ratio, verdict) == ("", "baseline")
+        else:
+            states(ratio, *triple(against[name, attention].difference))
+            assert verdict == against[name, attention].verdict
+    copied = {cell.measured[cell.size]["copy_error"] for cell in about.table.cells}
+    assert [f"{one:.1f}" for one in copied] == ["25.5"]
+    assert "repeating the last picture has an error of 25.5" in (ROOT / "docs/results.md").read_text()
 
 
 def test_trees(tables):
-    (rows,) = tables["Syntax trees: which kind has a hidden node"]
+    both = tables["Syntax trees: hidden nodes, wrong variables"]
     about = analysed("trees")["trees"]
-    values = {plain("trees", row.model): row.ours for row in about.rows if row.size == "masked"}
-    against = {
-        plain("trees", c.model): c for c in about.comparisons if (c.other, c.size) == ("scores, fixed", "masked")
-    }
-    assert [name for name, *_ in rows] == list(values)
-    for name, value, difference, verdict in rows:
-        states(value, *triple(values[name]))
-        if name == "RoPE":
-            assert (difference, verdict) == ("", "baseline")
-        else:
-            states(difference, *triple(against[name].difference))
-            assert verdict == against[name].verdict
-    _, pooled, verdict = about.effects["masked"][-1]
-    assert (verdict, pooled.n) == ("better", 3)
+    assert about.table.missing == []
+    for rows, size in zip(both, ("masked", "misuse"), strict=True):
+        values = {plain("trees", row.model): row for row in about.rows if row.size == size}
+        against = {
+            plain("trees", c.model): c for c in about.comparisons if (c.other, c.size) == ("scores, fixed", size)
+        }
+        assert [name for name, *_ in rows] == list(values)
+        for name, value, difference, verdict, *localised in rows:
+            states(value, *triple(values[name].ours))
+            if name == "RoPE":
+                assert (difference, verdict) == ("", "baseline")
+            else:
+                states(difference, *triple(against[name].difference))
+                assert verdict == against[name].verdict
+            for found in localised:
+                states(found, *triple(about.also("localised", values[name].model, size)))
+        _, pooled, verdict = about.effects[size][-1]
+        assert (verdict, pooled.n) == ("better" if size == "masked" else "inconclusive", 3)
 
 
 def test_knowledge_graphs(tables):
@@ -425,7 +445,9 @@ def prose():
 
     small = ("d = 2", "d = 8", "d = 32")
     _, best, _ = of(analysed("enwik8")["sizes"], "both, fixed", "0.1M")
-    nodes = analysed("trees")["trees"].effects["masked"][-1][1]
+    trees = analysed("trees")["trees"]
+    nodes, wrong = (trees.effects[size][-1][1] for size in ("masked", "misuse"))
+    (dense,) = [c.corrected for c in trees.comparisons if (c.model, c.size) == ("scores, tree-dense", "masked")]
     bare = {row.model: row.ours.centre for row in analysed("points")["mnist-points"].rows}
     moved = {size: effects[-1][1] for size, effects in analysed("video")["mnist-video-class"].effects.items()}
 
@@ -450,7 +472,9 @@ def prose():
                 "scores and values {}\n  [{}, {}]: {} [{}, {}], inconclusive; no positions {} [{}, {}].",
                 (*late.value("joformer_old"), *late.difference("joformer_old"), *late.value("none")),
             ),
-            ("value transport helps: {} [{}, {}] points; alone it is", triple(nodes)),
+            ("value transport helps on hidden nodes: {} [{}, {}] points; for none", triple(nodes)),
+            ('were "better" too (now p = {})', (dense,)),
+            ("(values pooled: {} [{}, {}] points)", triple(wrong)),
             ("by {} points at d = 2", mnist.difference("learned", size="d = 2")[:1]),
             ("at d = 2 and {} at d = 8", mnist.difference("learned", size="d = 8")[:1]),
             ("reach {} % with 32 numbers", mnist.value("learned", "d = 32")[:1]),
