@@ -1,0 +1,142 @@
+"""The pictures of results.md, drawn from the results that are kept.
+
+python docs/draw_results.py            docs/figures/results-*.svg
+python docs/draw_results.py --check    exits with 1 where one is out of date
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from drawing import WIDTH, band, curve, dot, line, linear, main, svg, text
+
+from joformer.experiments import report
+from joformer.experiments.results import gather
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+
+
+def number(value: float, digits: int = 0, sign: bool = False) -> str:
+    """As the pages write it."""
+    return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")
+
+
+def tables(folder: str) -> dict[str, Any]:
+    """The analysed tables that are kept in results/FOLDER, by name."""
+    return {words.table.name: words.about for words in report.analysed(gather([RESULTS / folder]))}
+
+
+# -- everything, in points of accuracy ---------------------------------------------------------------------------------
+
+BOTH, SCORES = "both, fixed", "scores, fixed"
+OVERVIEW = (
+    ("points that carry nothing (a theorem)", "points", "mnist-points", BOTH, SCORES, ""),
+    ("points with ink", "points", "mnist-points-ink", BOTH, SCORES, ""),
+    ("video: what moved where, joint", "video", "mnist-video-class", BOTH, SCORES, "joint"),
+    ("video: the same, factorised", "video", "mnist-video-class", BOTH, SCORES, "factorised"),
+    ("spoken digits, 300 steps", "evidence", ("speech", 300), "joformer_old", "rope2d", ""),
+    ("spoken digits, 1,500 steps", "evidence", ("speech", 1500), "joformer_old", "rope2d", ""),
+    ("hidden words beside an image", "pairs", "cifar100-pairs", BOTH, SCORES, ""),
+    ("syntax trees: hidden nodes", "trees", "trees", BOTH, SCORES, "masked"),
+    ("syntax trees: wrong variables", "trees", "trees", BOTH, SCORES, "misuse"),
+    ("CIFAR-100, 1.5 epochs", "evidence", ("cifar100", 600), "joformer_old", "rope2d", "D = 32"),
+    ("keywords in a stream, F1", "spotting", "fsdd-spotting", BOTH, SCORES, "1 s"),
+)
+
+
+def gap(folder: str, name: Any, model: str, other: str, size: str) -> tuple[float, float, float, str]:
+    """Difference in points, its interval and its verdict."""
+    if folder == "evidence":
+        (table,) = [
+            t
+            for t in json.loads((RESULTS / "evidence" / "report.json").read_text())["tables"]
+            if (t["about"]["name"], t["cells"][0]["recipe"]["steps"]) == name
+        ]
+        (one,) = [
+            c for c in table["said"]["comparisons"] if (c["model"], c["other"], c["size"]) == (model, other, size)
+        ]
+        return *(one["difference"][key] for key in ("centre", "low", "high")), one["verdict"]
+    (found,) = [c for c in tables(folder)[name].comparisons if (c.model, c.other, c.size) == (model, other, size)]
+    return found.difference.centre, found.difference.low, found.difference.high, found.verdict
+
+
+def overview() -> str:
+    """RoPE + values minus RoPE wherever the metric is an accuracy, largest kinds first."""
+    gaps = [(words, *gap(*where)) for words, *where in OVERVIEW]
+    x = linear(-20, 80, 20, WIDTH - 20)
+    top, step = 74, 42
+    bottom = top + step * len(gaps)
+    shapes = [
+        text(12, 24, "RoPE + values against RoPE, by task", bold=True, size=16),
+        text(12, 46, "points of accuracy on the same seeds, 95 % interval", "soft"),
+    ]
+    for value in (-20, 0, 20, 40, 60, 80):
+        shapes += [
+            line(x(value), top - 12, x(value), bottom - 8, "soft" if value == 0 else "faint", 1),
+            text(x(value), bottom + 10, number(value, sign=bool(value)), "soft", 13, "middle"),
+        ]
+    for place, (words, centre, low, high, verdict) in enumerate(gaps):
+        y = top + step * place + 22
+        colour = "two" if verdict == "better" else "soft"
+        shapes += [
+            text(12, y - 10, words, bold=verdict == "better"),
+            text(WIDTH - 12, y - 10, f"{number(centre, sign=True)}, {verdict}", "soft", 13, "end"),
+            line(x(max(low, -20)), y, x(min(high, 80)), y, colour, 2.5),
+            dot(x(centre), y, 5, colour),
+        ]
+    shapes += [
+        text(12, bottom + 34, "Three seeds each, small models, 150 to 1,500 steps. Verdicts are", "soft", 13),
+        text(12, bottom + 52, "after correction within each table; data and budgets differ by row.", "soft", 13),
+    ]
+    spoken = "; ".join(f"{words} {number(c, sign=True)} [{number(a)}, {number(b)}], {v}" for words, c, a, b, v in gaps)
+    return svg(bottom + 64, "RoPE + values against RoPE, by task", f"Points of accuracy: {spoken}.", shapes)
+
+
+# -- how many steps RoPE needs -----------------------------------------------------------------------------------------
+
+
+def multiplier() -> str:
+    """Steps RoPE needs for the loss of RoPE + values, along the run, at each size of the enwik8 models."""
+    about = tables("enwik8")["sizes"]
+    found = {size: about.multipliers(BOTH, size) for size in ("0.1M", "0.4M")}
+    found = {size: [(step, one) for step, one in line if step >= 240] for size, line in found.items() if line}
+    last = max(step for line in found.values() for step, _ in line)
+    x, y = linear(0, last, 52, WIDTH - 20), linear(0.8, 1.3, 268, 72)
+    shapes = [
+        text(12, 24, "RoPE needs so many times the steps", bold=True, size=16),
+        text(12, 46, "for the loss that RoPE + values has; enwik8, 95 % interval", "soft"),
+    ]
+    for value in (0.8, 0.9, 1.0, 1.1, 1.2, 1.3):
+        shapes += [
+            line(52, y(value), WIDTH - 20, y(value), "soft" if value == 1 else "faint", 1),
+            text(44, y(value) + 5, f"{value:.1f}", "soft", 13, "end"),
+        ]
+    for value in (0, 500, 1000, 1500, 2000):
+        shapes.append(text(x(value), 290, f"{value:,}", "soft", 13, "middle"))
+    for (size, points), colour, words in zip(
+        found.items(), ("one", "two"), ("0.1 million parameters, 5 seeds", "0.36 million, 5 seeds"), strict=False
+    ):
+        inside = [(x(step), y(min(1.3, max(0.8, one.centre)))) for step, one in points]
+        low, high = (
+            [(x(step), y(min(1.3, max(0.8, getattr(one, end))))) for step, one in points] for end in ("low", "high")
+        )
+        dashed = {"stroke_dasharray": "7 4"} if colour == "one" else {}
+        at = 320 if colour == "one" else 340
+        shapes += [
+            band(low, high, colour),
+            curve(inside, colour, 2.5, **dashed),
+            line(52, at - 5, 84, at - 5, colour, 2.5, **dashed),
+            text(92, at, words, "ink", 13.5),
+        ]
+        del size
+    shapes.append(text(WIDTH - 20, 308, "step", "soft", 13, "end"))
+    return svg(352, "The compute multiplier along the run", "", shapes)
+
+
+PICTURES = {"results-overview.svg": overview}
+
+if __name__ == "__main__":
+    main(PICTURES)
