@@ -7,7 +7,6 @@ python docs/draw_results.py --check    exits with 1 where one is out of date
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
