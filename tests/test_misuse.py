@@ -5,7 +5,17 @@ import math
 import pytest
 import torch
 
-from joformer import TreeFrames, monoidal, positions, spectral
+from joformer import (
+    FixedFrames,
+    FlatFrames,
+    JourneyAttention,
+    LearnedFrames,
+    TreeFrames,
+    journey_attention,
+    monoidal,
+    positions,
+    spectral,
+)
 from joformer.algebra import Generators, Orthogonal, Torus, compose_grid, concatenate, hierarchy, path_transport, split
 from joformer.models import JourneySSM, RotatE
 
@@ -44,6 +54,22 @@ MISTAKES = {
     ),
     "half a parent": (lambda: positions.tree([-1, 0.5]), "parents must be whole numbers"),
     "half a branch": (lambda: positions.tree([-1, 0], branches=[0, 0.5]), "branches must be whole numbers"),
+    "frames of narrower heads": (
+        lambda: journey_attention(*torch.ones(3, 1, 4, 2, 16), FixedFrames(8)(positions.sequence(4))),
+        "made for head_dim=8 but head_dim is 16: build them with head_dim=16, and with planes=4 to rotate only that",
+    ),
+    "keys' frames of narrower heads": (
+        lambda: journey_attention(
+            *torch.ones(3, 1, 4, 2, 16),
+            FixedFrames(16, planes=4)(positions.sequence(4)),
+            key_frames=LearnedFrames(8)(positions.sequence(4)),
+        ),
+        "made for head_dim=8 but head_dim is 16",
+    ),
+    "frames of narrower heads than a layer's": (
+        lambda: JourneyAttention(32, 2)(torch.ones(1, 4, 32), LearnedFrames(8)(positions.sequence(4))),
+        "made for head_dim=8 but head_dim is 16",
+    ),
     "a hole in a path": (
         lambda: TreeFrames(8, branches=2)(torch.tensor([[0.0, math.nan, 1.0]])),
         "NaN in the middle",
@@ -132,3 +158,17 @@ def test_float32_angles_are_not_rational_by_accident(window):
 
 def test_the_inverse_dft_is_read_by_numpy():
     assert spectral.idft(torch.ones(4)).numpy()[0] == 1
+
+
+def test_a_part_of_a_head_is_rotated_where_that_is_meant():
+    """Frames of fewer planes, of the values' width, and angles of one's own fit wider heads."""
+    q, k = torch.randn(2, 1, 4, 2, 16)
+    part, whole = (FixedFrames(16, planes=n)(positions.sequence(4)) for n in (4, 8))
+    own = FlatFrames.of(part.angles)
+    assert torch.equal(journey_attention(q, k, k, part), journey_attention(q, k, k, own))
+    assert not torch.allclose(journey_attention(q, k, k, part), journey_attention(q, k, k, whole))
+    wide = torch.randn(1, 4, 2, 24)
+    for frames in (whole, FixedFrames(24, planes=8)(positions.sequence(4))):
+        assert journey_attention(q, k, wide, frames).shape == wide.shape
+    shifted = part.shift(torch.ones(4)).select(slice(None))
+    assert (shifted.head_dim, shifted.to("cpu").head_dim) == (16, 16)

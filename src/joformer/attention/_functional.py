@@ -109,7 +109,7 @@ def journey_attention(
     check_qkv(q, k, v)
     scores, values = sides(transport)
     key_frames, value_frames, value_key_frames = checked_frames(
-        weighting, k.shape[2], frames, key_frames, value_frames, value_key_frames
+        weighting, k.shape[2], frames, key_frames, value_frames, value_key_frames, (q.shape[3], v.shape[3])
     )
     check_options(window, dropout, weighting, backend)
     if frames is key_frames and k.shape[1] != q.shape[1] and transport != "none":

@@ -170,8 +170,9 @@ class JourneyAttention(nn.Module):
             )  # fmt: skip
             return self.out(out.flatten(2))
         key_frames, value_frames, value_key_frames = checked_frames(
-            self.weighting, self.kv_heads, frames, key_frames, value_frames, value_key_frames
-        )
+            self.weighting, self.kv_heads, frames, key_frames, value_frames, value_key_frames,
+            (self.head_dim, self.value_dim),
+        )  # fmt: skip
         crossing = self.context_dim is not None
         new = 0 if crossing and context is None else (x if context is None else context).shape[1]
         keys = new * (1 if parallel is None else parallel.count) + (0 if cache is None else cache.tokens)

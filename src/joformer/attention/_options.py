@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from joformer._parallel import ContextParallel
-from joformer.frames import Frames
+from joformer.frames import FlatFrames, Frames
 from joformer.frames._types import check_is_frames
 
 Transport = Literal["none", "scores", "values", "both"]
@@ -127,8 +127,13 @@ def checked_frames(
     key_frames: Frames | None,
     value_frames: Frames | None,
     value_key_frames: Frames | None,
+    widths: tuple[int, int],
 ) -> tuple[Frames, Frames, Frames]:
-    """Frames of keys, of values at the queries and of values at the keys, where not given taken from the others."""
+    """Frames of keys, of values at the queries and of values at the keys, where not given taken from the others.
+
+    `widths` are those of a query's and of a value's head: frames made for neither are a slip, since a wider head would
+    silently be rotated in part.
+    """
     for its in (frames, key_frames, value_frames, value_key_frames):
         if its is not None or its is frames:
             check_is_frames(its)
@@ -137,6 +142,11 @@ def checked_frames(
                 raise ValueError(
                     f"frames have {its.heads} heads but there are {kv_heads} key/value heads: angles are per key/value "
                     "head and shared by its query group; frames need 1 head, or a divisor"
+                )
+            if isinstance(its, FlatFrames) and its.head_dim not in (None, *widths) and its.width <= min(widths):
+                raise ValueError(
+                    f"frames were made for head_dim={its.head_dim} but head_dim is {widths[0]}: build them with "
+                    f"head_dim={widths[0]}, and with planes={its.planes} to rotate only that many planes"
                 )
             if its.content and weighting == "softplus":
                 raise ValueError(

@@ -144,7 +144,7 @@ class FlatModule(FramesModule):
 
     def flat(self, angles: Tensor, **more: Any) -> FlatFrames:
         """Angles as frames on the planes of this module."""
-        return FlatFrames.of(angles, layout=self.layout, at=self.at, **more)
+        return FlatFrames.of(angles, layout=self.layout, at=self.at, head_dim=self.head_dim, **more)
 
 
 def check_heads(heads: int) -> None:

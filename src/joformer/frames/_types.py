@@ -64,6 +64,7 @@ class FlatFrames:
             which cumulative frames continue.
         at: Which entries of a head wider than 2·planes are rotated, the first ("front") or the last ("end"); the
             others stay as they are (partial rotation).
+        head_dim: Width of the heads that they are for, in attention; None for any that is wide enough.
 
     Example:
         >>> frames = FlatFrames.of(torch.zeros(1, 5, 1, 4))
@@ -77,6 +78,7 @@ class FlatFrames:
     content: bool = False
     end: Float[Tensor, "batch _ends heads planes"] | None = None
     at: At = "front"
+    head_dim: int | None = None
     _prepared: Any = field(default=None, repr=False)  # what `joformer.rotation` prepares once per value
 
     @classmethod
@@ -88,6 +90,7 @@ class FlatFrames:
         at: At = "front",
         content: bool = False,
         end: Tensor | None = None,
+        head_dim: int | None = None,
     ) -> FlatFrames:
         """Frames ``A_t = diag(R(θ_t1), …, R(θ_tP))`` from angles θ in radians.
 
@@ -97,6 +100,8 @@ class FlatFrames:
             at: Which entries of a wider head are rotated: the first ("front") or the last ("end").
             content: Whether the angles depend on the tokens' content.
             end: The angles one step after the last token, which continue cumulative frames.
+            head_dim: Width of the heads that they are for, as frames modules say it: attention with others raises. By
+                default any that is wide enough.
 
         Returns:
             Frames with cos and sin computed in the angles' precision.
@@ -116,7 +121,7 @@ class FlatFrames:
         check_planes(layout, at)
         if not angles.is_floating_point() or angles.dtype.itemsize < 4:
             raise ValueError(f"angles must be float32 or float64 to be exact, got {angles.dtype}")
-        return cls(angles, cos_sin(angles, torch.float32, layout), layout, content, end, at)
+        return cls(angles, cos_sin(angles, torch.float32, layout), layout, content, end, at, head_dim)
 
     @classmethod
     def from_cos_sin(cls, cos: Tensor, sin: Tensor, *, layout: Layout = "half", at: At = "front") -> FlatFrames:
@@ -235,7 +240,9 @@ class FlatFrames:
             True
         """
         end = None if self.end is None else self.end + by
-        return FlatFrames.of(self.angles + by, layout=self.layout, at=self.at, content=self.content, end=end)
+        return FlatFrames.of(
+            self.angles + by, layout=self.layout, at=self.at, content=self.content, end=end, head_dim=self.head_dim
+        )
 
     def to(self, device: Device) -> FlatFrames:
         """The same frames on another device, or themselves where that is theirs or None; precision is never changed."""
@@ -398,5 +405,5 @@ def _check_width(width: int, head_dim: int) -> None:
         )
 
 
-register(FlatFrames, ("angles", "cos_sin", "end"), ("layout", "content", "at"))
+register(FlatFrames, ("angles", "cos_sin", "end"), ("layout", "content", "at", "head_dim"))
 register(JointFrames, ("parts",), ())
