@@ -64,8 +64,13 @@ def tree() -> str:
                 text(121, y + 69, "yes" if said == "no" else "no", "soft", 13),
             ]
     end = top + step * len(QUESTIONS)
+    shapes += [
+        arrow(113, end - step + 52, 113, end - 2),
+        text(121, end - step + 69, "no", "soft", 13),
+        text(113, end + 16, "stay with FixedFrames", at="middle"),
+    ]
     return svg(
-        end,
+        end + 28,
         "Which frames: a decision tree",
         "; ".join(f"{' '.join(words)} {said}: {answer}" for words, said, answer, _ in QUESTIONS),
         shapes,
@@ -111,12 +116,12 @@ def sequence(
         shapes.append(curve([(a, y(m)) for a, m in zip(at, mean.tolist(), strict=True)], colour, 2, **more))
         if len(kinds) > 1:
             left = 216 + 122 * place
-            shapes += [line(left, 74, left + 26, 74, colour, 2, **more), text(left + 32, 79, name, colour, 13)]
+            shapes += [line(left, 184, left + 26, 184, colour, 2, **more), text(left + 32, 189, name, colour, 13)]
     return svg(222, title, f"{remark}. Mean score over displacement, ± one standard deviation over contents.", shapes)
 
 
 def grids(title: str, remark: str, maps) -> str:
-    """Scores over a displacement on two axes: width is size, hollow is negative."""
+    """Scores over a displacement on two axes: width is size, a dash is negative."""
     cell = 208 / (2 * SIDE + 1)
     shapes = [text(12, 22, title, bold=True, size=15), text(12, 43, remark, "soft", 13)]
     for place, (name, mean) in enumerate(maps):
@@ -128,11 +133,12 @@ def grids(title: str, remark: str, maps) -> str:
             if half < 0.5:
                 continue
             px, py = left + cell * (column + 0.5), 56 + cell * (row + 0.5)
-            shapes.append(
-                dot(px, py, round(half, 1), "two") if value > 0 else circle(px, py, round(half, 1), "one", 1.3)
-            )
+            half = round(half, 1)
+            long = half + 2  # a dash as short as a dot is wide would look like one
+            shapes.append(dot(px, py, half, "two") if value > 0 else line(px - long, py, px + long, py, "one", 1.8))
+    shapes.append(text(16, 308, "middle: Δ = 0; rows down, columns right; dash: negative", "soft", 13))
     return svg(
-        296, title, f"{remark}. Width shows the size of the mean score, filled positive, hollow negative.", shapes
+        318, title, f"{remark}. Width shows the size of the mean score; a dot is positive, a dash negative.", shapes
     )
 
 
@@ -185,7 +191,7 @@ def cumulative() -> str:
 
 def grid() -> str:
     maps = [(name, around(FixedFrames(HEAD, axes=2, base=100.0, split=name))) for name in ("axial", "combined")]
-    return grids("FixedFrames on two axes", "axial: a cross along the axes; combined: none", maps)
+    return grids("FixedFrames on two axes", "axial: a cross along the axes; combined: along the diagonals", maps)
 
 
 @torch.no_grad()
@@ -219,7 +225,8 @@ def branches() -> str:
     for node, value in enumerate(found):
         (x, y), r = at[node], round(18 * abs(value), 1)
         shapes += [dot(x, y, r, "two") if value > 0 else circle(x, y, r, "one", 1.5)]
-        place = (x, y - 22) if node == 0 else (x + 34, y - 6) if node < 7 else (x, y + 31)
+        # Beside the node, where no edge goes: a left child's edge leads to the right.
+        place = (x, y + 31) if node > 6 else (x - 34, y - 6) if node in (1, 3, 5) else (x + 34, y - 6)
         shapes.append(text(*place, number(value), "soft", 13, "middle"))
     return svg(
         286, "TreeFrames", f"{remark}: {', '.join(map(number, found))} for nodes in breadth-first order.", shapes

@@ -27,13 +27,14 @@ def interval(one, digits: int) -> str:
 # -- the pipeline ------------------------------------------------------------------------------------------------------
 
 TURN, VALUE = 40, 65  # degrees from one token's frame to the next, and of the value in its own frame
+DASHES = "4 2"  # of a frame, so that it differs from a value in grey too
 
 
 def frame(x: float, y: float, r: float, degrees: float) -> list[str]:
     """A token: a circle with the two axes of its frame."""
     return [
         circle(x, y, r, "faint", 1.5),
-        *(vector(x, y, r * 0.94, degrees + right, "one", 1.6) for right in (0, 90)),
+        *(vector(x, y, r * 0.94, degrees + right, "one", 1.4, stroke_dasharray=DASHES) for right in (0, 90)),
     ]
 
 
@@ -54,8 +55,8 @@ def travel(top: float, journey: bool) -> list[str]:
                 start = (px - 11 * math.cos(turn), py + 11 * math.sin(turn))
                 shapes.append(vector(*start, 22, turned + VALUE, "two", 2))
         else:
-            px, py = at[1]
-            shapes.append(text(px, py - 6, "(0.4, 0.9)", "two", 13, "middle"))
+            px, py = (near[0] + far[0]) / 2, (near[1] + far[1]) / 2
+            shapes.append(text(px, py + (-15, -6, -15)[row], "(0.4, 0.9)", "two", 13, "middle"))
     x, y = reader
     shapes += frame(x, y, 56, 0)
     if journey:
@@ -65,7 +66,7 @@ def travel(top: float, journey: bool) -> list[str]:
             shapes.append(vector(x, y, 50, turned, "two", 3))
             shapes.append(text(x + 67 * math.cos(turn), y - 67 * math.sin(turn) + 5, str(row + 1), "two", 14, "middle"))
     else:
-        shapes += [vector(x, y, 50, VALUE, "two", 5), text(x + 30, y - 60, "1, 2, 3", "two", 14)]
+        shapes += [vector(x, y, 50, VALUE, "two", 5), text(x + 22, y - 62, "1, 2, 3", "two", 14)]
     shapes.append(text(x, y + 84, "what token 4 reads", "ink", 14, "middle"))
     return shapes
 
@@ -73,23 +74,23 @@ def travel(top: float, journey: bool) -> list[str]:
 def pipeline() -> str:
     shapes = [
         text(12, 24, "The scores, in both", bold=True, size=16),
-        text(12, 62, "qᵢ"), arrow(34, 57, 56, 57), box(58, 43, 86, 28, "one"),
-        text(101, 62, "rotate Aᵢ", "one", at="middle"),
-        text(12, 102, "kⱼ"), arrow(34, 97, 56, 97), box(58, 83, 86, 28, "one"),
-        text(101, 102, "rotate Aⱼ", "one", at="middle"),
+        text(12, 62, "q_i"), arrow(34, 57, 56, 57), box(58, 43, 86, 28, "one"),
+        text(101, 62, "rotate A_i", "one", at="middle"),
+        text(12, 102, "k_j"), arrow(34, 97, 56, 97), box(58, 83, 86, 28, "one"),
+        text(101, 102, "rotate A_j", "one", at="middle"),
         line(144, 57, 172, 57), line(144, 97, 172, 97), line(172, 57, 172, 97), arrow(172, 77, 198, 77),
-        box(200, 61, 76, 32), text(238, 82, "qᵢ · kⱼ", at="middle"), arrow(276, 77, 302, 77),
+        box(200, 61, 76, 32), text(238, 82, "q_i · k_j", at="middle"), arrow(276, 77, 302, 77),
         box(304, 61, 80, 32), text(344, 82, "softmax", at="middle"), arrow(384, 77, 408, 77),
-        text(414, 82, "αᵢⱼ"),
+        text(414, 82, "α_ij"),
         line(12, 130, WIDTH - 12, 130, "faint"),
         text(12, 158, "RoPE: the value is copied", bold=True, size=16),
-        text(12, 180, "equal values read alike wherever they stand: Σ αᵢⱼ vⱼ", "soft"),
+        text(12, 180, "equal values read alike wherever they stand: Σ α_ij v_j", "soft"),
         *travel(190, journey=False),
         line(12, 408, WIDTH - 12, 408, "faint"),
         text(12, 436, "Journey attention: the value travels", bold=True, size=16),
-        text(12, 458, "it keeps its direction on the way: Σ αᵢⱼ Aᵢ⁻¹Aⱼ vⱼ", "soft"),
+        text(12, 458, "it keeps its direction on the way: Σ α_ij A_i⁻¹A_j v_j", "soft"),
         *travel(468, journey=True),
-        vector(18, 705, 18, 0, "one", 1.6), text(42, 710, "a token's frame", "one"),
+        vector(14, 705, 22, 0, "one", 1.4, stroke_dasharray=DASHES), text(42, 710, "a token's frame", "one"),
         vector(166, 705, 20, 0, "two", 3), text(192, 710, "the same value, at 1, 2 and 3", "two"),
     ]  # fmt: skip
     return svg(
@@ -206,12 +207,12 @@ def planes() -> str:
         ]
         for plane, (a, b) in enumerate(points):
             cell = left + plane * 142 / count
-            for moved, top, colour in ((a, 284, "one"), (b, 304, "two")):
+            for moved, top, colour, fill in ((a, 284, "one", "wash"), (b, 304, "two", "fill")):
                 shapes.append(
-                    box(cell + 1, top, 142 / count - 2, 16, colour if moved else "faint", 1, "wash" if moved else "")
+                    box(cell + 1, top, 142 / count - 2, 16, colour if moved else "faint", 1, fill if moved else "")
                 )
     shapes += [text(12, 344, "planes that", "soft", 13), box(96, 331, 16, 16, "one", 1, "wash"),
-               text(118, 344, "rows (upper line)", "one"), box(254, 331, 16, 16, "two", 1, "wash"),
+               text(118, 344, "rows (upper line)", "one"), box(254, 331, 16, 16, "two", 1, "fill"),
                text(276, 344, "columns (lower) rotate", "two")]  # fmt: skip
     return svg(
         354,
@@ -247,7 +248,7 @@ def layouts() -> str:
             colour = "one" if plane % 2 == 0 else "two"
             at = [12 + 57 * entry for entry in (a, b)]
             left, right = (start + 28.5 for start in at)
-            foot, high = top + 98, top + (64 if b - a == 1 else 56)
+            foot, high = top + 98, top + (64 if b - a == 1 else 78 - 9 * plane)
             dashed = ' stroke-dasharray="6 3"' if plane % 2 else ""
             shapes += [
                 *(box(start + 2, top + 100, 53, 36, colour, 1.6, "wash" if plane < 2 else "") for start in at),
@@ -255,9 +256,11 @@ def layouts() -> str:
                 text(right, top + 123, f"x{'₀₁₂₃₄₅₆₇'[b]}", "ink", 15, "middle"),
                 f'<path class="{colour}" stroke-width="2"{dashed} '
                 f'd="M{left:.1f} {foot}C{left:.1f} {high} {right:.1f} {high} {right:.1f} {foot}"/>',
-                text((left + right) / 2 if b - a == 1 else left, top + 154, f"plane {plane}", "soft", 13, "middle"),
+                *(
+                    text(middle, top + 154, f"plane {plane}", "soft", 13, "middle")
+                    for middle in ([(left + right) / 2] if b - a == 1 else [left, right])
+                ),
             ]
-    shapes.append(text(12 + 57 * 6, 318, "and its partner", "soft", 13, "middle"))
     return svg(
         330,
         "Interleaved and half layouts",
@@ -299,7 +302,7 @@ def cost() -> str:
         shapes += [
             text(x(0) + 6, y - 8, words, bold=colour == "two"),
             text(WIDTH - 14, y - 8, mark, "soft", 13, "end"),
-            box(left, y, right - left, 18, colour, 1.4, "fill" if colour == "two" else "wash"),
+            box(left, y, right - left, 18, colour, 3 if colour == "two" else 1.2, "wash"),
             line(x(low), y + 9, x(high), y + 9, "ink", 2),
             *(line(x(end), y + 4, x(end), y + 14, "ink", 2) for end in (low, high)),
         ]

@@ -1,7 +1,7 @@
 """Draws which room of the house imports which, from the source itself: docs/imports.svg.
 
     python docs/draw_imports.py            writes the picture
-    python docs/draw_imports.py --check    exits with 1 if an arrow goes upward, or the picture is out of date
+    python docs/draw_imports.py --check    exits with 1 if an import goes upward, or the picture is out of date
 
 The order of the rooms is `tests/test_house.py`'s; a room imports only from those above it.
 """
@@ -13,10 +13,12 @@ import sys
 from html import escape
 from pathlib import Path
 
+from drawing import dot, line, svg, text
+
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parent / "src" / "joformer"
 PICTURE = HERE / "imports.svg"
-ROW, LEFT, WIDTH = 34, 24, 150
+LEFT, TOP, CELL = 116, 84, 13.6
 
 
 def order() -> list[str]:
@@ -26,7 +28,7 @@ def order() -> list[str]:
     return [room for room in ast.literal_eval(found[0].value) if not room.startswith("__")]
 
 
-def arrows() -> set[tuple[str, str]]:
+def imports() -> set[tuple[str, str]]:
     """(importing room, imported room) for every pair that occurs, imports inside functions included."""
     pairs = set()
     for path in PACKAGE.rglob("*.py"):
@@ -46,33 +48,30 @@ def arrows() -> set[tuple[str, str]]:
 
 
 def draw(rooms: list[str], pairs: set[tuple[str, str]]) -> str:
-    """Rooms as a column, every import as an arc from the importing room up to the imported one."""
-    height = ROW * len(rooms) + 2 * LEFT
-    at = {room: LEFT + ROW * row + ROW / 2 for row, room in enumerate(rooms)}
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 520 {height}" font-family="sans-serif" font-size="13">',
-        "<style>text{fill:#24292f}rect{fill:#eef3fb;stroke:#5b7db1}path{fill:none;stroke:#5b7db1;opacity:.55}"
-        "@media(prefers-color-scheme:dark){text{fill:#e6edf3}rect{fill:#1c2b41;stroke:#7fa3da}path{stroke:#7fa3da}}"
-        "</style>",
-        '<defs><marker id="tip" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="6" markerHeight="6" orient="auto">'
-        '<path d="M0 0L6 3L0 6z" style="fill:#5b7db1;stroke:none;opacity:1"/></marker></defs>',
-    ]
+    """A row and a column for each room: a dot where the row imports the column, all of them left of the diagonal."""
+    at = {room: place for place, room in enumerate(rooms)}
+    bottom = TOP + CELL * len(rooms)
+    shapes = [text(12, 24, "Which room imports which", bold=True, size=16)]
+    for room, place in at.items():
+        x, y = LEFT + CELL * (place + 0.5), TOP + CELL * (place + 0.5)
+        shapes += [
+            line(12, y + CELL / 2, x + CELL / 2, y + CELL / 2, "faint", 1),
+            line(x + CELL / 2, y - CELL / 2, x + CELL / 2, bottom, "faint", 1),
+            text(LEFT - 6, y + 4.5, room, size=13, at="end"),
+            f'<g transform="translate({x + 4.5:.1f} {y - 8:.1f}) rotate(-90)">{text(0, 0, room, "soft", 13)}</g>',
+        ]
     for here, there in sorted(pairs):
         if here in at and there in at:
-            start, end = at[here], at[there]
-            bend = LEFT + WIDTH + 20 + 12 * abs(start - end) / ROW
-            lines.append(
-                f'<path d="M{LEFT + WIDTH} {start:g}C{bend:g} {start:g} {bend:g} {end:g} {LEFT + WIDTH} {end:g}" '
-                f'marker-end="url(#tip)"><title>{escape(here)} imports {escape(there)}</title></path>'
-            )
-    for room, y in at.items():
-        lines.append(f'<rect x="{LEFT}" y="{y - 12:g}" width="{WIDTH}" height="24" rx="5"/>')
-        lines.append(f'<text x="{LEFT + 10}" y="{y + 4.5:g}">{escape(room)}</text>')
-    return "\n".join([*lines, "</svg>", ""])
+            x, y = LEFT + CELL * (at[there] + 0.5), TOP + CELL * (at[here] + 0.5)
+            shapes.append(f"<g><title>{escape(here)} imports {escape(there)}</title>{dot(x, y, 4.5, 'one')}</g>")
+    words = "a dot: the row imports the column; none may be above the diagonal"
+    shapes.append(text(12, bottom + 28, words, "soft", 13))
+    found = f"{len(rooms)} rooms: every room imports from rooms above it alone."
+    return svg(bottom + 42, "Which room imports which", found, shapes)
 
 
 def main() -> None:
-    rooms, pairs = order(), arrows()
+    rooms, pairs = order(), imports()
     place = {room: row for row, room in enumerate(rooms)}
     upward = sorted(f"{a} → {b}" for a, b in pairs if a in place and b in place and place[b] > place[a])
     picture = draw(rooms, pairs)
@@ -83,7 +82,7 @@ def main() -> None:
             raise SystemExit("docs/imports.svg is out of date: python docs/draw_imports.py")
         return
     PICTURE.write_text(picture)
-    print(f"{len(rooms)} rooms, {len(pairs)} arrows, {len(upward)} upward")
+    print(f"{len(rooms)} rooms, {len(pairs)} imports, {len(upward)} upward")
 
 
 if __name__ == "__main__":

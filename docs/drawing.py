@@ -26,7 +26,7 @@ def _rules(colours: dict[str, str]) -> str:
 
 
 STYLE = (
-    f"<style>{_rules(LIGHT)}@media(prefers-color-scheme:dark){{{_rules(DARK)}}}"
+    f"<style>:root{{color-scheme:light dark}}{_rules(LIGHT)}@media(prefers-color-scheme:dark){{{_rules(DARK)}}}"
     "text{fill:currentColor}line,path,circle,rect,polyline{stroke:currentColor;fill:none}"
     ".fill{fill:currentColor;stroke:none}.wash{fill:currentColor;fill-opacity:.16;stroke:none}"
     ".b{font-weight:600}</style>"
@@ -56,11 +56,21 @@ def svg(height: float, title: str, description: str, body: Iterable[str], width:
 def text(
     x: float, y: float, words: str, colour: str = "ink", size: float = 14, at: str = "start", bold: bool = False
 ) -> str:
-    """One line of text at its baseline; `at` is start, middle or end."""
+    """One line of text at its baseline; `at` is start, middle or end; `q_ij` has a subscript."""
     more = f' text-anchor="{at}"' if at != "start" else ""
     return (
-        f'<text class="{colour}{" b" * bold}" x="{x:.1f}" y="{y:.1f}" font-size="{size:g}"{more}>{escape(words)}</text>'
+        f'<text class="{colour}{" b" * bold}" x="{x:.1f}" y="{y:.1f}" font-size="{size:g}"{more}>'
+        f"{_lowered(escape(words), size)}</text>"
     )
+
+
+SUBSCRIPT = re.compile(r"(?<=\w)_([ij]+)")
+
+
+def _lowered(words: str, size: float) -> str:
+    """Subscripts as letters of their own size: few fonts have ⱼ, and where one has it, it is tiny on a phone."""
+    down, small = f"{size * 0.22:.1f}", f"{size * 0.8:.1f}"
+    return SUBSCRIPT.sub(f'<tspan dy="{down}" font-size="{small}">\\1</tspan><tspan dy="-{down}">\u200a</tspan>', words)
 
 
 def line(x1: float, y1: float, x2: float, y2: float, colour: str = "soft", width: float = 1.5, **more: str) -> str:

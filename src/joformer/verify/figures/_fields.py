@@ -8,6 +8,7 @@ Paper: "Architecture Variants"; docs/claims.md rows 23, 24 and 33.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -31,7 +32,7 @@ def angle_fields_figure(
     plane: int = 1,
     seed: int = 0,
 ) -> Figure:
-    """Draws cos θ over the patches of an image, and below it θ minus the angle of the first module, in radians.
+    """Draws cos θ over the patches of an image, and beside it θ minus the angle of the first module, in radians.
 
     Args:
         image: Grey values (height, width); by default a drawing of a disc and a bar.
@@ -45,8 +46,8 @@ def angle_fields_figure(
 
     Example:
         >>> figure = angle_fields_figure(torch.eye(8), patch=2)
-        >>> [axes.get_title() for axes in figure.axes[3:6]]
-        ['cumulative', 'the image', 'learned − fixed']
+        >>> [axes.get_title() for axes in figure.axes[:4]]
+        ['fixed', 'the image', 'learned', 'learned − fixed']
     """
     picture = _drawing() if image is None else image.detach().cpu().double()
     if picture.ndim != 2 or patch < 1 or min(picture.shape) < patch:
@@ -60,7 +61,7 @@ def angle_fields_figure(
     added = {name: wrap(field - fields[first]) for name, field in fields.items()}
     most = max(*(float(field.abs().max()) for field in added.values()), 1e-6)
 
-    caption = f"One plane over {shape[0]} × {shape[1]} patches: above cos θ, below θ minus the angle of “{first}”. "
+    caption = f"One plane over {shape[0]} × {shape[1]} patches: left cos θ, right θ minus the angle of “{first}”. "
     if frames is None:
         caption += (
             "Learned frequencies (here changed at random) tilt the waves; projected angles (W₂ drawn at random) change "
@@ -68,21 +69,22 @@ def angle_fields_figure(
             "docs/claims.md rows 23, 24 and 33; paper, “Architecture Variants”."
         )
     title = "Fixed and learned angles see position alone, the others content too"
-    with sheet(title, caption, height=4.8) as figure:
-        panels = figure.subplots(2, len(fields), squeeze=False)
-        for axes, (name, field) in zip(panels[0], fields.items(), strict=True):
+    with sheet(title, caption, height=2.4 + 1.95 * len(fields)) as figure:
+        panels = figure.subplots(len(fields), 2, squeeze=False)
+        for axes, (name, field) in zip(panels[:, 0], fields.items(), strict=True):
             waves = axes.imshow(field.cos().numpy(), cmap="gray", vmin=-1, vmax=1)
             axes.set(title=name, xlabel="column", ylabel="row")
-        for axes, (name, field) in zip(panels[1], added.items(), strict=True):
+        for axes, (name, field) in zip(panels[:, 1], added.items(), strict=True):
             if name == first:  # its difference from itself says nothing: the place of the image
                 axes.imshow(picture.numpy(), cmap="gray", extent=(-0.5, shape[1] - 0.5, shape[0] - 0.5, -0.5))
                 axes.set(title="the image", xlabel="column", ylabel="row")
                 continue
             ramp = axes.imshow(field.numpy(), cmap="cividis", vmin=-most, vmax=most)
             axes.set(title=f"{name} − {first}", xlabel="column", ylabel="row")
-        figure.colorbar(waves, ax=list(panels[0]), ticks=(-1, 0, 1), shrink=0.75).set_label("cos θ")
+        bar = partial(figure.colorbar, location="bottom", shrink=0.75, aspect=15)
+        bar(waves, ax=list(panels[:, 0]), ticks=(-1, 0, 1)).set_label("cos θ")
         if len(fields) > 1:
-            figure.colorbar(ramp, ax=list(panels[1]), shrink=0.75).set_label("difference (radians)")
+            bar(ramp, ax=list(panels[:, 1])).set_label("difference (radians)")
     return figure
 
 

@@ -46,14 +46,14 @@ def order_awareness_figure(angle: float = 1.0, *, window: int = 4, seed: int = 0
     z = z / z.norm()
     real = z * torch.tensor([1.0, 0.0], dtype=torch.float64)
     m, orders = window, torch.tensor(list(permutations(range(window))))[1:]
-    cases = {f"complex content\nθ = {angle:.3g}": (z, angle), f"real content\nθ = {angle:.3g}": (real, angle)}
+    cases = {f"complex\ncontent\nθ = {angle:.3g}": (z, angle), f"real\ncontent\nθ = {angle:.3g}": (real, angle)}
     for q, compared in ((m - 1, "q < m"), (m, "q = m"), (m + 1, "q > m")):
-        cases[f"complex content\nθ = 2π/{q}, {compared}"] = (z, 2 * math.pi / q)
+        cases[f"complex\ncontent\nθ = 2π/{q}\n{compared}"] = (z, 2 * math.pi / q)
     changes = {name: _changes(x, x[orders], theta, window=m, circular=False) for name, (x, theta) in cases.items()}
     longer = torch.randn(3 * m, 2, generator=rng, dtype=torch.float64)
     longer = longer / longer.norm()
     shifted = torch.stack([longer.roll(n, 0) for n in range(1, len(longer))])
-    changes["circular shifts of a\nlonger sequence"] = _changes(longer, shifted, angle, window=m, circular=True)
+    changes["circular\nshifts of\na longer\nsequence"] = _changes(longer, shifted, angle, window=m, circular=True)
 
     caption = (
         f"Each mark is one of the {len(orders)} reorderings of m = {m} contents (triangle: the reversal): how far it "
@@ -61,13 +61,14 @@ def order_awareness_figure(angle: float = 1.0, *, window: int = 4, seed: int = 0
         "angle of order q < m swaps of places q apart, one of order m cyclic shifts of the window; circular shifts "
         "are meant to be hidden. docs/claims.md rows 34 and 35; paper, “Shift-Invariance and Order-Awareness”."
     )
-    with sheet("An m-representation sees order unless its content or its angle hides it", caption) as figure:
+    title = "An m-representation sees order unless its content or its angle hides it"
+    with sheet(title, caption, height=5.4) as figure:
         axes = figure.subplots()
         axes.axhspan(FLOOR / 10, ROUNDING, color="0.93")
-        axes.text(-0.42, ROUNDING / 3, "rounding:\nnot told apart", va="top", fontsize=8)
+        axes.text(-0.42, ROUNDING / 3, "rounding:\nnot told\napart", va="top")
         for column, (name, distances) in enumerate(changes.items()):
             _draw_column(axes, column, distances, reversal=name in cases)
-        axes.set(yscale="log", ylim=(FLOOR / 4, 100), xlim=(-0.5, len(changes) - 0.5))
+        axes.set(yscale="log", ylim=(FLOOR / 4, 1e4), xlim=(-0.5, len(changes) - 0.5))
         axes.set(xlabel="content and angle of the generator", ylabel="|v(reordered) − v|  (0 drawn at 10⁻¹⁷)")
         axes.set_xticks(range(len(changes)), list(changes))
         for column in range(1, len(changes)):
@@ -87,7 +88,7 @@ def _draw_column(axes: Axes, column: int, distances: list[float], *, reversal: b
         colour = "white" if hidden else MIDDLE
         axes.plot(list(marks), list(marks.values()), shape, color=colour, markeredgecolor=DARK, markersize=size)
     unseen = sum(d < ROUNDING for d in distances)
-    axes.text(column, 8, f"{unseen} of {count} hidden", ha="center", va="bottom", fontweight="bold")
+    axes.text(column, 12, f"{unseen} of {count}\nhidden", ha="center", va="bottom", fontweight="bold")
 
 
 def _changes(content: Tensor, reordered: Tensor, angle: float, *, window: int, circular: bool) -> list[float]:

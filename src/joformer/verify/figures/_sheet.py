@@ -1,7 +1,8 @@
 """The sheet every picture is drawn on: a title that says the finding, panels, a caption under them; and saving it.
 
-Colours differ in luminance and lines in style, so that a grey print says the same. No pyplot: no window, no global
-figure. matplotlib is an extra and is imported only here and only when a picture is drawn.
+Colours differ in luminance and lines in style, so that a grey print says the same. A sheet is narrow and tall, so that
+a phone shows its text at three quarters of its size. No pyplot: no window, no global figure. matplotlib is an extra and
+is imported only here and only when a picture is drawn.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ else:  # the shape checks of the tests resolve annotations, and must not need ma
 
 __all__ = ["DARK", "FORMATS", "LIGHT", "MIDDLE", "ROUNDING", "Axes", "Figure", "require_matplotlib", "sheet", "write"]
 
-WIDTH = 8.0  # inches
+WIDTH = 5.0  # inches, 480 pixels of a page
 DPI = 150
 FORMATS = ("svg", "png")
 DARK, MIDDLE, LIGHT = "#000000", "#2f6fb0", "#e39a2d"
 ROUNDING = 1e-12  # what fp64 leaves of a zero after some tens of operations is far below
 STYLE = {
     "font.family": "DejaVu Sans",  # the one matplotlib brings along
-    "font.size": 8.5,
-    "axes.titlesize": 9,
-    "axes.labelsize": 8.5,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "legend.fontsize": 8,
+    "font.size": 9.5,
+    "axes.titlesize": 10,
+    "axes.labelsize": 9.5,
+    "xtick.labelsize": 9,
+    "ytick.labelsize": 9,
+    "legend.fontsize": 9.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "image.interpolation": "nearest",
@@ -57,7 +58,7 @@ def require_matplotlib() -> None:
 
 
 @contextmanager
-def sheet(title: str, caption: str, *, height: float = 4.5) -> Iterator[Figure]:
+def sheet(title: str, caption: str, *, height: float = 6.5) -> Iterator[Figure]:
     """An empty figure, `height` inches tall, with its title above and its caption below; draw inside the `with`."""
     require_matplotlib()
     import matplotlib
@@ -66,14 +67,15 @@ def sheet(title: str, caption: str, *, height: float = 4.5) -> Iterator[Figure]:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     with matplotlib.rc_context(STYLE):
-        lines = textwrap.wrap(caption, 122, break_on_hyphens=False)
-        above, below = 0.34 / height, (0.12 + 0.165 * len(lines)) / height
+        heading = textwrap.wrap(title, 50)
+        lines = textwrap.wrap(caption, 66, break_on_hyphens=False)
+        above, below = (0.15 + 0.19 * len(heading)) / height, (0.12 + 0.185 * len(lines)) / height
         middle = ConstrainedLayoutEngine(rect=(0.005, below, 0.99, 1 - above - below), w_pad=0.06, h_pad=0.07)
         figure = NewFigure(figsize=(WIDTH, height), dpi=DPI, layout=middle)
         FigureCanvasAgg(figure)
-        figure.text(0.012, 1 - 0.08 / height, title, va="top", fontsize=11, fontweight="bold", gid="title")
+        figure.text(0.012, 1 - 0.08 / height, "\n".join(heading), va="top", fontsize=11, fontweight="bold", gid="title")
         words = figure.text(0.012, 0.07 / height, "\n".join(lines), va="bottom", linespacing=1.35, gid="caption")
-        words.set_fontsize(8.5)
+        words.set_fontsize(9.5)
         yield figure
 
 
@@ -82,7 +84,7 @@ def write(figure: Figure, stem: Path, formats: tuple[str, ...]) -> list[Path]:
     import matplotlib
 
     title, caption = (next(t.get_text() for t in figure.texts if t.get_gid() == part) for part in ("title", "caption"))
-    described = {"Title": title, "Description": caption.replace("\n", " ")}
+    described = {"Title": title.replace("\n", " "), "Description": caption.replace("\n", " ")}
     paths = []
     for form in formats:
         # A date, or the version of matplotlib, would make two equal pictures differ.

@@ -83,10 +83,12 @@ def displacement_kernel_figure(
             "every Δ = (a, −a). docs/claims.md rows 14 and 39, docs/conventions.md “Combined fixed”; "
             "paper, “Architecture Variants”."
         )
-    rows = [["lines"] * max(len(images), 1)] * bool(lines) + [list(images)] * bool(images)
-    heights = [1.9] * bool(lines) + [2.75] * bool(images)
+    across = min(len(images), 2) or 1
+    named = [*images, *["."] * (len(images) % across)]
+    rows = [["lines"] * across] * bool(lines) + [named[n : n + across] for n in range(0, len(named), across)]
+    heights = [1.9] * bool(lines) + [2.55] * (len(rows) - bool(lines))
     title = "What a head can see is decided by its frequencies"
-    with sheet(title, caption, height=sum(heights) + 1.1) as figure:
+    with sheet(title, caption, height=sum(heights) + 1.6) as figure:
         panels: dict[str, Axes] = figure.subplot_mosaic(rows, height_ratios=heights)
         if lines:
             _draw_lines(panels.pop("lines"), lines, far)
@@ -121,7 +123,7 @@ def _draw_lines(axes: Axes, lines: Mapping[str, Tensor], far: int) -> None:
         axes.plot(blind, [1.0] * len(blind), "o", color="none", markeredgecolor=DARK, markersize=8)
     axes.set(xlabel="displacement Δ (steps)", ylabel="K(Δ)", xlim=(0, far))
     axes.grid(axis="y", color="0.85")
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False)
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.1, 1), ncols=2, frameon=False)
 
 
 def _draw_images(panels: Mapping[str, Axes], images: Mapping[str, Tensor], wide: int) -> Any:
@@ -135,6 +137,6 @@ def _draw_images(panels: Mapping[str, Axes], images: Mapping[str, Tensor], wide:
         image = axes.imshow(kernel.unflatten(0, (side, side)).numpy(), cmap="Greys", vmin=lowest, vmax=1, extent=extent)
         blind = cells[(kernel > BLIND) & cells.any(-1)]
         axes.plot(blind[:, 1].tolist(), blind[:, 0].tolist(), "o", color="none", markeredgecolor="white", markersize=5)
-        found = f"{len(blind)} of these Δ are invisible" if len(blind) else "none of these Δ is invisible"
+        found = f"{len(blind)} of these Δ\nare invisible" if len(blind) else "none of these Δ\nis invisible"
         axes.set(title=f"{name}:\n{found}", xlabel="Δcolumn (steps)", ylabel="Δrow (steps)")
     return image

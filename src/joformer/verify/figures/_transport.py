@@ -66,27 +66,29 @@ def path_spread_figure(
     caption = (
         f"Cell (i, j): the largest difference between transports T(π) {orderings} of i row steps and j column steps. "
         "Flat ones differ by rounding alone, curved ones as soon as both axes are used, and even a small commutator "
-        "shows far above rounding (right). docs/claims.md rows 7 and 9; paper, “Path Transport and Commutativity”."
+        "shows far above rounding (below). docs/claims.md rows 7 and 9; paper, “Path Transport and Commutativity”."
     )
-    with sheet("Shared generators: transport ignores the path exactly when they commute", caption) as figure:
-        left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1, 1.15))
-        for axes, (name, rows) in zip((left, middle), maps.items(), strict=True):
+    title = "Shared generators: transport ignores the path exactly when they commute"
+    with sheet(title, caption, height=7.4) as figure:
+        panels: dict[str, Axes] = figure.subplot_mosaic([["a", "b"], ["c", "c"]], height_ratios=(1.25, 1))
+        left, right, below = panels.values()
+        for axes, (name, rows) in zip((left, right), maps.items(), strict=True):
             image = axes.imshow(rows, cmap="Greys", vmin=0, vmax=largest["curved"])
             axes.set(title=f"{name}: at most {largest[name]:.2g}", xlabel="column steps j", ylabel="row steps i")
             axes.set(xticks=list(cells), yticks=list(cells))
             _number_cells(axes, rows, largest["curved"])
-        bar = figure.colorbar(image, ax=[left, middle], orientation="horizontal", shrink=0.7, aspect=30)
-        bar.set_label("path spread ‖T(π) − T(π′)‖, Frobenius norm (same scale for both)")
+        bar = figure.colorbar(image, ax=[left, right], orientation="horizontal", shrink=0.8, aspect=30)
+        bar.set_label("path spread ‖T(π) − T(π′)‖, Frobenius norm")
         looks = (("curved", LIGHT, "^-."), ("nearly flat", MIDDLE, "s--"), ("flat", DARK, "o-"))
         for name, colour, style in looks:
             size_of = float(interchange_defect(chosen[name], (1, 1)))
             shown = [max(value, 1e-17) for value in lines[name]]  # a logarithmic scale has no place for zero
             label = f"{name}, ‖R₁R₂ − R₂R₁‖ = {size_of:.1g}"
-            right.semilogy(cells[1:], shown, style, color=colour, markersize=4.5, markeredgecolor=DARK, label=label)
-        right.set(xlabel="steps along each axis n", ylabel="path spread (0 drawn at 10⁻¹⁷)", ylim=(1e-18, 1e2))
-        right.set(title="along the diagonal i = j = n", xticks=list(cells[1:]))
-        right.legend(loc="center", frameon=False)
-        right.grid(axis="y", color="0.85")
+            below.semilogy(cells[1:], shown, style, color=colour, markersize=4.5, markeredgecolor=DARK, label=label)
+        below.set(xlabel="steps along each axis n", ylabel="path spread\n(0 drawn at 10⁻¹⁷)", ylim=(1e-18, 1e2))
+        below.set(title="along the diagonal i = j = n", xticks=list(cells[1:]))
+        below.legend(loc="center", frameon=False)
+        below.grid(axis="y", color="0.85")
     return figure
 
 
@@ -140,8 +142,9 @@ def holonomy_figure(
         "docs/claims.md rows 7 and 9; paper, “Path Transport and Commutativity”."
     )
     looks = ((DARK, "o-"), (MIDDLE, "s"), (LIGHT, "^-."))
-    with sheet("Round a loop, only flat transport brings a vector back to itself", caption, height=5.6) as figure:
-        panels: dict[str, Axes] = figure.subplot_mosaic([["a", "b", "c"], ["d", "d", "d"]], height_ratios=(1.9, 1))
+    with sheet("Round a loop, only flat transport brings a vector back to itself", caption, height=9.9) as figure:
+        rows = [["a", "b"], ["c", "."], ["d", "d"]]
+        panels: dict[str, Axes] = figure.subplot_mosaic(rows, height_ratios=(1.9, 1.9, 1))
         for key, (name, field) in zip("abc", fields.items(), strict=True):
             _draw_loop(panels[key], field, side)
             if isinstance(field[2], Torus):
@@ -151,11 +154,11 @@ def holonomy_figure(
             panels[key].set_title(f"{name}\n{verdict}")
         axes = panels["d"]
         area = [n * n for n in sides]
-        axes.plot(area, enclosed, "--", color=MIDDLE, label="predicted by the squares enclosed")
+        axes.plot(area, enclosed, "--", color=MIDDLE, label="predicted by squares")
         for (colour, style), (name, angles) in zip(looks, failures.items(), strict=True):
             axes.plot(area, angles, style, color=colour, markersize=5.5, markeredgecolor=DARK, label=name)
         axes.set(xlabel="area of the loop (unit squares)", ylabel="angle ∠(v, H v)\n(degrees)", xticks=area)
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False)
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.05, 1), ncols=2, columnspacing=1, frameon=False)
         axes.grid(axis="y", color="0.85")
     return figure
 
