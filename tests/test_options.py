@@ -9,7 +9,18 @@ import pytest
 import tyro
 
 from joformer import cli
-from joformer.cli.options import CONFIG, changed, meant, positional, read_config, with_config, words, write_config
+from joformer.cli.options import (
+    CONFIG,
+    changed,
+    claim,
+    meant,
+    positional,
+    read_config,
+    recorded,
+    with_config,
+    words,
+    write_config,
+)
 
 
 @dataclass(frozen=True)
@@ -46,12 +57,80 @@ def test_what_was_changed_can_be_typed_again():
 
 
 def test_a_file_of_options_is_what_the_run_was_given(tmp_path):
-    write_config(GIVEN, tmp_path)
+    write_config(GIVEN, "compare", tmp_path)
+    assert (tmp_path / CONFIG).read_text().startswith("# joformer compare\n")
     assert read_config(tmp_path / CONFIG) == changed(GIVEN)
     again = with_config(["--config", str(tmp_path / CONFIG), "--seeds", "9"], Command)
     assert again[:2] == ["--seeds", "9"]  # what is typed overrides the file
     assert again.count("--seeds") == 1
     assert again[2:] == [word for word in words(changed(GIVEN)) if word not in ("--seeds", "4")]
+
+
+@pytest.mark.refused
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("train lm --steps -5 --out x", "--steps must be 1 or more, got -5"),
+        ("train lm --dim 65 --out x", "dim=65 does not divide into 4 heads: choose another number"),
+        ("train lm --lr abc --out x", "--lr must be a number, got abc"),
+        ("train lm --steps 5.5 --out x", "--steps must be a whole number, got 5.5"),
+        ("train lm --frames rope", "--frames must be one of cumulative, fixed, learned, projected; got rope"),
+        ("train lm", "train lm needs --out PATH: joformer train lm --help says more"),
+        ("convert", "convert needs MODEL_DIR and OUT: joformer convert --help says more"),
+        ("convert x", "convert needs OUT (the folder to write): joformer convert --help says more"),
+        ("compare --data a b c", "unrecognized options: b, c: joformer compare --help says more"),
+        (
+            "compare --seeds",
+            "missing value for argument '--seeds'. Expected 1 values: joformer compare --help says more",
+        ),
+    ],
+)
+def test_a_value_that_cannot_be_is_one_line(typed, said, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["joformer", *typed.split()])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert (left.value.code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"joformer: {said}")
+
+
+@pytest.mark.refused
+def test_a_folder_of_another_command_is_left_alone(tmp_path):
+    claim("compare", tmp_path / "new")
+    write_config(GIVEN, "compare", tmp_path)
+    claim("compare", tmp_path)
+    for other in ("reproduce", "train lm"):
+        with pytest.raises(ValueError, match="holds what joformer compare made: choose another --out"):
+            claim(other, tmp_path)
+    # Written by Python, or by an earlier version: known by its files.
+    run, tables = tmp_path / "run", tmp_path / "tables"
+    for place in (run / "config.json", tables / "mnist" / "table.json"):
+        place.parent.mkdir(parents=True)
+        place.write_text("{}")
+    claim("train lm", run)
+    claim("reproduce", tables)
+    with pytest.raises(ValueError, match="holds a run of joformer train, not tables"):
+        claim("reproduce", run)
+    with pytest.raises(ValueError, match="holds tables of compare or reproduce, not a run"):
+        claim("train lm", tables)
+
+
+def test_options_of_a_command_that_raises_are_not_kept(tmp_path):
+    with recorded(Command("first"), "train lm", tmp_path):
+        pass
+    kept = (tmp_path / CONFIG).read_bytes()
+
+    def run(data, error):
+        with recorded(Command(data), "train lm", tmp_path):
+            assert data in (tmp_path / CONFIG).read_text()
+            raise error
+
+    with pytest.raises(ValueError, match="other settings"):
+        run("second", ValueError("other settings"))
+    assert (tmp_path / CONFIG).read_bytes() == kept
+    with pytest.raises(KeyboardInterrupt):
+        run("third", KeyboardInterrupt())
+    assert b"third" in (tmp_path / CONFIG).read_bytes()  # it resumes
 
 
 @pytest.mark.refused

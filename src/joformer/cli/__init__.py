@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import traceback
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
@@ -28,7 +29,7 @@ from joformer.cli.demo import Demo
 from joformer.cli.evaluate import Evaluate
 from joformer.cli.generate import Generate
 from joformer.cli.inspect import Inspect
-from joformer.cli.options import check_options, meant, polished, with_config
+from joformer.cli.options import check_options, meant, polished, unboxed, with_config
 from joformer.cli.report import Report
 from joformer.cli.reproduce import Reproduce
 from joformer.cli.verify import Verify
@@ -121,7 +122,14 @@ def _parse(typed: list[str]) -> Any:
     words = with_config(rest, command)
     check_options(words, command)
     markers = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
-    return tyro.cli(polished(command), prog=path, args=words, config=markers)
+    boxed = io.StringIO()
+    try:
+        with redirect_stderr(boxed):
+            return tyro.cli(polished(command), prog=path, args=words, config=markers)
+    except SystemExit as left:
+        if left.code in (0, None):
+            raise
+        raise ValueError(unboxed(boxed.getvalue(), path)) from None
 
 
 def _trainers() -> dict[str, type[Any]]:

@@ -19,7 +19,7 @@ from joformer._log import Progress, logger
 from joformer._remote import Owner, Store, is_address, local
 from joformer.cli.console import say
 from joformer.cli.growing import GrowingPage, note_look
-from joformer.cli.options import CONFIG, Place, changed, positional, words, write_config
+from joformer.cli.options import CONFIG, Place, changed, claim, positional, words, write_config
 
 if TYPE_CHECKING:
     from joformer.experiments import Cell, Table
@@ -34,7 +34,7 @@ def chosen(planned: Sequence[Table], command: Any, **instead: Any) -> list[Table
     for name in ("data", "out"):  # as it was typed, but nobody's whole path
         if name in given and (Path(given[name]).is_absolute() or str(given[name]).startswith("file:")):
             given[name] = Path(given[name]).name
-    typed = shlex.join([type(command).__name__.lower(), *words(given, positional(type(command)))])
+    typed = shlex.join([_name(command), *words(given, positional(type(command)))])
     kept = []
     for table in planned:
         cells = [cell for cell in table.cells if not command.only or any(_means(one, cell) for one in command.only)]
@@ -42,6 +42,11 @@ def chosen(planned: Sequence[Table], command: Any, **instead: Any) -> list[Table
             named = tuple(replace(cell, command=f"joformer {typed} --only {cell.name}") for cell in cells)
             kept.append(replace(table, cells=named, planned=tuple(cell.name for cell in cells)))
     return kept
+
+
+def _name(command: Any) -> str:
+    """As it is typed."""
+    return type(command).__name__.lower()
 
 
 def _means(pattern: str, cell: Cell) -> bool:
@@ -81,6 +86,7 @@ def run_tables(
     store = Store(str(command.out)) if is_address(command.out) else None
     # Two at once would find each other's cells in use, and call them failed.
     with Lock(local(command.out)), nullcontext() if store is None else Owner(store):
+        claim(_name(command), command.out)
         if store is not None:
             _pull_results(store)
         failed = _run_cells(tables, command, engine, order, picture)
@@ -141,7 +147,7 @@ def _run_cells(
     done = {cell.name for cell in cells if finished(cell, out) is not None}
     for table in tables:
         table.begin(out)
-    write_config(command, out)
+    write_config(command, _name(command), out)
     _publish(command.out, [CONFIG])
     if is_address(command.out):
         cells = [replace(cell, address=str(command.out)) for cell in cells]

@@ -7,7 +7,9 @@ joformer compare --config OUT/command.toml --seeds 8   the same options; those g
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, Field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from importlib import import_module
@@ -20,7 +22,7 @@ import tyro
 from joformer._io import one_line, write_whole
 from joformer._remote import local
 
-CONFIG = "command.toml"
+CONFIG, HEAD = "command.toml", "# joformer "
 Place = str | Path
 """A folder or an address, which stays a str: a Path would lose one of its slashes."""
 ARG: Any = type(tyro.conf.arg())
@@ -73,10 +75,43 @@ def positional(command: Any) -> list[str]:
     return [name for _, name, hint in _options(command) if tyro.conf.Positional in getattr(hint, "__metadata__", ())]
 
 
-def write_config(command: Any, out: Place) -> None:
-    """Writes the command's options into out/command.toml."""
-    lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in changed(command).items()]
-    write_whole(local(out) / CONFIG, "".join(f"{line}\n" for line in lines).encode())
+def claim(name: str, out: Place) -> None:
+    """Raises ValueError where `out` holds what another command made: the command `name` would write over its files.
+
+    >>> claim("compare", "runs/of/nobody")
+    """
+    folder = local(out)
+    run, tables = (folder / "config.json").is_file(), any(folder.glob("*/table.json"))
+    with suppress(OSError):
+        written = folder.joinpath(CONFIG).read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+        made_by = written.removeprefix(HEAD) if written.startswith(HEAD) else name
+        if made_by != name:
+            raise ValueError(f"{out} holds what joformer {made_by} made: choose another --out")
+    if name.startswith("train ") and tables:
+        raise ValueError(f"{out} holds tables of compare or reproduce, not a run: choose another --out")
+    if not name.startswith("train ") and run:
+        raise ValueError(f"{out} holds a run of joformer train, not tables: choose another --out")
+
+
+def write_config(command: Any, name: str, out: Place) -> None:
+    """Writes the command's name and options into out/command.toml."""
+    lines = [f"{option} = {json.dumps(value, ensure_ascii=False)}" for option, value in changed(command).items()]
+    write_whole(local(out) / CONFIG, "".join(f"{line}\n" for line in (HEAD + name, *lines)).encode())
+
+
+@contextmanager
+def recorded(command: Any, name: str, out: Place) -> Iterator[None]:
+    """`write_config`, taken back where the command raises ValueError: the run that is there is not of its options."""
+    claim(name, out)
+    place = local(out) / CONFIG
+    before = place.read_bytes() if place.is_file() else None
+    write_config(command, name, out)
+    try:
+        yield
+    except ValueError:
+        if before is not None:
+            write_whole(place, before)
+        raise
 
 
 def with_config(typed: Sequence[str], command: type) -> list[str]:
@@ -120,6 +155,42 @@ def check_options(typed: Sequence[str], command: type) -> None:
             raise ValueError(f"there is no option {flag}{meant(flag, [*known, '--config']) or ': --help lists them'}")
 
 
+def unboxed(box: str, path: str) -> str:
+    """What tyro says of the typed words in a box of several lines, in one.
+
+    >>> unboxed("╭─ Value error ──╮\\n│ Error parsing recipe: steps must be 1 or more, got -5 │\\n│ ──── │", "joformer")
+    '--steps must be 1 or more, got -5'
+    """
+    if "╭" in box:
+        rows = [line.strip().strip("│").rstrip() for line in box.splitlines() if not line.startswith(("╭", "╰"))]
+        rows = [row.removeprefix(" ") for row in rows]
+    else:  # without Unicode: the title, a rule, and two spaces before everything
+        rows = [line.removeprefix("  ").rstrip() for line in box.splitlines()[2:]]
+    ends = [at for at, row in enumerate(rows) if not row.strip("─- ")]
+    rows = rows[: ends[0] if ends else None]
+    said = " ".join(row.strip() for row in rows)
+    if said.startswith("Missing from "):
+        needed = " and ".join(row.strip() for row in rows[1:] if re.match(r" {4}\S", row))
+        about = " ".join(row.strip() for row in rows[1:] if re.match(r" {8}\S", row)).partition(". ")[0]
+        about = about.removesuffix(" (required)").rstrip(".")
+        place = about and "--" not in needed and " and " not in needed
+        what = f"{needed} ({about[:1].lower()}{about[1:]})" if place else needed
+        return f"{path.removeprefix('joformer ')} needs {what}: {path} --help says more"
+    if found := re.fullmatch(r"invalid choice '(.*)' for argument '(.*)'\. Expected one of \((.*)\)\.", said):
+        choices = sorted(choice.strip("' ") for choice in found[3].split(",") if choice.strip())
+        return f"{found[2]} must be one of {', '.join(choices)}; got {found[1]}"
+    option, _, wrong = said.removeprefix("Error parsing ").partition(": ")
+    for message, kind in (
+        (r"could not convert string to float: '(.*)'", "a number"),
+        (r"invalid literal for int\(\) with base 10: '(.*)'", "a whole number"),
+    ):
+        if found := re.fullmatch(message, wrong):
+            return f"{option} must be {kind}, got {found[1]}"
+    if not said.startswith("Error parsing "):
+        return f"{said[:1].lower()}{said[1:].rstrip('.')}: {path} --help says more"
+    return f"--{wrong}" if re.match(r"[a-z_]+ must be ", wrong) else wrong
+
+
 def meant(word: str, known: Sequence[str]) -> str:
     """A question whether one of the known words was meant, where one is near.
 
@@ -150,6 +221,7 @@ def polished(command: Any) -> Any:
             kind, several = args[0], several or get_origin(kind) is tuple
         word = WORDS.get(kind) or ("|".join(map(str, get_args(kind))) if get_origin(kind) is Literal else None)
         word = "True|False" if kind is bool is not inner else word
+        word = field.name.upper() if kind in (Path, Place) and tyro.conf.Positional in markers else word
         own: Any = next((marker for marker in markers if isinstance(marker, ARG)), tyro.conf.arg())
         empty = several or field.default is None or field.default is False
         shown = replace(

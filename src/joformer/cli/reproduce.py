@@ -39,7 +39,8 @@ class Reproduce:
             fewer steps, unless --steps; the learning rate stays as it is, and the paper's figures are not shown.
         precision: What matrix products are computed in, instead of the table's.
         compile: Compile the models.
-        deterministic: Allow only operations whose result does not depend on chance; without, GPUs may be faster.
+        deterministic: Use only operations whose result does not depend on chance; --no-deterministic allows others,
+            which may be faster on GPUs, and the same command may then give other bits.
         processes: Processes of every cell, on a GPU each where there are some; they share its batch.
         shard: Give each process of a cell a shard of the model (FSDP2) instead of a copy (DDP).
         accumulate: Parts in which each process works through its share of a batch, to save memory.

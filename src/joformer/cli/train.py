@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
@@ -15,7 +16,7 @@ from joformer._log import logger
 from joformer._remote import local, require_place
 from joformer.attention._options import Transport
 from joformer.cli.console import say
-from joformer.cli.options import Place, write_config
+from joformer.cli.options import Place, recorded
 from joformer.frames._base import Split
 from joformer.models import (
     ClassifierConfig,
@@ -92,13 +93,14 @@ class Run:
             say(f"{what} on {notes['data']}, into {self.out}")
             return 0
         first = os.environ.get("RANK", "0") == "0"
-        if first:
-            write_config(command, self.out)
+        record = recorded(command, f"train {type(command).__name__.lower()}", self.out) if first else nullcontext()
+        loggers = () if self.log == "none" else (self.log,)
         try:
-            result = training.train(
-                config, task, recipe, self.out, seed=self.seed, drift=self.drift, notes=notes, shard=self.shard,
-                context_parallel=context_parallel, start=self.start, loggers=() if self.log == "none" else (self.log,),
-            )  # fmt: skip
+            with record:
+                result = training.train(
+                    config, task, recipe, self.out, seed=self.seed, drift=self.drift, notes=notes, shard=self.shard,
+                    context_parallel=context_parallel, start=self.start, loggers=loggers,
+                )  # fmt: skip
         except Stopped as stopped:
             logger.warning(f"joformer: {stopped}")
             return stopped.code

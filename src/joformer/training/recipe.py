@@ -32,8 +32,8 @@ class Recipe:
         precision: What matrix products are computed in; weights and rotations stay in float32.
         average: Decay of a moving average of the weights (EMA), which is then what is evaluated and kept; 0 for none.
         compile: Compile the model.
-        deterministic: Allow only operations whose result does not depend on chance: the same command gives the same
-            bits.
+        deterministic: Use only operations whose result does not depend on chance, so that the same command gives the
+            same bits; --no-deterministic allows others, which may be faster on GPUs.
         stages: Several stages in a row, as STEPS:LR or STEPS:LR:FRAMES (frames of the language model from there on).
         log_every: Steps between two lines of metrics.jsonl.
         evaluate_every: Steps between two evaluations; there is always one at the end.
