@@ -459,12 +459,12 @@ def prose():
 
     return {
         "README.md": [
-            ("they are {} bits per byte [{}, {}] better than RoPE", turned(*enwik8.difference("fixed"))),
-            ("after {} steps on spoken digits {} points", (300, early.difference("joformer_old")[0])),
-            ("the difference is gone ({} [{}, {}])", late.difference("joformer_old")),
-            ("to be seen on\nenwik8 ({} [{}, {}] bits per byte)", triple(best.difference)),
-            ("it is {} points [{}, {}] ahead", triple(moved["joint"])),
-            ("in the plane RoPE has {} % and values {} %", [bare[name] for name in ("scores, fixed", "both, fixed")]),
+            ("(enwik8): {} bits per byte [{}, {}] better than RoPE after 600", turned(*enwik8.difference("fixed"))),
+            ("(spoken digits): {} points ahead after {} steps", (early.difference("joformer_old")[0], 300)),
+            ("the difference is gone, {} [{}, {}]", late.difference("joformer_old")),
+            ("too small to see: {} [{}, {}]", triple(best.difference)),
+            ("where it is: {} points [{}, {}] ahead on moving digits", triple(moved["joint"])),
+            ("in the plane RoPE has\n  {} % and values {} %", [bare[f"{side}, fixed"] for side in ("scores", "both")]),
         ],
         "docs/results.md": [
             ("scores have {} % (all three seeds)", late.value("rope2d")),

@@ -31,7 +31,8 @@ statement, the largest over all instances; it must not exceed the tolerance. Whe
 lacks a condition (or a claim says that two things differ), its gap, the smallest over all instances, must be at
 least the margin: a check that could not fail would prove nothing.
 
-This page is written by `{command}`.
+Names in the column "in the paper" are labels of its source; [where the paper is in the code](paper.md) has
+the numbers that a reader of the PDF sees. This page is written by `{command}`.
 """
 HEADER = (
     "| # | in the paper | verdict | as printed | what is true | residual ≤ tolerance | gap ≥ margin |",
