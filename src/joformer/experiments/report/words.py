@@ -193,6 +193,9 @@ class Wording:
     def _effect(self, size: str) -> str:
         of, d, verdict = self.about.effects[size][-1]
         pooled = len(self.about.effects[size]) > 1
+        if size in self.about.solved:
+            remedy = " Give harder or more data, or fewer --steps." if self.table.recipe == "compare" else ""
+            return f"This data cannot tell: {self._solved(size)}.{remedy}"
         word = {
             "better": "Value transport helps",
             "worse": "Value transport hurts",
@@ -204,19 +207,31 @@ class Wording:
         counted = f"{d.n} seed{'s' * (d.n != 1)}{', ' + d.why if d.why else ''}"
         return f"{word}{self.after(size)}: {self.difference(d)}{self.unit}{margin}, {what} ({counted})."
 
+    def _solved(self, size: str) -> str:
+        metric, some = self.table.metric, self.about.effects[size]
+        who = "both models" if len(some) == 1 else "all models, with values and without,"
+        what = "get every held-out example right" if metric.name == "accuracy" else f"have {metric.best:g} {metric.unit}"
+        n = some[-1][1].n
+        return f"{who} {what}{self.after(size)}, on {f'all {n} seeds' if n > 1 else 'one seed'}"
+
     def _lasting(self, sizes: Sequence[str]) -> str:
+        """What the longest budget says beside the first; only a difference that was found can last."""
         if len(sizes) < 2:
             return "Whether that lasts was not looked at (--longer 4 does)."
+        after = self.after(sizes[-1]).strip() or "longer"
+        if self.about.solved >= {sizes[0], sizes[-1]}:
+            return f"Nor can it {after}."
+        if sizes[-1] in self.about.solved:
+            return f"Longer, this data cannot tell: {self._solved(sizes[-1])}."
         first, (_, d, then) = self.about.effects[sizes[0]][-1][2], self.about.effects[sizes[-1]][-1]
-        if then == "inconclusive":
-            word = "Whether that lasts is inconclusive"
-        elif first in ("better", "worse"):
+        figure = f"{self.difference(d)}{self.unit}"
+        if first in ("better", "worse"):
             word = "It lasts" if then == first else "It does not last"
-        else:
-            word = {"better": "Longer, it helps", "worse": "Longer, it hurts"}.get(
-                then, "Longer, it makes no difference"
-            )
-        return f"{word}:{self.after(sizes[-1])} {self.difference(d)}{self.unit}."
+            word = "Whether that lasts is inconclusive" if then == "inconclusive" else word
+            return f"{word}: {after} {figure}."
+        word = {"better": "helps", "worse": "hurts", "equivalent": "makes no difference"}.get(then, "is inconclusive")
+        too = " too" if first == then == "inconclusive" else " either" if first == then else ""
+        return f"{after[0].upper()}{after[1:]} it {word}{too}: {figure}."
 
     def _costs(self) -> list[str]:
         for one in self.about.comparisons:
