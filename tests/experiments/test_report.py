@@ -292,6 +292,20 @@ def test_data_that_both_models_have_solved_cannot_tell():
     assert told({short: (solved, [100.0, 99.0, 100.0])})[0].startswith("Whether value transport helps is inconclusive")
 
 
+def test_comparisons_are_counted_with_what_they_compare():
+    cifar, language, alone = analysed(synthetic.cifar(), synthetic.wikipedia(), synthetic.one_seed())
+    assert len(cifar.about.comparisons) == 12
+    assert sum(one.other == "rope2d" for one in cifar.about.comparisons) == 9
+    assert any(sentence.startswith("Of 12 comparisons, 9 of them against RoPE: ") for sentence in cifar.sentences)
+    assert any(sentence.startswith("Against RoPE: ") for sentence in language.sentences)
+    assert alone.sentences == ["One seed: nothing can be decided; --seeds 3 gives intervals."]
+    head, cells = synthetic.one_seed()
+    (begun,) = analysed(({**head, "cells": [*head["cells"], "mnist/mlp/seed-1"]}, cells))
+    assert begun.sentences == ["3 of 4 cells finished. One seed so far: nothing can be decided."]
+    head, cells = exact_table([1.05], [0.99], baseline=None, reference=1.0)
+    assert analysed((head, cells))[0].sentences == ["One round: nothing can be decided."]
+
+
 def test_seeds_added_after_looking_are_named():
     head, cells = grid({("", 300): ([2.0, 2.1], [1.9, 2.0])}, looked=[2, 4])
     assert any("Results had been seen with 2 of these 4 cells" in note for note in analysed((head, cells))[0].notes)

@@ -255,17 +255,35 @@ class Wording:
 
     def _counted(self) -> str:
         """How many comparisons have which verdict; by name where they are few."""
+        if len(self.table.seeds) == 1:
+            if self.table.reference is not None:
+                return "One round: nothing can be decided."
+            if self.table.missing:
+                return "One seed so far: nothing can be decided."
+            return "One seed: nothing can be decided; --seeds 3 gives intervals."
         told = []
         for kind in VERDICTS:
             if some := [one for one in self.about.comparisons if one.verdict == kind]:
                 names = list(dict.fromkeys(self._named(one) for one in some))
                 listed = f" ({'; '.join(names)})" if len(names) <= 3 else ""
                 told.append(f"{len(some)} {kind}{listed}")
-        whom = self.name(self.table.baseline) if self.table.baseline is not None else self.name(None)
-        return f"{'In pairs' if whom == '–' else f'Against {whom}'}: {', '.join(told)}."
+        return f"{self._compared}: {', '.join(told)}."
+
+    @property
+    def _compared(self) -> str:
+        """With what the comparisons are made that are counted; those of a further pair are named as such."""
+        table, every = self.table, self.about.comparisons
+        if table.baseline is None and table.reference is None:
+            return "In pairs"
+        whom, pairs = f"against {self.name(table.baseline)}", sum(map(self.is_pair, every))
+        return f"Of {len(every)} comparisons, {len(every) - pairs} of them {whom}" if pairs else f"A{whom[1:]}"
+
+    def is_pair(self, one: Comparison) -> bool:
+        """Whether this is one of the further pairs: with another model than the baseline."""
+        return one.other not in (None, self.table.baseline)
 
     def _named(self, one: Comparison) -> str:
-        pair = one.other is not None and one.other != self.table.baseline
+        pair = self.is_pair(one)
         size = one.size if len(self.table.sizes) > 1 else ""
         return label(f"{self.name(one.model)} over {self.name(one.other)}" if pair else self.name(one.model), size)
 
