@@ -466,39 +466,44 @@ def test_what_the_files_tell_to_type(offline, joformer, folder, typed):
     words = [str(places.get(word, word)) for word in shlex.split(typed)]
     code, said, told = joformer(*words, "--dry-run")
     assert (code, told) == (0, "")
-    table = words[1]
-    assert all(
-        re.fullmatch(r"\S+/seed-\d  ([\d,]+ parameters|\d+ models timed), [\d,]+ steps, \S+", line)
-        for line in said.splitlines()
-    )
-    assert any(re.match(rf"(\S+-)?{table}(-\w+)?/", line) for line in said.splitlines())
+    table, (*lines, total) = words[1], said.splitlines()
     seeds = int(words[words.index("--seeds") + 1]) if "--seeds" in words else 3
-    assert len({line.split()[0].rpartition("-")[2] for line in said.splitlines()}) == seeds
+    many = rf"{seeds} {{}}{'s' * (seeds > 1)}"
+    run = rf".+: [\d,]+ parameters, [\d,]+ steps, {many.format('seed')}"
+    timed = rf"\d+ models timed, {many.format('round')}"
+    assert all(re.fullmatch(rf"[^\s:]+  ({run}|{timed}), \S+", line) for line in lines)
+    assert any(re.match(rf"(\S+-)?{table}(-\w+)?/", line) for line in lines)
+    what = f"{len(lines) * seeds} {'round' if table == 'overhead' else 'run'}s"
+    assert total == f"In all: {what}{' of timing' * (table == 'overhead')}"
 
 
 def test_all_tables_at_once(offline, joformer, folder):
     code, said, _ = joformer("reproduce", "--dry-run", "--seeds", 1)
     assert code == 0
-    assert list(dict.fromkeys(line.split("/")[0].rpartition("-")[2] for line in said.splitlines())) == [
+    *lines, total = said.splitlines()
+    assert total == f"In all: {len(lines) - 1} runs and 1 round of timing"
+    assert list(dict.fromkeys(line.split("/")[0].rpartition("-")[2] for line in lines)) == [
         name for name in TABLES if name not in NAMED_ONLY
     ]
     # The folder of several tables is not the data of any; what is not in it is embedded.
     (folder / "fsdd").rmdir()
     code, said, _ = joformer("reproduce", "--dry-run", "--seeds", 1, "--data", folder)
     assert code == 0
-    data = {line.split("/")[0].rpartition("-")[2]: line.split()[-1] for line in said.splitlines()}
+    data = {line.split("/")[0].rpartition("-")[2]: line.split()[-1] for line in said.splitlines()[:-1]}
     assert data["speech"] == "words"
     assert data["wikipedia"] == str(folder / "enwik8")
     some = joformer("reproduce", "--dry-run", "--only", "mnist/*/d-2/seed-1", "wikipedia/fixed/n100-l2/seed-0")
     whole = joformer("reproduce", "--dry-run", "--only", "digits-mnist/*/d-2/seed-1", "stdlib-wikipedia/fixed/*/seed-0")
     assert some == whole
-    assert [line.split()[0] for line in some[1].splitlines()] == [
-        "digits-mnist/learned/d-2/seed-1",
-        "digits-mnist/dft/d-2/seed-1",
-        "digits-mnist/diagonal/d-2/seed-1",
-        *(f"digits-mnist/learned-from-{spread}/d-2/seed-1" for spread in ("0.01", "0.05", "0.5", "3.1")),
-        "stdlib-wikipedia/fixed/n100-l2/seed-0",
+    *lines, total = some[1].splitlines()
+    assert [(line.split()[0], re.search(r"1 seed( \(\d\))?, ", line)[1]) for line in lines] == [
+        ("digits-mnist/learned/d-2", " (1)"),
+        ("digits-mnist/dft/d-2", " (1)"),
+        ("digits-mnist/diagonal/d-2", " (1)"),
+        *((f"digits-mnist/learned-from-{spread}/d-2", " (1)") for spread in ("0.01", "0.05", "0.5", "3.1")),
+        ("stdlib-wikipedia/fixed/n100-l2", None),
     ]
+    assert total == "In all: 8 runs"
 
 
 @pytest.mark.refused

@@ -64,7 +64,7 @@ class Compare:
             every cell.
         slurm: Options of sbatch for --engine slurm: time=MINUTES partition=NAME account=NAME …
         out: Where everything is kept, a folder or an address (s3://…); the report too.
-        dry_run: Print the cells and stop.
+        dry_run: Print which models would be run, their parameters, steps and seeds, and stop.
         json: Print the report as JSON instead of sentences.
     """
 

@@ -51,11 +51,30 @@ def _means(pattern: str, cell: Cell) -> bool:
 
 
 def show_cells(tables: Sequence[Table]) -> None:
-    """Prints what would be run."""
-    for table in tables:
-        for cell in table.cells:
-            what = f"{1 + len(cell.rivals)} models timed" if cell.alone else f"{cell.parameters:,} parameters"
-            say(f"{cell.name}  {what}, {cell.recipe.total:,} steps, {cell.source.data}")
+    """Prints what would be run: a line for every model and size, and how much that is in all."""
+    from joformer.experiments.names import plain
+
+    alike: dict[str, list[Cell]] = {}  # a model at a size, its seeds
+    recipes = {table.name: table.recipe for table in tables}
+    for cell in (cell for table in tables for cell in table.cells):
+        alike.setdefault(cell.name.rpartition("/")[0], []).append(cell)
+    for name, cells in alike.items():
+        one, seeds = cells[0], [cell.seed for cell in cells]
+        which = "" if seeds == [*range(len(seeds))] else f" ({', '.join(map(str, seeds))})"
+        if one.alone:
+            what = f"{1 + len(one.rivals)} models timed, {_many(len(seeds), 'round')}"
+        else:
+            what = f"{plain(recipes[one.table], one.model)}: {one.parameters:,} parameters, {one.recipe.total:,} steps"
+            what += f", {_many(len(seeds), 'seed')}"
+        say(f"{name}  {what}{which}, {one.source.data}")
+    timed = sum(cell.alone for cells in alike.values() for cell in cells)
+    trained = sum(map(len, alike.values())) - timed
+    some = ((trained, "run", ""), (timed, "round", " of timing"))
+    say("In all: " + " and ".join(_many(count, what) + more for count, what, more in some if count))
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def run_tables(

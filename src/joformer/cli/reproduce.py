@@ -51,7 +51,7 @@ class Reproduce:
             every cell.
         slurm: Options of sbatch for --engine slurm: time=MINUTES partition=NAME account=NAME …
         out: Where everything is kept, a folder or an address (s3://…); the report too.
-        dry_run: Print the cells and stop.
+        dry_run: Print which models would be run, their parameters, steps and seeds, and stop.
         smoke: Rehearse: two steps and an evaluation of every setting on stand-ins for the data, or on --data, and a
             table of the memory, hours and disk that the real runs need. Nothing is written into --out.
         throughput: TFLOP/s that a card reaches in 16 bits, for the hours of --smoke.
