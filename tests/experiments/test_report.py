@@ -378,6 +378,24 @@ def test_pairs_are_with_minus_without():
     assert len(Analysis(read_table(head, cells)).comparisons) == 1
 
 
+def test_a_model_whose_cells_have_one_command_is_run_again_by_one():
+    (whole,) = analysed(synthetic.wikipedia())
+    assert whole.commands == [
+        f"joformer reproduce wikipedia --only 'wikipedia/{model}/*'"
+        for model in ("roformer", "fixed", "learned", "projected")
+    ]
+    assert all(command in report.markdown([whole]) for command in whole.commands)
+    assert all(command.replace("'", "&#39;") in report.html([whole]) for command in whole.commands)
+    # A cell that is missing, or was run by another command, is not one of them.
+    head, cells = synthetic.wikipedia()
+    gone, other = cells[0], cells[10]
+    assert (gone["model"], other["model"]) == ("roformer", "fixed")
+    other["command"] = f"joformer reproduce wikipedia --seeds 9 --only {other['cell']}"
+    (part,) = analysed((head, cells[1:]))
+    single = [cell["command"] for cell in cells if cell["model"] in ("roformer", "fixed") and cell is not gone]
+    assert part.commands == [*single, *whole.commands[2:]]
+
+
 def test_seeds_left_out_are_named():
     head, cells = synthetic.wikipedia()
     cells = [cell for cell in cells if (cell["model"], cell["seed"]) != ("fixed", 3)]

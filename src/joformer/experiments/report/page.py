@@ -117,7 +117,7 @@ def _section(key: str, title: str, words: Wording) -> dict[str, Any]:
         "planned": len(table.planned),
         "names": [(name, m) for m in words.about.models if (name := words.name(m)) != m],
         "places": list(places.items()),
-        "commands": list(dict.fromkeys(cell.text("command") for cell in table.cells if cell.text("command"))),
+        "commands": words.commands,
     }
 
 

@@ -7,6 +7,7 @@ correction: better, worse, equivalent within the metric's δ, inconclusive.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -341,6 +342,22 @@ class Wording:
             "training": f"{duration(sum(spent))} in all" if spent else "",
         }
         return [(name, value) for name, value in some.items() if value]
+
+    @property
+    def commands(self) -> list[str]:
+        """What runs the cells again: one command per model where all of its cells have the same, else one per cell."""
+        typed = {cell.name: text for cell in self.table.cells if (text := cell.text("command"))}
+        models = dict[str, list[str]]()  # each with all of its cells, in a folder of their own
+        for name in dict.fromkeys([*typed, *self.table.planned]):
+            models.setdefault("/".join(name.split("/")[:2]), []).append(name)
+        found = list[str]()
+        for model, names in models.items():
+            same = typed.get(names[0], "").removesuffix(f" --only {names[0]}")
+            if len(names) > 1 and all(typed.get(name) == f"{same} --only {name}" for name in names):
+                found.append(f"{same} --only {shlex.quote(f'{model}/*')}")
+            else:
+                found += [typed[name] for name in names if name in typed]
+        return list(dict.fromkeys(found))
 
     @property
     def notes(self) -> list[str]:
