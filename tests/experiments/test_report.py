@@ -301,14 +301,14 @@ def test_comparisons_are_counted_with_what_they_compare():
     assert alone.sentences == ["One seed: nothing can be decided; --seeds 3 gives intervals."]
     head, cells = synthetic.one_seed()
     (begun,) = analysed(({**head, "cells": [*head["cells"], "mnist/mlp/seed-1"]}, cells))
-    assert begun.sentences == ["3 of 4 cells finished. One seed so far: nothing can be decided."]
+    assert begun.sentences == ["3 of 4 runs finished. One seed so far: nothing can be decided."]
     head, cells = exact_table([1.05], [0.99], baseline=None, reference=1.0)
     assert analysed((head, cells))[0].sentences == ["One round: nothing can be decided."]
 
 
 def test_seeds_added_after_looking_are_named():
     head, cells = grid({("", 300): ([2.0, 2.1], [1.9, 2.0])}, looked=[2, 4])
-    assert any("Results had been seen with 2 of these 4 cells" in note for note in analysed((head, cells))[0].notes)
+    assert any("Results had been seen with 2 of these 4 runs" in note for note in analysed((head, cells))[0].notes)
     (planned,) = analysed(({**head, "looks": 2}, cells))
     assert not any("had been seen" in note for note in planned.notes)
     assert any("Planned for 2 looks: every interval and verdict has the level 97.5 %" in n for n in planned.notes)
@@ -596,7 +596,7 @@ def damaged(place, text):
 
 def unfinished(folder):
     synthetic.write(folder, [(head := synthetic.one_seed())], missing=[c["cell"] for c in head[1]])
-    return folder, "0 of 3 cells"
+    return folder, "0 of 3 runs"
 
 
 def empty(folder):

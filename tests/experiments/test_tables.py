@@ -337,7 +337,7 @@ def test_tables_of_version_0_1_are_recognised(tmp_path):
     place.write_text(
         json.dumps({"described": described | {"config": before | {"model": "rope2dv2", "transport": None}}})
     )
-    with pytest.raises(ValueError, match="holds a cell of other settings"):
+    with pytest.raises(ValueError, match="holds a run of other settings"):
         finished(cell, tmp_path / "out")
 
 
@@ -519,7 +519,7 @@ def test_all_tables_at_once(offline, joformer, folder):
         (["reproduce", "mnist", "--data", "missing"], "--data missing is not there: give a folder that holds mnist"),
         (
             ["reproduce", "mnist", "--only", "nothing"],
-            "--only nothing is no cell of these tables: they are called like",
+            "--only nothing is no run of these tables: they are called like",
         ),
         (["reproduce", "mnist", "--jobs", "0"], "--jobs must be 1 or more, got 0"),
         (["reproduce", "mnist", "--engine", "nosuch"], "nosuch"),
@@ -530,7 +530,7 @@ def test_all_tables_at_once(offline, joformer, folder):
         (["compare", "--data", "{text}", "--longer", "0"], "--longer must be 1 or more, got 0"),
         (
             ["compare", "--data", "{text}", "--only", "x"],
-            "--only x is no cell: they are called like compare/both-fixed/seed-0",
+            "--only x is no run: they are called like compare/both-fixed/seed-0",
         ),
         (["compare", "--data", "{text}", "--dim", "30"], "dim"),
         (["compare", "--data", "{text}", "--dim", "8", "--heads", "1", "--jobs", "0"], "--jobs must be 1 or more"),
@@ -641,7 +641,7 @@ def test_compare_answers_first(joformer, in_turn, tmp_path, write):
     if write is write_text:  # the same command has nothing left to do, and gives the same answer
         code, again, told = joformer(*words)
         assert (code, again) == (0, said)
-        assert "9 of 9 cells" in told
+        assert "9 of 9 runs" in told
         # … nor has the file that the run wrote down.
         code, again, told = joformer("compare", "--config", out / "command.toml", "--seeds", 2)
         assert (code, again) == (0, said), told
@@ -678,5 +678,5 @@ def test_looks_stop_when_it_is_decided(joformer, in_turn, tmp_path, monkeypatch)
     code, *_ = joformer("compare", "--data", data, "--seeds", 3, "--longer", 1, *SMALL, "--out", tmp_path / "once")
     assert (code, "had been seen" in (tmp_path / "once" / "report.md").read_text()) == (0, False)
     told = joformer("compare", "--data", data, "--seeds", 4, "--longer", 1, *SMALL, "--out", tmp_path / "once")[2]
-    assert "compare: its results had been seen before these cells were added" in told
-    assert "Results had been seen with 6 of these 8 cells" in (tmp_path / "once" / "report.md").read_text()
+    assert "compare: its results had been seen before these runs were added" in told
+    assert "Results had been seen with 6 of these 8 runs" in (tmp_path / "once" / "report.md").read_text()

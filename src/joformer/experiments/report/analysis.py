@@ -245,7 +245,7 @@ class Analysis:
         if len(table.looked) > table.looks:
             before = ", ".join(map(str, table.looked[:-1]))
             found.append(
-                f"Results had been seen with {before} of these {table.looked[-1]} cells: who adds seeds or models "
+                f"Results had been seen with {before} of these {table.looked[-1]} runs: who adds seeds or models "
                 "after looking is right less often than verdicts say. `compare --looks` plans it."
             )
         if table.looks > 1:

@@ -152,7 +152,7 @@ class Wording:
         """The table in a few sentences, the answer first."""
         table, found = self.table, []
         done = (
-            f"{len({cell.name for cell in table.cells})} of {len(table.planned)} cells finished. "
+            f"{len({cell.name for cell in table.cells})} of {len(table.planned)} runs finished. "
             if table.missing
             else ""
         )
@@ -211,7 +211,8 @@ class Wording:
     def _solved(self, size: str) -> str:
         metric, some = self.table.metric, self.about.effects[size]
         who = "both models" if len(some) == 1 else "all models, with values and without,"
-        what = "get every held-out example right" if metric.name == "accuracy" else f"have {metric.best:g} {metric.unit}"
+        right = metric.name == "accuracy"
+        what = "get every held-out example right" if right else f"have {metric.best:g} {metric.unit}"
         n = some[-1][1].n
         return f"{who} {what}{self.after(size)}, on {f'all {n} seeds' if n > 1 else 'one seed'}"
 
@@ -338,7 +339,7 @@ class Wording:
             "metric": f"{table.metric.label}; {'higher' if table.metric.higher else 'lower'} is better",
             "seeds": f"{len(table.seeds)} ({', '.join(map(str, table.seeds))})" if table.cells else "",
             "steps": f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}" if steps else "",
-            "cells": f"{there} of {len(table.planned)}" if table.missing else f"{there}",
+            "runs": f"{there} of {len(table.planned)}" if table.missing else f"{there}",
             "training": f"{duration(sum(spent))} in all" if spent else "",
         }
         return [(name, value) for name, value in some.items() if value]
