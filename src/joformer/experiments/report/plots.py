@@ -47,9 +47,7 @@ def forest(key: str, words: Wording, some: Sequence[Comparison], among: Sequence
     rows = []
     for one in some:
         d = one.difference
-        name = (
-            f"{words.name(one.model)} over {words.name(one.other)}" if words.is_pair(one) else words.name(one.model)
-        )
+        name = f"{words.name(one.model)} over {words.name(one.other)}" if words.is_pair(one) else words.name(one.model)
         rows.append(Row(name, one.verdict, one.decided, d.centre, d.low, d.high))
     told = "; ".join(words.sentence(one) for one in some)
     sides = ("worse", "better") if words.table.metric.higher else ("better", "worse")
