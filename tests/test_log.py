@@ -100,6 +100,14 @@ def test_without_a_terminal_there_is_a_line_every_five_seconds(clock, caplog, ca
     assert 200 < len(caplog.messages) < 240  # rarer after a while, down to one per minute
 
 
+def test_a_line_that_says_nothing_new_is_left_out(clock, caplog):
+    with caplog.at_level(logging.INFO, "joformer"), Progress("3 runs", 3) as progress:
+        for second, text in ((5, "0 of 3 runs"), (10, "0 of 3 runs"), (15, "1 of 3 runs"), (20, "0 of 3 runs")):
+            clock[0] = second
+            progress.update(second / 10, text)
+    assert caplog.messages == ["0 of 3 runs", "1 of 3 runs", "0 of 3 runs"]
+
+
 def test_the_time_left_counts_from_where_it_resumed(clock, caplog):
     with caplog.at_level(logging.INFO, "joformer"), Progress("training", 1000, done=900) as progress:
         clock[0] = 5.0

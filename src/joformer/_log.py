@@ -77,11 +77,12 @@ def to_console(level: int = logging.INFO) -> Iterator[None]:
 
 
 class Progress:
-    """How far some work is: a bar with the time left on a terminal, elsewhere a line every five seconds.
+    """How far some work is: a bar with the time left on a terminal, elsewhere a line every five seconds at most.
 
     It costs nothing to update at every step: the bar is drawn four times a second at most. Lines (INFO) become rarer
-    after two minutes, down to one per minute. The time left is that of what this process does: what was done before
-    does not count. Inside another one, or where the logger leaves out warnings, nothing is shown.
+    after two minutes, down to one per minute; one that says what the last one said is left out. The time left is that
+    of what this process does: what was done before does not count. Inside another one, or where the logger leaves out
+    warnings, nothing is shown.
 
     Args:
         what: What is done, such as "training".
@@ -111,6 +112,7 @@ class Progress:
         self.what, self.total, self.done, self.unit, self.picture = what, total, done, unit, picture
         self._shown, self._start = shown, done
         self._bar: Any = None
+        self._logged = ""
 
     def __enter__(self) -> Progress:
         self._began = time.monotonic()
@@ -151,7 +153,9 @@ class Progress:
             self._bar.update(self._bar.task_ids[0], completed=done, description=printable(shown), refresh=True)
             self._due = now + DRAWN
         else:
-            logger.info(shown)
+            if shown != self._logged:
+                logger.info(shown)
+            self._logged = shown
             self._due = now + max(LOGGED, min(RAREST, (now - self._began) / 20))
 
     def _text(self, seconds: int | float, fields: dict[str, int | float]) -> str:

@@ -180,7 +180,7 @@ def test_stopped_stopped_killed_and_finished(tmp_path, mark, start, alone):
             until(gone, workers[-1])  # by itself, having saved
         else:
             assert process.exitcode == 128 + number, lines
-            assert lines[-1] == (f"joformer: stopped with 2 of 3 cells finished in {out}; the same command resumes"), (
+            assert lines[-1] == (f"joformer: stopped with 2 of 3 runs finished in {out}; the same command resumes"), (
                 lines
             )
             assert "Traceback" not in log.read_text()
@@ -190,7 +190,7 @@ def test_stopped_stopped_killed_and_finished(tmp_path, mark, start, alone):
         taken = steps_of(mark, "lingers")
         assert taken == list(range(len(taken))), "a step that was taken is not taken again"
         if turn:
-            assert f"2 of 3 cells in {out} are finished already" in lines
+            assert f"2 of 3 runs in {out} are finished already" in lines
 
     (mark / "open").touch()
     log = tmp_path / "last.log"
@@ -217,7 +217,7 @@ def test_a_full_disk_is_a_line_for_every_cell(tmp_path, mark, start):
     assert "Traceback" not in told
     assert told.count("failed: cannot save the checkpoint") == 2, told
     assert (
-        told.splitlines()[-1] == "joformer: none of 2 cells could be run, as said above: the same command tries again"
+        told.splitlines()[-1] == "joformer: none of 2 runs could be made, as said above: the same command tries again"
     )
     assert not list((tmp_path / "out").rglob(RESULT))
 
@@ -229,7 +229,7 @@ def test_more_seeds_are_added(joformer, tmp_path, mark):
     before = files_of(out, "plain")
     code, said, told = joformer(*words, "--seeds", 3)
     assert code == 0
-    assert "1 of 3 cells" in told
+    assert "1 of 3 runs" in told
     assert "Mishaps" in said
     after = files_of(out, "plain")
     assert {place: after[place] for place in before} == before
@@ -262,7 +262,7 @@ def test_what_cannot_go_on_is_one_line(joformer, tmp_path, mark):
         assert len([line for line in told.splitlines() if not line.startswith("mishaps: ")]) == 1, told
         return told.splitlines()[-1]
 
-    assert f"{out}/mishaps/plain/seed-0 holds a cell of other settings" in refused("--steps", 9)
+    assert f"{out}/mishaps/plain/seed-0 holds a run of other settings" in refused("--steps", 9)
     assert "holds a table with scale = laptop, not paper" in refused("--scale", "paper", "--seeds", 2)
     file = tmp_path / "file"
     file.touch()

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import stat
@@ -186,11 +187,14 @@ def test_seeds_are_a_number_or_a_list(offline, joformer):
     def seeds(*given):
         code, said, _ = joformer("reproduce", "imagenet", "--dry-run", *given)
         assert code == 0
-        return [int(line.split()[0].rpartition("-")[2]) for line in said.splitlines()][: len(said.splitlines()) // 2]
+        *lines, total = said.splitlines()
+        found = {re.search(r"steps, (\d seeds?.*), ", line)[1] for line in lines}
+        assert total == f"In all: {len(lines) * int(min(found)[0])} runs"
+        return found
 
-    assert seeds() == seeds("--seeds", 3) == [0, 1, 2]
-    assert seeds("--seeds", 42, 43, 44) == [42, 43, 44]
-    assert seeds("--seeds", 43, "--only", "*/seed-42") == [42]
+    assert seeds() == seeds("--seeds", 3) == {"3 seeds"}
+    assert seeds("--seeds", 42, 43, 44) == {"3 seeds (42, 43, 44)"}
+    assert seeds("--seeds", 43, "--only", "*/seed-42") == {"1 seed (42)"}
 
 
 @pytest.mark.refused

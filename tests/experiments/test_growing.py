@@ -8,6 +8,7 @@ import pytest
 
 from joformer import _log
 from joformer.cli.demo import CAVEAT, picture, under_way
+from joformer.cli.grid import _Clock
 from joformer.experiments import Cell, report, results, run
 from joformer.experiments.engine import Done
 from joformer.experiments.report.chart import MARKS, SEVERAL, chart
@@ -60,15 +61,33 @@ def test_the_page_grows_by_whole_tables_and_ends_as_the_report(joformer, between
     _, page, looked = seen[-1]
     assert page.count('<meta http-equiv="refresh" content="10">') == 1
     assert "Still running, and on this page once they are finished" in page
-    assert "What a step takes, beside RoPE (0 of 2 cells)" in page
+    assert "What a step takes, beside RoPE (0 of 2 runs)" in page
     assert re.findall('<section id="([^"]*)"', page) == ["compare"]
     assert looked == {"compare": [4], "cost": []}  # who has seen a page has looked at what it shows
-    assert told.count(f"the first page is there and grows with every table: {out / 'report.html'}") == 1
+    assert told.count(f"a first report is at {out / 'report.html'} and grows as tables finish") == 1
     # The end is the page of `report`, and the looks are those of one command.
     assert (out / "report.html").read_bytes() == whole(out)
     assert "refresh" not in (out / "report.html").read_text()
     assert said.splitlines()[-1] == str(out / "report.html")
     assert "had been seen" not in told + (out / "report.md").read_text()
+
+
+def test_the_time_left_is_coarser_the_more_it_is(monkeypatch, tmp_path):
+    now = [0.0]
+    monkeypatch.setattr("joformer.cli.grid.time.monotonic", lambda: now[0])
+
+    def left(seconds):
+        now[0] = 0.0
+        clock = _Clock([], tmp_path)
+        clock.total = 10.0 + seconds
+        monkeypatch.setattr(clock, "done", lambda: now[0])  # as much in every second
+        now[0] = 10.0
+        return clock.left()
+
+    assert [left(60 * minutes) for minutes in (0.9, 1, 7.4, 13, 51, 125)] == [
+        "less than a minute left",
+        *(f"about {minutes} min left" for minutes in (1, 7, 15, 50, 120)),
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -82,11 +101,11 @@ def test_a_page_waits_for_nothing_once_it_is_stopped(joformer, between, words, t
     between.append(stop)
     code, _, told = joformer(*words)
     assert code == 128 + number
-    assert f"stopped with 5 of 6 cells finished in {out}; the same command resumes" in told
+    assert f"stopped with 5 of 6 runs finished in {out}; the same command resumes" in told
     page = (out / "report.html").read_text()
     assert "refresh" not in page
     assert "Not finished, and so not shown; the same command resumes" in page
-    assert "What a step takes, beside RoPE (1 of 2 cells)" in page
+    assert "What a step takes, beside RoPE (1 of 2 runs)" in page
     # It resumes, at first with what was there.
     between.clear()
     between.append(lambda cell: pages.append((out / "report.html").read_text()))
@@ -148,7 +167,7 @@ def test_the_demo_says_what_the_report_says(joformer, between, words, tmp_path, 
     assert command[1] == "compare"
     given = {"mine": tmp_path / "mine", "out": tmp_path / "out"}  # no whole path is published
     code, _, told = joformer(*(given.get(word, word) for word in command[1:]))
-    assert "1 of 1 cells" in told, told
+    assert "1 of 1 runs" in told, told
     assert len(drawn) == 2
 
 

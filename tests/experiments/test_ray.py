@@ -123,7 +123,7 @@ def test_a_command_on_ray_is_stopped(command, tmp_path):
     process.terminate()
     assert process.wait(120) == 128 + signal.SIGTERM, log.read_text()
     told = log.read_text()
-    assert told.splitlines()[-1] == f"joformer: stopped with 2 of 6 cells finished in {out}; the same command resumes"
+    assert told.splitlines()[-1] == f"joformer: stopped with 2 of 6 runs finished in {out}; the same command resumes"
     assert "Traceback" not in told
     until(lambda: not workers & below(process.pid)[1])
     assert [len(attempts(out, fate)) for fate in mishaps.FATES] == [1, 2, 3, 1, 1, 1]

@@ -209,17 +209,17 @@ def test_accuracy_stays_within_its_bounds():
     assert not re.search(r"10[0-9]\.\d", report.markdown([words]).replace("100.0", ""))
 
 
-def grid(values, **about):
+def grid(values, metric="bits_per_byte", **about):
     """A table of compare: RoPE and RoPE + values at the budgets of `values`, (without, with) by seed."""
     cells = [
         {"cell": f"compare/{model}/{size}/seed-{seed}", "model": model, "seed": seed, "steps": steps,
-         "measured": {size: {"bits_per_byte": value}}}
+         "measured": {size: {metric: value}}}
         for (size, steps), sides in values.items()
         for model, side in zip(("scores, fixed", "both, fixed"), sides)
         for seed, value in enumerate(side)
     ]  # fmt: skip
     head = {
-        "name": "compare", "title": "Does value transport help", "metric": "bits_per_byte", "data": "notes.txt",
+        "name": "compare", "title": "Does value transport help", "metric": metric, "data": "notes.txt",
         "models": ["scores, fixed", "both, fixed"], "baseline": "scores, fixed", "sizes": [size for size, _ in values],
     }  # fmt: skip
     return {**head, **about}, cells
@@ -249,9 +249,66 @@ def test_compare_answers_in_one_sentence_then_says_whether_it_lasts():
         assert all(sentence.replace("'", "&#39;") in text or sentence in text for sentence in words.sentences)
 
 
+def test_only_a_difference_that_was_found_can_last():
+    base, near, far = [2.0, 2.1, 2.2, 2.3], [2.001, 2.1, 2.199, 2.3], [1.9, 1.99, 2.11, 2.2]
+    wide = [2.1, 2.0, 2.3, 2.2]
+    for first, then, said in (
+        (wide, wide, "After 1,200 steps it is inconclusive too: 0.00 [−0.18, 0.18] bits per byte."),
+        (wide, far, "After 1,200 steps it helps: −0.10 [−0.11, −0.09] bits per byte."),
+        (wide, near, "After 1,200 steps it makes no difference: 0.00 [0.00, 0.00] bits per byte."),
+        (near, near, "After 1,200 steps it makes no difference either: 0.0000 [−0.0013, 0.0013] bits per byte."),
+        (near, wide, "After 1,200 steps it is inconclusive: 0.00 [−0.18, 0.18] bits per byte."),
+        (far, wide, "Whether that lasts is inconclusive: after 1,200 steps 0.00 [−0.18, 0.18] bits per byte."),
+    ):
+        (words,) = analysed(grid({("", 300): (base, first), ("1200 steps", 1200): (base, then)}))
+        assert words.sentences[1] == said
+
+
+def test_data_that_both_models_have_solved_cannot_tell():
+    solved, nearly = [100.0] * 3, [99.0] * 3
+    short, long = ("", 40), ("160 steps", 160)
+
+    def told(sides, **about):
+        return analysed(grid(sides, **{"metric": "accuracy"} | about))[0].sentences
+
+    cannot = "both models get every held-out example right after {} steps, on all 3 seeds."
+    remedy = " Give harder or more data, or fewer --steps."
+    first = "This data cannot tell: " + cannot.format(40)
+    assert told({short: (solved, solved), long: (solved, solved)}) == [first + remedy, "Nor can it after 160 steps."]
+    assert told({short: (nearly, solved), long: (solved, solved)})[1] == (
+        "Longer, this data cannot tell: " + cannot.format(160)
+    )
+    assert told({short: (solved, solved)}, metric="event_f1")[0] == (
+        f"This data cannot tell: both models have 100 % F1 of events after 40 steps, on all 3 seeds.{remedy}"
+    )
+    assert told({short: ([100.0], [100.0])})[0].endswith("right after 40 steps, on one seed." + remedy)
+    # Other tables have no --data to make harder; what is no bound, or is not reached, is no solution.
+    models = {"recipe": "transport"}
+    assert told({short: (solved, solved)}, **models)[0] == first
+    for sides, metric in (((nearly, nearly), "accuracy"), ((solved, solved), "bits_per_byte")):
+        said = told({short: sides}, metric=metric)[0]
+        assert said.startswith("Whether value transport helps is inconclusive after 40 steps: 0.000")
+        assert said.endswith("RoPE + values against RoPE (3 seeds, no difference on all 3 seeds).")
+    assert told({short: (solved, [100.0, 99.0, 100.0])})[0].startswith("Whether value transport helps is inconclusive")
+
+
+def test_comparisons_are_counted_with_what_they_compare():
+    cifar, language, alone = analysed(synthetic.cifar(), synthetic.wikipedia(), synthetic.one_seed())
+    assert len(cifar.about.comparisons) == 12
+    assert sum(one.other == "rope2d" for one in cifar.about.comparisons) == 9
+    assert any(sentence.startswith("Of 12 comparisons, 9 of them against RoPE: ") for sentence in cifar.sentences)
+    assert any(sentence.startswith("Against RoPE: ") for sentence in language.sentences)
+    assert alone.sentences == ["One seed: nothing can be decided; --seeds 3 gives intervals."]
+    head, cells = synthetic.one_seed()
+    (begun,) = analysed(({**head, "cells": [*head["cells"], "mnist/mlp/seed-1"]}, cells))
+    assert begun.sentences == ["3 of 4 runs finished. One seed so far: nothing can be decided."]
+    head, cells = exact_table([1.05], [0.99], baseline=None, reference=1.0)
+    assert analysed((head, cells))[0].sentences == ["One round: nothing can be decided."]
+
+
 def test_seeds_added_after_looking_are_named():
     head, cells = grid({("", 300): ([2.0, 2.1], [1.9, 2.0])}, looked=[2, 4])
-    assert any("Results had been seen with 2 of these 4 cells" in note for note in analysed((head, cells))[0].notes)
+    assert any("Results had been seen with 2 of these 4 runs" in note for note in analysed((head, cells))[0].notes)
     (planned,) = analysed(({**head, "looks": 2}, cells))
     assert not any("had been seen" in note for note in planned.notes)
     assert any("Planned for 2 looks: every interval and verdict has the level 97.5 %" in n for n in planned.notes)
@@ -319,6 +376,24 @@ def test_pairs_are_with_minus_without():
     assert one.difference.centre == pytest.approx(1.1)
     head["baseline"] = "none"  # the same pair twice is one comparison
     assert len(Analysis(read_table(head, cells)).comparisons) == 1
+
+
+def test_a_model_whose_cells_have_one_command_is_run_again_by_one():
+    (whole,) = analysed(synthetic.wikipedia())
+    assert whole.commands == [
+        f"joformer reproduce wikipedia --only 'wikipedia/{model}/*'"
+        for model in ("roformer", "fixed", "learned", "projected")
+    ]
+    assert all(command in report.markdown([whole]) for command in whole.commands)
+    assert all(command.replace("'", "&#39;") in report.html([whole]) for command in whole.commands)
+    # A cell that is missing, or was run by another command, is not one of them.
+    head, cells = synthetic.wikipedia()
+    gone, other = cells[0], cells[10]
+    assert (gone["model"], other["model"]) == ("roformer", "fixed")
+    other["command"] = f"joformer reproduce wikipedia --seeds 9 --only {other['cell']}"
+    (part,) = analysed((head, cells[1:]))
+    single = [cell["command"] for cell in cells if cell["model"] in ("roformer", "fixed") and cell is not gone]
+    assert part.commands == [*single, *whole.commands[2:]]
 
 
 def test_seeds_left_out_are_named():
@@ -521,7 +596,7 @@ def damaged(place, text):
 
 def unfinished(folder):
     synthetic.write(folder, [(head := synthetic.one_seed())], missing=[c["cell"] for c in head[1]])
-    return folder, "0 of 3 cells"
+    return folder, "0 of 3 runs"
 
 
 def empty(folder):

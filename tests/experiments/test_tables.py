@@ -337,7 +337,7 @@ def test_tables_of_version_0_1_are_recognised(tmp_path):
     place.write_text(
         json.dumps({"described": described | {"config": before | {"model": "rope2dv2", "transport": None}}})
     )
-    with pytest.raises(ValueError, match="holds a cell of other settings"):
+    with pytest.raises(ValueError, match="holds a run of other settings"):
         finished(cell, tmp_path / "out")
 
 
@@ -466,39 +466,44 @@ def test_what_the_files_tell_to_type(offline, joformer, folder, typed):
     words = [str(places.get(word, word)) for word in shlex.split(typed)]
     code, said, told = joformer(*words, "--dry-run")
     assert (code, told) == (0, "")
-    table = words[1]
-    assert all(
-        re.fullmatch(r"\S+/seed-\d  ([\d,]+ parameters|\d+ models timed), [\d,]+ steps, \S+", line)
-        for line in said.splitlines()
-    )
-    assert any(re.match(rf"(\S+-)?{table}(-\w+)?/", line) for line in said.splitlines())
+    table, (*lines, total) = words[1], said.splitlines()
     seeds = int(words[words.index("--seeds") + 1]) if "--seeds" in words else 3
-    assert len({line.split()[0].rpartition("-")[2] for line in said.splitlines()}) == seeds
+    many = rf"{seeds} {{}}{'s' * (seeds > 1)}"
+    run = rf".+: [\d,]+ parameters, [\d,]+ steps, {many.format('seed')}"
+    timed = rf"\d+ models timed, {many.format('round')}"
+    assert all(re.fullmatch(rf"[^\s:]+  ({run}|{timed}), \S+", line) for line in lines)
+    assert any(re.match(rf"(\S+-)?{table}(-\w+)?/", line) for line in lines)
+    what = f"{len(lines) * seeds} {'round' if table == 'overhead' else 'run'}s"
+    assert total == f"In all: {what}{' of timing' * (table == 'overhead')}"
 
 
 def test_all_tables_at_once(offline, joformer, folder):
     code, said, _ = joformer("reproduce", "--dry-run", "--seeds", 1)
     assert code == 0
-    assert list(dict.fromkeys(line.split("/")[0].rpartition("-")[2] for line in said.splitlines())) == [
+    *lines, total = said.splitlines()
+    assert total == f"In all: {len(lines) - 1} runs and 1 round of timing"
+    assert list(dict.fromkeys(line.split("/")[0].rpartition("-")[2] for line in lines)) == [
         name for name in TABLES if name not in NAMED_ONLY
     ]
     # The folder of several tables is not the data of any; what is not in it is embedded.
     (folder / "fsdd").rmdir()
     code, said, _ = joformer("reproduce", "--dry-run", "--seeds", 1, "--data", folder)
     assert code == 0
-    data = {line.split("/")[0].rpartition("-")[2]: line.split()[-1] for line in said.splitlines()}
+    data = {line.split("/")[0].rpartition("-")[2]: line.split()[-1] for line in said.splitlines()[:-1]}
     assert data["speech"] == "words"
     assert data["wikipedia"] == str(folder / "enwik8")
     some = joformer("reproduce", "--dry-run", "--only", "mnist/*/d-2/seed-1", "wikipedia/fixed/n100-l2/seed-0")
     whole = joformer("reproduce", "--dry-run", "--only", "digits-mnist/*/d-2/seed-1", "stdlib-wikipedia/fixed/*/seed-0")
     assert some == whole
-    assert [line.split()[0] for line in some[1].splitlines()] == [
-        "digits-mnist/learned/d-2/seed-1",
-        "digits-mnist/dft/d-2/seed-1",
-        "digits-mnist/diagonal/d-2/seed-1",
-        *(f"digits-mnist/learned-from-{spread}/d-2/seed-1" for spread in ("0.01", "0.05", "0.5", "3.1")),
-        "stdlib-wikipedia/fixed/n100-l2/seed-0",
+    *lines, total = some[1].splitlines()
+    assert [(line.split()[0], re.search(r"1 seed( \(\d\))?, ", line)[1]) for line in lines] == [
+        ("digits-mnist/learned/d-2", " (1)"),
+        ("digits-mnist/dft/d-2", " (1)"),
+        ("digits-mnist/diagonal/d-2", " (1)"),
+        *((f"digits-mnist/learned-from-{spread}/d-2", " (1)") for spread in ("0.01", "0.05", "0.5", "3.1")),
+        ("stdlib-wikipedia/fixed/n100-l2", None),
     ]
+    assert total == "In all: 8 runs"
 
 
 @pytest.mark.refused
@@ -514,7 +519,7 @@ def test_all_tables_at_once(offline, joformer, folder):
         (["reproduce", "mnist", "--data", "missing"], "--data missing is not there: give a folder that holds mnist"),
         (
             ["reproduce", "mnist", "--only", "nothing"],
-            "--only nothing is no cell of these tables: they are called like",
+            "--only nothing is no run of these tables: they are called like",
         ),
         (["reproduce", "mnist", "--jobs", "0"], "--jobs must be 1 or more, got 0"),
         (["reproduce", "mnist", "--engine", "nosuch"], "nosuch"),
@@ -525,7 +530,7 @@ def test_all_tables_at_once(offline, joformer, folder):
         (["compare", "--data", "{text}", "--longer", "0"], "--longer must be 1 or more, got 0"),
         (
             ["compare", "--data", "{text}", "--only", "x"],
-            "--only x is no cell: they are called like compare/both-fixed/seed-0",
+            "--only x is no run: they are called like compare/both-fixed/seed-0",
         ),
         (["compare", "--data", "{text}", "--dim", "30"], "dim"),
         (["compare", "--data", "{text}", "--dim", "8", "--heads", "1", "--jobs", "0"], "--jobs must be 1 or more"),
@@ -628,7 +633,7 @@ def test_compare_answers_first(joformer, in_turn, tmp_path, write):
         r"Does value transport help: mine\. (Value transport|Whether value transport).* after 1 steps: .* \(2 seeds"
     )
     assert re.match(pattern, answer), answer
-    assert "after 2 steps" in answer
+    assert re.search("[Aa]fter 2 steps", answer), answer
     assert re.match(r"What a step takes, beside RoPE\. A step with values takes \d.* × the time, measured once", cost)
     assert page == str(out / "report.html")
     result = json.loads((out / "cost" / "round" / "seed-0" / RESULT).read_text())
@@ -636,7 +641,7 @@ def test_compare_answers_first(joformer, in_turn, tmp_path, write):
     if write is write_text:  # the same command has nothing left to do, and gives the same answer
         code, again, told = joformer(*words)
         assert (code, again) == (0, said)
-        assert "9 of 9 cells" in told
+        assert "9 of 9 runs" in told
         # … nor has the file that the run wrote down.
         code, again, told = joformer("compare", "--config", out / "command.toml", "--seeds", 2)
         assert (code, again) == (0, said), told
@@ -673,5 +678,5 @@ def test_looks_stop_when_it_is_decided(joformer, in_turn, tmp_path, monkeypatch)
     code, *_ = joformer("compare", "--data", data, "--seeds", 3, "--longer", 1, *SMALL, "--out", tmp_path / "once")
     assert (code, "had been seen" in (tmp_path / "once" / "report.md").read_text()) == (0, False)
     told = joformer("compare", "--data", data, "--seeds", 4, "--longer", 1, *SMALL, "--out", tmp_path / "once")[2]
-    assert "compare: its results had been seen before these cells were added" in told
-    assert "Results had been seen with 6 of these 8 cells" in (tmp_path / "once" / "report.md").read_text()
+    assert "compare: its results had been seen before these runs were added" in told
+    assert "Results had been seen with 6 of these 8 runs" in (tmp_path / "once" / "report.md").read_text()

@@ -142,7 +142,7 @@ def test_classes_by_name_and_by_folder(tmp_path):
     assert said == [
         "reading 12 clips, once",
         "data: flat, sounds as 1 × 16 × 4 bytes",
-        "  2 classes, from 7 (5) to 3 (6)",
+        "  2 classes: 3 (6), 7 (5)",
         "  train 11, test 1 examples",
         "  no test split with labels: 1 of 12 examples are held out, the same ones always",
         "  too few examples to be tested, accuracy says nothing of them: 3",

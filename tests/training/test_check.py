@@ -35,7 +35,7 @@ def pictures(tmp_path):
 def test_good_data_has_no_faults(check, pictures):
     assert check(pictures) == (
         0,
-        ["data: set, images of 6 × 6", "  2 classes, from a (3) to b (3)", "  train 6, test 2 examples"],
+        ["data: set, images of 6 × 6", "  2 classes: a (3), b (3)", "  train 6, test 2 examples"],
         [],
     )
 
@@ -70,7 +70,7 @@ def test_every_fault_of_tables(check, pictures, tmp_path):
     assert code == 2
     assert [line.partition("labels.csv, ")[2][:5] for line in faults] == ["row 2", "row 3", "row 5"]
     assert summary[1:4] == [
-        "  2 classes, from x (1) to y (1)",
+        "  2 classes: x (1), y (1)",
         "  train 2, test 1 examples",
         "  no test split with labels: 1 of 3 examples are held out, the same ones always",
     ]

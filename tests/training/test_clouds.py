@@ -330,8 +330,8 @@ def test_from_the_command_line(tmp_path, joformer):
     assert "RoPE + values" in out
     code, out, _ = joformer("compare", "--data", tmp_path / "a.npz", *shape, "--grid", "--dry-run")
     assert code == 0
-    assert "compare/both-learned/seed-0" in out
+    assert "compare/both-learned  " in out
     code, out, _ = joformer("reproduce", "points", "--dry-run")
     assert code == 0
-    assert "digits-points/polar/seed-2" in out
-    assert "digits-points-ink/coordinates/seed-0" in out
+    assert "digits-points/polar  " in out
+    assert "digits-points-ink/coordinates  " in out

@@ -132,7 +132,7 @@ def test_evaluate_finds_the_data_again_with_the_same_options(joformer, tmp_path,
     words = ("train", "vit", *SMALL, "--data", "set", "--label", "name", *sound, "--patch", 4, 5, "--json")
     code, out, told = joformer(*words, "--out", tmp_path / "run")
     assert (code, load(tmp_path / "run").config.shape) == (0, (16, 35))
-    assert "  2 classes, from " in told
+    assert "  2 classes: " in told
     monkeypatch.chdir("/")
     code, rows, told = joformer("evaluate", tmp_path / "run", "--json")
     assert (code, json.loads(rows)[0]["loss"]) == (0, pytest.approx(json.loads(out)["loss"]))

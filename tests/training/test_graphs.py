@@ -178,4 +178,4 @@ def test_from_the_command_line(tmp_path, joformer):
     assert "rotations in blocks of 4" in out
     code, out, _ = joformer("reproduce", "relations", "--dry-run")
     assert code == 0
-    assert "family-relations/blocks-of-4/seed-2" in out
+    assert "family-relations/blocks-of-4  " in out

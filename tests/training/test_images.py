@@ -39,7 +39,7 @@ def test_pixels_labels_and_layout(folder, tmp_path):
     assert said == [
         "decoding 10 images, once",
         "data: set, images as 3 × 12 × 20 bytes",
-        "  2 classes, from cat (3) to dog (3)",
+        "  2 classes: cat (3), dog (3)",
         "  train 6, test 4 examples",
     ]
     assert data.train.images.shape == (6, 3, 12, 20)

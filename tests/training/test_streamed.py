@@ -283,7 +283,7 @@ def test_the_hub_is_read_like_tables(tmp_path, monkeypatch):
     assert said == [
         "fetching imagenet from the hub",
         "data: imagenet, images",
-        "  2 classes, from cat (2) to dog (2)",
+        "  2 classes: cat (2), dog (2)",
         "  train 4, test 4 images",
         "  the test split is left aside: it has no labels",
         "  the extra split is left aside",

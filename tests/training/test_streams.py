@@ -420,7 +420,8 @@ def test_from_the_command_line(tmp_path, joformer):
         "compare", "--data", by_class(tmp_path / "tones"), "--kind", "spotting", "--dry-run", *shape
     )
     assert code == 0
-    assert "compare/both-fixed/seed-7" in out
+    assert "compare/both-fixed  RoPE + values: " in out
+    assert " steps, 8 seeds, " in out
     code, out, _ = joformer(
         "compare", "--data", place, *shape, "--steps", 2, "--seeds", 2, "--batch", 4, "--out", tmp_path / "c"
     )
@@ -429,4 +430,4 @@ def test_from_the_command_line(tmp_path, joformer):
     assert json.loads((tmp_path / "c" / "compare" / "table.json").read_text())["metric"] == "event_f1"
     code, out, _ = joformer("reproduce", "spotting", "--data", place, "--dry-run")
     assert code == 0
-    assert "recordings-spotting/both-learned/1-s/seed-2" in out
+    assert "recordings-spotting/both-learned/1-s  " in out

@@ -58,13 +58,13 @@ class Compare:
         bands: Sounds: bands of frequencies, 64 by default.
         hop: Sounds: milliseconds between frames, 16 by default.
         lr: The highest learning rate.
-        only: Run these cells alone, by name or pattern: 'compare/*-fixed/*'
-        jobs: Cells at work at once; as many as there are GPUs, or cores, by default.
+        only: Do these runs alone, by name or pattern: 'compare/*-fixed/*'
+        jobs: Runs at work at once; as many as there are GPUs, or cores, by default.
         engine: local: processes here. ray: the cluster of RAY_ADDRESS, or a small one started here. slurm: a job for
-            every cell.
+            every run.
         slurm: Options of sbatch for --engine slurm: time=MINUTES partition=NAME account=NAME …
         out: Where everything is kept, a folder or an address (s3://…); the report too.
-        dry_run: Print the cells and stop.
+        dry_run: Print which models would be run, their parameters, steps and seeds, and stop.
         json: Print the report as JSON instead of sentences.
     """
 
@@ -109,7 +109,7 @@ class Compare:
             planned = chosen(self.tables(source, count), self, seeds=count)
             if not planned:
                 like = "compare/both-fixed/seed-0"
-                raise ValueError(f"--only {' '.join(self.only)} is no cell: they are called like {like}")
+                raise ValueError(f"--only {' '.join(self.only)} is no run: they are called like {like}")
             if self.dry_run:
                 show_cells(planned)
                 return 0

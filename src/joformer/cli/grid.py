@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import signal
@@ -56,11 +57,30 @@ def _means(pattern: str, cell: Cell) -> bool:
 
 
 def show_cells(tables: Sequence[Table]) -> None:
-    """Prints what would be run."""
-    for table in tables:
-        for cell in table.cells:
-            what = f"{1 + len(cell.rivals)} models timed" if cell.alone else f"{cell.parameters:,} parameters"
-            say(f"{cell.name}  {what}, {cell.recipe.total:,} steps, {cell.source.data}")
+    """Prints what would be run: a line for every model and size, and how much that is in all."""
+    from joformer.experiments.names import plain
+
+    alike: dict[str, list[Cell]] = {}  # a model at a size, its seeds
+    recipes = {table.name: table.recipe for table in tables}
+    for cell in (cell for table in tables for cell in table.cells):
+        alike.setdefault(cell.name.rpartition("/")[0], []).append(cell)
+    for name, cells in alike.items():
+        one, seeds = cells[0], [cell.seed for cell in cells]
+        which = "" if seeds == [*range(len(seeds))] else f" ({', '.join(map(str, seeds))})"
+        if one.alone:
+            what = f"{1 + len(one.rivals)} models timed, {_many(len(seeds), 'round')}"
+        else:
+            what = f"{plain(recipes[one.table], one.model)}: {one.parameters:,} parameters, {one.recipe.total:,} steps"
+            what += f", {_many(len(seeds), 'seed')}"
+        say(f"{name}  {what}{which}, {one.source.data}")
+    timed = sum(cell.alone for cells in alike.values() for cell in cells)
+    trained = sum(map(len, alike.values())) - timed
+    some = ((trained, "run", ""), (timed, "round", " of timing"))
+    say("In all: " + " and ".join(_many(count, what) + more for count, what, more in some if count))
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def run_tables(
@@ -152,13 +172,13 @@ def _run_cells(
     if is_address(command.out):
         cells = [replace(cell, address=str(command.out)) for cell in cells]
     if done:
-        logger.info(f"{len(done)} of {len(cells)} cells in {out} are finished already")
+        logger.info(f"{len(done)} of {len(cells)} runs in {out} are finished already")
     left = sorted((cell for cell in cells if cell.name not in done), key=order)
     failed, asked = 0, list[int]()
     clock, page = _Clock(left, out), GrowingPage(tables, out, left)
     events = engine(left, out)
     try:
-        with _asked_to_stop(asked), Progress(f"{len(left)} cells", clock.total, picture=picture) as progress:
+        with _asked_to_stop(asked), Progress(f"{len(left)} runs", clock.total, picture=picture) as progress:
             for event in events:
                 if event is not None:
                     del clock.waiting[event.cell.name]
@@ -175,11 +195,11 @@ def _run_cells(
         page.stopped()
         ready = sum((out / cell.name / RESULT).is_file() for cell in cells)  # also those nobody was told of yet
         logger.warning(
-            f"joformer: stopped with {ready} of {len(cells)} cells finished in {out}; the same command resumes"
+            f"joformer: stopped with {ready} of {len(cells)} runs finished in {out}; the same command resumes"
         )
         raise SystemExit(128 + (asked[0] if asked else signal.SIGINT)) from None
     if failed and failed == len(cells):
-        raise ValueError(f"none of {failed} cells could be run, as said above: the same command tries again")
+        raise ValueError(f"none of {failed} runs could be made, as said above: the same command tries again")
     return failed
 
 
@@ -229,13 +249,15 @@ class _Clock:
         if now - then < 5 or done <= before:
             return "time left not known yet"
         seconds = (self.total - done) * (now - then) / (done - before)
-        return "less than a minute left" if seconds < 60 else f"about {seconds / 60:.0f} min left"
+        # Coarser the longer it takes: a line of progress is logged where its words have changed.
+        step = next(step for limit, step in ((10, 1), (60, 5), (math.inf, 15)) if seconds < 60 * limit)
+        return "less than a minute left" if seconds < 60 else f"about {step * round(seconds / 60 / step)} min left"
 
     def text(self) -> str:
         """How far it is, and what is running."""
         running = [name for name, cell in self.waiting.items() if self._share(cell) > 0]
         now = f", running {running[0]}{f' and {len(running) - 1} more' * (len(running) > 1)}" if running else ""
-        return f"{self.count} of {len(self.work)} cells, {self.left()}{now}"
+        return f"{self.count} of {len(self.work)} runs, {self.left()}{now}"
 
     def _share(self, cell: Cell) -> float:
         """How much of a cell at work is done, by the last line it logged; looked at every two seconds."""
@@ -267,7 +289,7 @@ def finish(place: Place, failed: int, *, as_json: bool, only: Sequence[str] = ()
     Report((out,), json=as_json).run()
     _publish(place, ["report.html", "report.md", "report.json"])
     if failed:
-        logger.warning(f"{failed} cells failed; the same command tries them again")
+        logger.warning(f"{_many(failed, 'run')} failed; the same command tries again")
     if only:
         logger.warning("--only runs a part of a table: its verdicts are corrected for the comparisons that are there")
     return 1 if failed else 0

@@ -61,7 +61,7 @@ class GrowingPage:
             logger.warning(f"no page yet: {one_line(error)}")
             return
         if not self.written:
-            logger.info(f"the first page is there and grows with every table: {self.out / 'report.html'}")
+            logger.info(f"a first report is at {self.out / 'report.html'} and grows as tables finish")
         self.written = True
 
 
@@ -79,4 +79,4 @@ def note_look(out: Path, names: Collection[str] | None = None) -> None:
         if about["looked"] != before:
             write_json(place, about)
             if len(about["looked"]) > about.get("looks", 1):
-                logger.warning(f"{place.parent.name}: its results had been seen before these cells were added")
+                logger.warning(f"{place.parent.name}: its results had been seen before these runs were added")

@@ -41,18 +41,18 @@ class Reproduce:
         compile: Compile the models.
         deterministic: Use only operations whose result does not depend on chance; --no-deterministic allows others,
             which may be faster on GPUs, and the same command may then give other bits.
-        processes: Processes of every cell, on a GPU each where there are some; they share its batch.
-        shard: Give each process of a cell a shard of the model (FSDP2) instead of a copy (DDP).
+        processes: Processes of every run, on a GPU each where there are some; they share its batch.
+        shard: Give each process of a run a shard of the model (FSDP2) instead of a copy (DDP).
         accumulate: Parts in which each process works through its share of a batch, to save memory.
-        workers: Processes that decode streamed images, for each process of a cell; its share of the cores by default.
-        drift: Resume cells although their bits cannot be the same: other processes, threads or machine than before.
-        only: Run these cells alone, by name or pattern: mnist/learned/*
-        jobs: Cells at work at once; as many as there are GPUs, or cores, for --processes each, by default.
+        workers: Processes that decode streamed images, for each process of a run; its share of the cores by default.
+        drift: Resume runs although their bits cannot be the same: other processes, threads or machine than before.
+        only: Do these runs alone, by name or pattern: mnist/learned/*
+        jobs: Runs at work at once; as many as there are GPUs, or cores, for --processes each, by default.
         engine: local: processes here. ray: the cluster of RAY_ADDRESS, or a small one started here. slurm: a job for
-            every cell.
+            every run.
         slurm: Options of sbatch for --engine slurm: time=MINUTES partition=NAME account=NAME …
         out: Where everything is kept, a folder or an address (s3://…); the report too.
-        dry_run: Print the cells and stop.
+        dry_run: Print which models would be run, their parameters, steps and seeds, and stop.
         smoke: Rehearse: two steps and an evaluation of every setting on stand-ins for the data, or on --data, and a
             table of the memory, hours and disk that the real runs need. Nothing is written into --out.
         throughput: TFLOP/s that a card reaches in 16 bits, for the hours of --smoke.
@@ -121,7 +121,7 @@ class Reproduce:
         tables = [table for name, several in made.items() for table in chosen(several, self, tables=[name])]
         if not tables:
             like = every[0].cells[0].name
-            raise ValueError(f"--only {' '.join(self.only)} is no cell of these tables: they are called like {like}")
+            raise ValueError(f"--only {' '.join(self.only)} is no run of these tables: they are called like {like}")
         other: dict[str, Any] = {"batch": self.batch, "precision": self.precision, "compiled": self.compile}
         other |= {"deterministic": self.deterministic, "same_steps": self.steps is not None}
         tables = [adapted(table, **other) for table in tables]

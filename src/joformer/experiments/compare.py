@@ -75,7 +75,7 @@ def tables(
             looks=looks,
             notes=(
                 f"{' and '.join(f'{how.total:,}' for how in budgets.values())} steps of {source.batch}; {layers} "
-                f"layers of {dim}, {heads} heads; parameters matched by the feed-forward's width.",
+                f"layers of {dim}, {heads} heads; feed-forward widths are adjusted so that parameters match.",
             ),
         ),
         plan(

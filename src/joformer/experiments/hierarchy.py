@@ -68,8 +68,8 @@ def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: i
             baseline="scores, fixed",
             pairs=(("linear attention, scores", "linear attention, both"),),
             notes=(
-                f"{total} steps of {source.batch} windows of {source.context} tokens for all; parameters matched by "
-                "the width of the feed-forward: a recurrence has two projections where attention has four.",
+                f"{total} steps of {source.batch} windows of {source.context} tokens for all; feed-forward widths "
+                "are adjusted so that parameters match: a recurrence has two projections where attention has four.",
                 "The recurrences are the paper's: no gate, no convolution, a state of one vector per head. Mamba and "
                 "its kin have more of everything.",
                 "Shaw's distances are clipped at 16.",

@@ -58,6 +58,15 @@ class Metric:
         return 1.0 if self.log else 0.0
 
     @property
+    def best(self) -> float | None:
+        """The best value that there can be; None where there is no bound.
+
+        >>> METRICS["accuracy"].best, METRICS["bits_per_byte"].best
+        (100.0, None)
+        """
+        return None if self.scale != "percent" else 100.0 if self.higher else 0.0
+
+    @property
     def margin(self) -> str:
         """`delta` in words.
 

@@ -95,7 +95,7 @@ def _from_folder(folder: Path) -> Table:
 def _finished(path: Path, tables: list[Table]) -> list[Table]:
     if not any(table.cells for table in tables):
         planned = sum(len(table.planned) for table in tables)
-        raise ValueError(f"nothing is finished in {path}, 0 of {planned} cells: run it first")
+        raise ValueError(f"nothing is finished in {path}, 0 of {planned} runs: run it first")
     return tables
 
 

@@ -37,7 +37,7 @@ def finished(cell: Cell, out: Path) -> dict[str, Any] | None:
         return None
     result = read(place, REMEDY)
     if not any(result.get("described") == described for described in cell.descriptions()):
-        raise ValueError(f"{place.parent} holds a cell of other settings: choose another --out, or remove it")
+        raise ValueError(f"{place.parent} holds a run of other settings: choose another --out, or remove it")
     return result
 
 

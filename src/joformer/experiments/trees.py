@@ -55,8 +55,8 @@ def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: i
             pairs=tuple((f"scores, {kind}", f"both, {kind}") for kind in ("tree", "tree-dense")),
             also=("localised",),
             notes=(
-                f"{total} steps of 32 trees of at most 96 nodes; {LAYERS} layers of {DIM}, {HEADS} heads; parameters "
-                "matched by the feed-forward's width.",
+                f"{total} steps of 32 trees of at most 96 nodes; {LAYERS} layers of {DIM}, {HEADS} heads; "
+                "feed-forward widths are adjusted so that parameters match.",
                 "masked: kinds of hidden nodes, 15 % of all. misuse: in half of the trees one use of a variable is "
                 "replaced by another; which, or none.",
             ),

@@ -180,6 +180,17 @@ class Analysis:
         return found
 
     @cached_property
+    def solved(self) -> frozenset[str]:
+        """Sizes at which all models, with values and without, have the best value that there can be on every seed."""
+        table, best = self.table, self.table.metric.best
+        found: dict[str, set[float]] = {}
+        for one in self.comparisons:
+            if value_effect(table.recipe, one.model, one.other):
+                for model in (one.model, str(one.other)):
+                    found.setdefault(one.size, set()).update(table.values(model, one.size).values())
+        return frozenset(size for size, values in found.items() if values == {best})
+
+    @cached_property
     def synergies(self) -> list[tuple[str, Difference]]:
         """By size: whether learning the angles and transporting the values help each other, where all four were run."""
         table, found = self.table, []
@@ -234,7 +245,7 @@ class Analysis:
         if len(table.looked) > table.looks:
             before = ", ".join(map(str, table.looked[:-1]))
             found.append(
-                f"Results had been seen with {before} of these {table.looked[-1]} cells: who adds seeds or models "
+                f"Results had been seen with {before} of these {table.looked[-1]} runs: who adds seeds or models "
                 "after looking is right less often than verdicts say. `compare --looks` plans it."
             )
         if table.looks > 1:

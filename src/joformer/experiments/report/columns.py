@@ -39,7 +39,7 @@ def results(words: Wording) -> Columns:
     Columns that would be empty are left out; the paper's figures stand there only where the setting is theirs.
     """
     found, table = words.about.rows, words.table
-    judged = {(one.model, one.size): one for one in words.about.comparisons if one.other in (None, table.baseline)}
+    judged = {(one.model, one.size): one for one in words.about.comparisons if not words.is_pair(one)}
     base = {row.size: row.parameters for row in found if row.model == table.baseline}
     digits = max((len(exact(row.paper).partition(".")[2]) for row in found), default=0)
     printed = "paper" if table.paper_metric in ("", table.metric.name) else f"paper, {table.paper_metric}"
@@ -84,7 +84,7 @@ def _also(words: Wording, model: str, size: str) -> dict[str, str]:
 
 def pairs(words: Wording) -> Columns:
     """Comparisons with another model than the baseline."""
-    found = [one for one in words.about.comparisons if one.other not in (None, words.table.baseline)]
+    found = [one for one in words.about.comparisons if words.is_pair(one)]
     rows = [
         (
             one.size,

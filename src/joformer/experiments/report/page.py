@@ -63,7 +63,7 @@ def _opening(report: Sequence[Wording]) -> str:
     done, planned = _counted(report)
     spent = sum(s for table in tables for cell in table.cells if (s := cell.number("seconds")) is not None)
     days = sorted(day for table in tables for cell in table.cells if (day := cell.text("finished")[:10]))
-    told = [f"{len(tables)} table{'s' * (len(tables) != 1)}", f"{done} of {planned} cells finished"]
+    told = [f"{len(tables)} table{'s' * (len(tables) != 1)}", f"{done} of {planned} runs finished"]
     told += [f"{duration(spent)} of training"] * bool(spent)
     told += [days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"] if days else []
     return f"{', '.join(told)}."
@@ -117,7 +117,7 @@ def _section(key: str, title: str, words: Wording) -> dict[str, Any]:
         "planned": len(table.planned),
         "names": [(name, m) for m in words.about.models if (name := words.name(m)) != m],
         "places": list(places.items()),
-        "commands": list(dict.fromkeys(cell.text("command") for cell in table.cells if cell.text("command"))),
+        "commands": words.commands,
     }
 
 

@@ -47,9 +47,7 @@ def forest(key: str, words: Wording, some: Sequence[Comparison], among: Sequence
     rows = []
     for one in some:
         d = one.difference
-        name = (
-            f"{words.name(one.model)} over {words.name(one.other)}" if _is_pair(one, words) else words.name(one.model)
-        )
+        name = f"{words.name(one.model)} over {words.name(one.other)}" if words.is_pair(one) else words.name(one.model)
         rows.append(Row(name, one.verdict, one.decided, d.centre, d.low, d.high))
     told = "; ".join(words.sentence(one) for one in some)
     sides = ("worse", "better") if words.table.metric.higher else ("better", "worse")
@@ -153,10 +151,6 @@ def lines(
         "across": [{"x": across(x), "text": _tick(x)} for x in marks], "x_name": x_name, "dots": points,
         "up": [{"y": up(y), "text": _tick(y)} for y in _ticks(low, high, 5, y_log)], "series": drawn,
     }  # fmt: skip
-
-
-def _is_pair(one: Comparison, words: Wording) -> bool:
-    return one.other not in (None, words.table.baseline)
 
 
 def _apart_enough(low: float, high: float, log: bool) -> tuple[float, float]:

@@ -63,9 +63,9 @@ def markdown(report: Sequence[Wording]) -> str:
             notes.append(f"Missing: {', '.join(table.missing[:10])}{more}.")
         if notes:
             parts += ["\n### Notes\n", *(f"- {_md(note)}" for note in notes)]
-        if commands := list(dict.fromkeys(cell.text("command") for cell in table.cells if cell.text("command"))):
-            again = (" ".join(command.replace("```", "").split()) for command in commands)
-            parts += ["\n### To run the cells again\n", "```", *again, "```"]
+        if words.commands:
+            again = (" ".join(command.replace("```", "").split()) for command in words.commands)
+            parts += ["\n### To run the models again\n", "```", *again, "```"]
     return "\n".join(parts).rstrip() + "\n"
 
 

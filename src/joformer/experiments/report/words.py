@@ -7,6 +7,7 @@ correction: better, worse, equivalent within the metric's δ, inconclusive.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -151,7 +152,7 @@ class Wording:
         """The table in a few sentences, the answer first."""
         table, found = self.table, []
         done = (
-            f"{len({cell.name for cell in table.cells})} of {len(table.planned)} cells finished. "
+            f"{len({cell.name for cell in table.cells})} of {len(table.planned)} runs finished. "
             if table.missing
             else ""
         )
@@ -193,6 +194,9 @@ class Wording:
     def _effect(self, size: str) -> str:
         of, d, verdict = self.about.effects[size][-1]
         pooled = len(self.about.effects[size]) > 1
+        if size in self.about.solved:
+            remedy = " Give harder or more data, or fewer --steps." if self.table.recipe == "compare" else ""
+            return f"This data cannot tell: {self._solved(size)}.{remedy}"
         word = {
             "better": "Value transport helps",
             "worse": "Value transport hurts",
@@ -204,19 +208,32 @@ class Wording:
         counted = f"{d.n} seed{'s' * (d.n != 1)}{', ' + d.why if d.why else ''}"
         return f"{word}{self.after(size)}: {self.difference(d)}{self.unit}{margin}, {what} ({counted})."
 
+    def _solved(self, size: str) -> str:
+        metric, some = self.table.metric, self.about.effects[size]
+        who = "both models" if len(some) == 1 else "all models, with values and without,"
+        right = metric.name == "accuracy"
+        what = "get every held-out example right" if right else f"have {metric.best:g} {metric.unit}"
+        n = some[-1][1].n
+        return f"{who} {what}{self.after(size)}, on {f'all {n} seeds' if n > 1 else 'one seed'}"
+
     def _lasting(self, sizes: Sequence[str]) -> str:
+        """What the longest budget says beside the first; only a difference that was found can last."""
         if len(sizes) < 2:
             return "Whether that lasts was not looked at (--longer 4 does)."
+        after = self.after(sizes[-1]).strip() or "longer"
+        if self.about.solved >= {sizes[0], sizes[-1]}:
+            return f"Nor can it {after}."
+        if sizes[-1] in self.about.solved:
+            return f"Longer, this data cannot tell: {self._solved(sizes[-1])}."
         first, (_, d, then) = self.about.effects[sizes[0]][-1][2], self.about.effects[sizes[-1]][-1]
-        if then == "inconclusive":
-            word = "Whether that lasts is inconclusive"
-        elif first in ("better", "worse"):
+        figure = f"{self.difference(d)}{self.unit}"
+        if first in ("better", "worse"):
             word = "It lasts" if then == first else "It does not last"
-        else:
-            word = {"better": "Longer, it helps", "worse": "Longer, it hurts"}.get(
-                then, "Longer, it makes no difference"
-            )
-        return f"{word}:{self.after(sizes[-1])} {self.difference(d)}{self.unit}."
+            word = "Whether that lasts is inconclusive" if then == "inconclusive" else word
+            return f"{word}: {after} {figure}."
+        word = {"better": "helps", "worse": "hurts", "equivalent": "makes no difference"}.get(then, "is inconclusive")
+        too = " too" if first == then == "inconclusive" else " either" if first == then else ""
+        return f"{after[0].upper()}{after[1:]} it {word}{too}: {figure}."
 
     def _costs(self) -> list[str]:
         for one in self.about.comparisons:
@@ -240,17 +257,35 @@ class Wording:
 
     def _counted(self) -> str:
         """How many comparisons have which verdict; by name where they are few."""
+        if len(self.table.seeds) == 1:
+            if self.table.reference is not None:
+                return "One round: nothing can be decided."
+            if self.table.missing:
+                return "One seed so far: nothing can be decided."
+            return "One seed: nothing can be decided; --seeds 3 gives intervals."
         told = []
         for kind in VERDICTS:
             if some := [one for one in self.about.comparisons if one.verdict == kind]:
                 names = list(dict.fromkeys(self._named(one) for one in some))
                 listed = f" ({'; '.join(names)})" if len(names) <= 3 else ""
                 told.append(f"{len(some)} {kind}{listed}")
-        whom = self.name(self.table.baseline) if self.table.baseline is not None else self.name(None)
-        return f"{'In pairs' if whom == '–' else f'Against {whom}'}: {', '.join(told)}."
+        return f"{self._compared}: {', '.join(told)}."
+
+    @property
+    def _compared(self) -> str:
+        """With what the comparisons are made that are counted; those of a further pair are named as such."""
+        table, every = self.table, self.about.comparisons
+        if table.baseline is None and table.reference is None:
+            return "In pairs"
+        whom, pairs = f"against {self.name(table.baseline)}", sum(map(self.is_pair, every))
+        return f"Of {len(every)} comparisons, {len(every) - pairs} of them {whom}" if pairs else f"A{whom[1:]}"
+
+    def is_pair(self, one: Comparison) -> bool:
+        """Whether this is one of the further pairs: with another model than the baseline."""
+        return one.other not in (None, self.table.baseline)
 
     def _named(self, one: Comparison) -> str:
-        pair = one.other is not None and one.other != self.table.baseline
+        pair = self.is_pair(one)
         size = one.size if len(self.table.sizes) > 1 else ""
         return label(f"{self.name(one.model)} over {self.name(one.other)}" if pair else self.name(one.model), size)
 
@@ -304,10 +339,26 @@ class Wording:
             "metric": f"{table.metric.label}; {'higher' if table.metric.higher else 'lower'} is better",
             "seeds": f"{len(table.seeds)} ({', '.join(map(str, table.seeds))})" if table.cells else "",
             "steps": f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}" if steps else "",
-            "cells": f"{there} of {len(table.planned)}" if table.missing else f"{there}",
+            "runs": f"{there} of {len(table.planned)}" if table.missing else f"{there}",
             "training": f"{duration(sum(spent))} in all" if spent else "",
         }
         return [(name, value) for name, value in some.items() if value]
+
+    @property
+    def commands(self) -> list[str]:
+        """What runs the cells again: one command per model where all of its cells have the same, else one per cell."""
+        typed = {cell.name: text for cell in self.table.cells if (text := cell.text("command"))}
+        models = dict[str, list[str]]()  # each with all of its cells, in a folder of their own
+        for name in dict.fromkeys([*typed, *self.table.planned]):
+            models.setdefault("/".join(name.split("/")[:2]), []).append(name)
+        found = list[str]()
+        for model, names in models.items():
+            same = typed.get(names[0], "").removesuffix(f" --only {names[0]}")
+            if len(names) > 1 and all(typed.get(name) == f"{same} --only {name}" for name in names):
+                found.append(f"{same} --only {shlex.quote(f'{model}/*')}")
+            else:
+                found += [typed[name] for name in names if name in typed]
+        return list(dict.fromkeys(found))
 
     @property
     def notes(self) -> list[str]:

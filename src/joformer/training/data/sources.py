@@ -55,6 +55,7 @@ UNREAD = (".aac", ".aif", ".aiff", ".m4a", ".wma")  # sounds that nothing here c
 HEARD = (*SUFFIXES["sounds"], *UNREAD)
 LISTED = (*SUFFIXES["images"], *HEARD, *SUFFIXES["points"], *SUFFIXES["video"])  # what a table may list
 TESTS = ("test", "validation", "valid", "val")  # the first of these that has labels is the test split
+COUNTED = 12  # so many classes are logged one by one
 WORDS = {"images": "image", "sounds": "sound", "points": "set", "streams": "sound", "video": "video", "pairs": "image"}
 FILE = ("file", "file_name", "filename", "path", "image")  # names of the column of a table that lists files
 START, END = ("start", "onset", "begin"), ("end", "offset", "stop")  # … and of those that make it one of events
@@ -177,13 +178,15 @@ def summary(
     >>> import torch
     >>> about = {"classes": ["cat", "dog"], "labels": torch.tensor([0, 1, 0])}
     >>> [line for _, line in summary("pets", "images", {"train": 3, "test": 1}, "images", **about)]
-    ['data: pets, images', '  2 classes, from dog (1) to cat (2)', '  train 3, test 1 images']
+    ['data: pets, images', '  2 classes: cat (2), dog (1)', '  train 3, test 1 images']
     """
     lines = [f"data: {name}, {kind}"]
     if classes:
-        ranked = sorted(zip(labels.bincount(minlength=len(classes)).tolist(), classes, strict=True))
-        least, most = (f"{name} ({count:,})" for count, name in (ranked[0], ranked[-1]))
-        lines.append(f"  {len(classes):,} classes, from {least} to {most}")
+        counted = list(zip(labels.bincount(minlength=len(classes)).tolist(), classes, strict=True))
+        few = len(classes) <= COUNTED
+        shown = [f"{name} ({count:,})" for count, name in (counted if few else (min(counted), max(counted)))]
+        which = f": {', '.join(shown)}" if few else f", from {' to '.join(shown)}"
+        lines.append(f"  {len(classes):,} class{'es' * (len(classes) != 1)}{which}")
     lines.append("  " + ", ".join(f"{split} {count:,}" for split, count in splits.items()) + f" {unit}")
     return [(logging.INFO, line) for line in lines] + [(level, f"  {line}") for level, line in notes]
 
