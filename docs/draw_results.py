@@ -115,8 +115,8 @@ def multiplier() -> str:
         ]
     for value in (0, 500, 1000, 1500, 2000):
         shapes.append(text(x(value), 290, f"{value:,}", "soft", 13, "middle"))
-    for (size, points), colour, words in zip(
-        found.items(), ("one", "two"), ("0.1 million parameters, 5 seeds", "0.36 million, 5 seeds"), strict=False
+    for points, colour, words in zip(
+        found.values(), ("one", "two"), ("0.1 million parameters, 5 seeds", "0.36 million, 3 seeds"), strict=True
     ):
         inside = [(x(step), y(min(1.3, max(0.8, one.centre)))) for step, one in points]
         low, high = (
@@ -130,12 +130,17 @@ def multiplier() -> str:
             line(52, at - 5, 84, at - 5, colour, 2.5, **dashed),
             text(92, at, words, "ink", 13.5),
         ]
-        del size
     shapes.append(text(WIDTH - 20, 308, "step", "soft", 13, "end"))
-    return svg(352, "The compute multiplier along the run", "", shapes)
+    ends = "; ".join(
+        f"{words}, at the end {number(of.centre, 2)} [{number(of.low, 2)}, {number(of.high, 2)}]"
+        for words, (*_, (_, of)) in zip(
+            ("0.1 million parameters", "0.36 million parameters"), found.values(), strict=True
+        )
+    )
+    return svg(352, "How many times the steps RoPE needs", f"enwik8. {ends}.", shapes)
 
 
-PICTURES = {"results-overview.svg": overview}
+PICTURES = {"results-overview.svg": overview, "results-multiplier.svg": multiplier}
 
 if __name__ == "__main__":
     main(PICTURES)

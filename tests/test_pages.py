@@ -172,8 +172,9 @@ def triple(one):
 
 
 def test_enwik8_at_its_best_learning_rate(tables):
-    rates, sizes = tables["enwik8 at the best learning rate, 0.1 million parameters"]
-    found = analysed("enwik8")
+    rates, sizes, larger, second = tables["enwik8 at the best learning rate, 0.1 and 0.36 million parameters"]
+    found, elsewhere = analysed("enwik8"), analysed("wikitext-2")["sizes"]
+    assert elsewhere.table.missing == []
     for rate, rope, both, difference, verdict, needed in rates:
         size = f"lr {rate}"
         states(rope, *triple(of(found["rates"], "scores, fixed", size)[0]))
@@ -192,8 +193,13 @@ def test_enwik8_at_its_best_learning_rate(tables):
         )
     }
     assert [row[0] for row in sizes] == [*names]
-    for name, value, difference, verdict, needed in sizes:
-        ours, one, more = of(found["sizes"], names[name], "0.1M")
+    assert [[row[0] for row in rows] for rows in (larger, second)] == [["RoPE", "RoPE + values"]] * 2
+    for about, size, (name, value, difference, verdict, needed) in [
+        *((found["sizes"], "0.1M", row) for row in sizes),
+        *((found["sizes"], "0.4M", row) for row in larger),
+        *((elsewhere, "0.1M", row) for row in second),
+    ]:
+        ours, one, more = of(about, names[name], size)
         states(value, *triple(ours))
         if one is not None:
             states(difference, *triple(one.difference))

@@ -19,8 +19,8 @@ from joformer.cli.options import Place
 @dataclass(frozen=True)
 class Reproduce:
     """The tables of the paper, with seeds and intervals: mnist, cifar100, imagenet, wikipedia, length, overhead; and
-    which side of attention does the work (transport), knowledge graphs (relations), sounds (speech). All of these,
-    unless some are named; and, where they are named, the paper's hierarchy trained (hierarchy), what one layer can do
+    knowledge graphs (relations) and sounds (speech). All of these, unless some are named; and, where they are named,
+    which side of attention does the work (transport), the paper's hierarchy trained (hierarchy), what one layer can do
     (separation), and other domains: sets in space (points), keywords in a stream (spotting),
     video, syntax trees (trees), images with text (pairs).
 
@@ -28,7 +28,7 @@ class Reproduce:
     joformer reproduce mnist wikipedia --data ~/data --seeds 5 --out runs/mine
 
     Attributes:
-        tables: Which tables; all but hierarchy, separation and those of other domains by default.
+        tables: Which tables; all but transport, hierarchy, separation and those of other domains by default.
         scale: laptop: small models, short runs, the same code. paper: its models, data and recipes, for GPUs.
         data: A folder or an address that holds mnist, cifar100, imagenet, enwik8, wikitext-2 or fsdd, or for one table
             its data itself; what is not there is embedded data or, at the paper's scale, the hub's.

@@ -58,7 +58,7 @@ TABLES = {
     "overhead": overhead.tables,
 }
 """The tables by name, in the order in which they are run."""
-NAMED_ONLY = ("hierarchy", "separation", "points", "spotting", "video", "trees", "pairs")
+NAMED_ONLY = ("transport", "hierarchy", "separation", "points", "spotting", "video", "trees", "pairs")
 """Tables that are run where they are named, and not among all: they take long, and are not the paper's."""
 
 __all__ = [

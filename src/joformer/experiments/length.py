@@ -1,6 +1,6 @@
 """Length: trained on short windows, measured on long ones; windowed layers with frames, and some without positions.
 
-    joformer reproduce length                                 Python's own source, 6 layers, 3 seeds: six minutes
+    joformer reproduce length                                 Python's own source, 6 layers, 3 seeds: two minutes
     joformer reproduce length --data DATA                     DATA/enwik8 or DATA/wikitext-2, 600 steps: an hour
     joformer reproduce length --scale paper                   163M parameters, 200,000 and 150,000 steps: GPUs
 
@@ -55,7 +55,7 @@ def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: i
         return [long] if steps else [long, _table(scale, source, seeds, 150_000, True)]
     small = where == "stdlib"
     source = TextSource(where, context=256, batch=8, held_out=10 if small else 50)
-    return [_table(scale, source, seeds, steps or (80 if small else 600), False)]
+    return [_table(scale, source, seeds, steps or (40 if small else 600), False)]
 
 
 def _table(scale: Scale, source: TextSource, seeds: Sequence[int], total: int, budget: bool) -> Table:
