@@ -633,7 +633,7 @@ def test_compare_answers_first(joformer, in_turn, tmp_path, write):
         r"Does value transport help: mine\. (Value transport|Whether value transport).* after 1 steps: .* \(2 seeds"
     )
     assert re.match(pattern, answer), answer
-    assert re.search("[Aa]fter 2 steps", answer), answer
+    assert re.search("(After|after) 2 steps", answer), answer
     assert re.match(r"What a step takes, beside RoPE\. A step with values takes \d.* × the time, measured once", cost)
     assert page == str(out / "report.html")
     result = json.loads((out / "cost" / "round" / "seed-0" / RESULT).read_text())
