@@ -294,11 +294,17 @@ def test_trees(tables):
 
 
 def test_knowledge_graphs(tables):
-    (rows,) = tables["Knowledge graphs: do relations that need not commute help"]
+    rows, ranked = tables["Knowledge graphs: do relations that need not commute help"]
     found = analysed("relations")
-    for graph, planes, blocks, difference, verdict in rows:
+    for graph, model, *ranks in ranked:
+        about = found[f"{graph}-relations"]
+        for cell, name in zip(ranks, ("test_mrr", "test_hits_1", "test_hits_3", "test_hits_10"), strict=True):
+            states(cell, *triple(about.also(name, model, "")))
+    assert [graph for graph, *_ in ranked] == ["nations"] * 2 + ["kinships"] * 2
+    for graph, steps, planes, blocks, difference, verdict in rows:
         about = found[f"{graph}-relations"]
         assert about.table.missing == []
+        assert {f"{cell.number('steps'):,.0f}" for cell in about.table.cells} == {steps}
         values = {row.model: row.ours for row in about.rows}
         (one,) = about.comparisons
         states(planes, *triple(values["planes"]))

@@ -43,6 +43,7 @@ def words():
         (LMConfig(vocab=4000, dim=32, layers=2, heads=2, frames="learned", pattern="WF", window=8), "fp32"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")  # which setting oneDNN's flags says
 def test_the_count_is_what_the_allocator_saw(config, precision):
     recipe, (task, batch) = Recipe(precision=precision), words() if isinstance(config, LMConfig) else digits(32)
     processes, kept = Processes(precision), []
@@ -58,7 +59,9 @@ def test_the_count_is_what_the_allocator_saw(config, precision):
             state.update(1e-3)
         kept.append(state)
 
-    measured = peak_bytes(steps) + sum(one.numel() * one.element_size() for one in batch)
+    # Where a processor has no bf16 instructions oneDNN keeps copies of its own, which are no tensors of the model's.
+    with torch.backends.mkldnn.flags(enabled=False):
+        measured = peak_bytes(steps) + sum(one.numel() * one.element_size() for one in batch)
     found = count(config, task, recipe, batch, rows=32, cuda=False)
     assert found.peak == pytest.approx(measured, rel=0.02)
     tensors = [*kept[0].raw.parameters(), *kept[0].raw.buffers()]
