@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from joformer._parallel import ContextParallel
-from joformer.frames import FlatFrames, Frames
-from joformer.frames._types import check_is_frames
+from joformer.frames import Frames
+from joformer.frames._types import check_is_frames, is_flat
 
 Transport = Literal["none", "scores", "values", "both"]
 Weighting = Literal["softmax", "softplus"]
@@ -143,7 +143,7 @@ def checked_frames(
                     f"frames have {its.heads} heads but there are {kv_heads} key/value heads: angles are per key/value "
                     "head and shared by its query group; frames need 1 head, or a divisor"
                 )
-            if isinstance(its, FlatFrames) and its.head_dim not in (None, *widths) and its.width <= min(widths):
+            if is_flat(its) and its.head_dim not in (None, *widths) and its.width <= min(widths):
                 raise ValueError(
                     f"frames were made for head_dim={its.head_dim} but head_dim is {widths[0]}: build them with "
                     f"head_dim={widths[0]}, and with planes={its.planes} to rotate only that many planes"
