@@ -10,17 +10,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from drawing import WIDTH, band, curve, dot, line, linear, main, svg, text
+from drawing import WIDTH, band, curve, dot, line, linear, main, number, svg, text
 
 from joformer.experiments import report
 from joformer.experiments.results import gather
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-
-
-def number(value: float, digits: int = 0, sign: bool = False) -> str:
-    """As the pages write it."""
-    return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")
 
 
 def tables(folder: str) -> dict[str, Any]:

@@ -127,6 +127,11 @@ def linear(low: float, high: float, start: float, end: float) -> Callable[[float
     return lambda value: start + (value - low) / (high - low) * (end - start)
 
 
+def number(value: float, digits: int = 0, sign: bool = False) -> str:
+    """As the pages write it."""
+    return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")
+
+
 NUMBER = re.compile(r"-?\d+\.\d")
 
 

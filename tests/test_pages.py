@@ -238,33 +238,27 @@ def test_keywords_in_a_stream(tables):
 
 
 def test_video(tables):
-    rows, coming = tables["Video: what moved where, what comes next"]
+    asked = dict(zip(("class", "next"), tables["Video: what moved where, what comes next"], strict=True))
     found = analysed("video")
-    about = found["mnist-video-class"]
-    assert about.table.missing == []
-    values = {(plain("video-class", row.model), row.size): row.ours for row in about.rows}
-    against = {(plain("video-class", c.model), c.size): c for c in about.comparisons if c.other == "scores, fixed"}
-    for name, attention, value, difference, verdict in rows:
-        states(value, *triple(values[name, attention]))
-        if name == "RoPE":
-            assert (difference, verdict) == ("", "baseline")
-        else:
-            states(difference, *triple(against[name, attention].difference))
-            assert verdict == against[name, attention].verdict
-    assert len(rows) == len(values) == 10
-    assert all(about.effects[size][-1][2] == "better" for size in ("joint", "factorised"))  # pooled: see `prose`
+    for question, rows in asked.items():
+        about = found[f"mnist-video-{question}"]
+        assert about.table.missing == []
+        values = {(plain(f"video-{question}", row.model), row.size): row.ours for row in about.rows}
+        against = {
+            (plain(f"video-{question}", c.model), c.size): c for c in about.comparisons if c.other == "scores, fixed"
+        }
+        assert [(name, attention) for name, attention, *_ in rows] == list(values)
+        assert len(rows) == 10
+        for name, attention, value, difference, verdict in rows:
+            states(value, *triple(values[name, attention]))
+            if name == "RoPE":
+                assert (difference, verdict) == ("", "baseline")
+            else:
+                states(difference, *triple(against[name, attention].difference))
+                assert verdict == against[name, attention].verdict
+    moved = found["mnist-video-class"].effects
+    assert all(moved[size][-1][2] == "better" for size in ("joint", "factorised"))  # pooled: see `prose`
     about = found["mnist-video-next"]
-    assert about.table.missing == []
-    values = {(plain("video-next", row.model), row.size): row.ours for row in about.rows}
-    against = {(plain("video-next", c.model), c.size): c for c in about.comparisons if c.other == "scores, fixed"}
-    assert [(name, attention) for name, attention, *_ in coming] == list(values)
-    for name, attention, value, ratio, verdict in coming:
-        states(value, *triple(values[name, attention]))
-        if name == "RoPE":
-            assert (ratio, verdict) == ("", "baseline")
-        else:
-            states(ratio, *triple(against[name, attention].difference))
-            assert verdict == against[name, attention].verdict
     copied = {cell.measured[cell.size]["copy_error"] for cell in about.table.cells}
     assert [f"{one:.1f}" for one in copied] == ["25.5"]
     assert "repeating the last picture has an error of 25.5" in (ROOT / "docs/results.md").read_text()
