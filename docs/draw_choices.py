@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 
 import torch
-from drawing import WIDTH, arrow, band, box, circle, curve, dot, line, linear, main, svg, text
+from drawing import WIDTH, arrow, band, box, circle, curve, dot, line, linear, main, number, svg, text
 
 from joformer import (
     CameraFrames,
@@ -227,14 +227,10 @@ def branches() -> str:
         shapes += [dot(x, y, r, "two") if value > 0 else circle(x, y, r, "one", 1.5)]
         # Beside the node, where no edge goes: a left child's edge leads to the right.
         place = (x, y + 31) if node > 6 else (x - 34, y - 6) if node in (1, 3, 5) else (x + 34, y - 6)
-        shapes.append(text(*place, number(value), "soft", 13, "middle"))
+        shapes.append(text(*place, number(value, 2), "soft", 13, "middle"))
     return svg(
-        286, "TreeFrames", f"{remark}: {', '.join(map(number, found))} for nodes in breadth-first order.", shapes
+        286, "TreeFrames", f"{remark}: {', '.join(number(value, 2) for value in found)} for nodes in breadth-first order.", shapes
     )
-
-
-def number(value: float) -> str:
-    return f"{value:.2f}".replace("-", "−")
 
 
 def camera() -> str:

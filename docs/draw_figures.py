@@ -10,13 +10,9 @@ import json
 import math
 from pathlib import Path
 
-from drawing import WIDTH, arrow, band, box, circle, curve, dot, line, linear, main, svg, text, vector
+from drawing import WIDTH, arrow, band, box, circle, curve, dot, line, linear, main, number, svg, text, vector
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-
-
-def number(value: float, digits: int) -> str:
-    return f"{value:.{digits}f}".replace("-", "−")
 
 
 def interval(one, digits: int) -> str:

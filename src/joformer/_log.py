@@ -36,6 +36,15 @@ def printable(text: object, keep: str = "") -> str:
     return _STEERING.sub(lambda found: found[0] if found[0] in keep else f"\\u{ord(found[0]):04x}", str(text))
 
 
+def counted(count: int, what: str) -> str:
+    """So many of what is called so.
+
+    >>> counted(1, "seed"), counted(2_000, "seed")
+    ('1 seed', '2,000 seeds')
+    """
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
 def tell(line: object) -> None:
     """One line on the error stream, its names made harmless."""
     print(printable(line), file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from joformer._log import Progress
+from joformer._log import Progress, counted
 from joformer.cli.console import say
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Check:
         if self.json:
             say(json.dumps({"summary": lines, "faults": faults}, indent=2), lines=True)
         else:
-            for line in [*lines, *faults, f"{len(faults):,} fault{'s' * (len(faults) > 1)}" if faults else "no faults"]:
+            for line in [*lines, *faults, counted(len(faults), "fault") if faults else "no faults"]:
                 say(line)
         return 2 if faults else 0
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from joformer._log import logger
+from joformer._log import counted, logger
 from joformer.cli.console import say
 
 
@@ -75,7 +75,7 @@ class Convert:
         what = "not transported any more" if plain else f"transported, strength {self.strength:g}"
         then = "; it computes another function than before: fine-tune it"
         if self.anneal is not None:
-            then = f" after {record['steps']} steps of fine-tuning"
+            then = f" after {counted(record['steps'], 'step')} of fine-tuning"
         lines = [f"{self.out}: its values are {what}{then}"]
         if "loss_after" in record:
             before, after = record["loss_before"], record["loss_after"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from joformer._log import counted
 from joformer._remote import local, require_place
 from joformer.cli.compare import Compare
 from joformer.cli.console import say
@@ -85,4 +86,4 @@ def picture(cells: Sequence[Cell], total: int) -> str:
         for model in models
         if (curve := over_seeds([c for c in cells if c.model == model and c.seed in shown], "train_loss"))
     }
-    return f"training loss in nats per byte, mean of {len(shown)} seed{'s' * (len(shown) != 1)}\n{chart(curves, total)}"
+    return f"training loss in nats per byte, mean of {counted(len(shown), 'seed')}\n{chart(curves, total)}"

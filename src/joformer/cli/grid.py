@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from joformer._log import Progress, logger
+from joformer._log import Progress, counted, logger
 from joformer._remote import Owner, Store, is_address, local
 from joformer.cli.console import say
 from joformer.cli.growing import GrowingPage, note_look
@@ -68,19 +68,15 @@ def show_cells(tables: Sequence[Table]) -> None:
         one, seeds = cells[0], [cell.seed for cell in cells]
         which = "" if seeds == [*range(len(seeds))] else f" ({', '.join(map(str, seeds))})"
         if one.alone:
-            what = f"{1 + len(one.rivals)} models timed, {_many(len(seeds), 'round')}"
+            what = f"{1 + len(one.rivals)} models timed, {counted(len(seeds), 'round')}"
         else:
             what = f"{plain(recipes[one.table], one.model)}: {one.parameters:,} parameters, {one.recipe.total:,} steps"
-            what += f", {_many(len(seeds), 'seed')}"
+            what += f", {counted(len(seeds), 'seed')}"
         say(f"{name}  {what}{which}, {one.source.data}")
     timed = sum(cell.alone for cells in alike.values() for cell in cells)
     trained = sum(map(len, alike.values())) - timed
     some = ((trained, "run", ""), (timed, "round", " of timing"))
-    say("In all: " + " and ".join(_many(count, what) + more for count, what, more in some if count))
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"
+    say("In all: " + " and ".join(counted(count, what) + more for count, what, more in some if count))
 
 
 def run_tables(
@@ -289,7 +285,7 @@ def finish(place: Place, failed: int, *, as_json: bool, only: Sequence[str] = ()
     Report((out,), json=as_json).run()
     _publish(place, ["report.html", "report.md", "report.json"])
     if failed:
-        logger.warning(f"{_many(failed, 'run')} failed; the same command tries again")
+        logger.warning(f"{counted(failed, 'run')} failed; the same command tries again")
     if only:
         logger.warning("--only runs a part of a table: its verdicts are corrected for the comparisons that are there")
     return 1 if failed else 0

@@ -12,7 +12,7 @@ import tyro
 
 from joformer import training
 from joformer._io import make_folder
-from joformer._log import logger
+from joformer._log import counted, logger
 from joformer._remote import local, require_place
 from joformer.attention._options import Transport
 from joformer.cli.console import say
@@ -106,7 +106,7 @@ class Run:
             return stopped.code
         if first:
             shown = ", ".join(f"{name} {value:.4f}" for name, value in result.items() if name != "step")
-            say(json.dumps(result) if self.json else f"{self.out}: {shown} after {result['step']} steps")
+            say(json.dumps(result) if self.json else f"{self.out}: {shown} after {counted(result['step'], 'step')}")
         return 0
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from joformer._log import counted
 from joformer.experiments.sequences import KINDS, QUESTIONS
 from joformer.experiments.sources import Scale, SequenceSource
 from joformer.experiments.tables import Cell, Table, plan
@@ -53,7 +54,7 @@ def _table(question: str, scale: Scale, seeds: Sequence[int], recipe: Recipe) ->
         for layers in (1, 2)
     }
     cells = [
-        Cell(name, f"{layers} layer{'s' * (layers > 1)}", seed, variant(config, name), source, recipe)
+        Cell(name, counted(layers, "layer"), seed, variant(config, name), source, recipe)
         for layers, config in plain.items()
         for name in MODELS
         for seed in seeds

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from joformer._io import one_line
-from joformer._log import logger
+from joformer._log import counted, logger
 from joformer.experiments.cost import TURNS, measure
 from joformer.experiments.execution import Execution
 from joformer.experiments.footprint import LAUNCH, MARGIN, RESERVED, WIDE, Footprint, Live, count, shapes_of
@@ -406,7 +406,7 @@ def as_text(rows: Sequence[Rehearsed], *, processes: int = 1, throughput: float 
         f"{RESERVED / 1e9:g} GB more are free, for fragments and CUDA itself. ÷ N: it fits with --accumulate N, or N "
         "times as many --processes; batch N: with --batch N alone, as times are measured in one part; no: with none.",
         f"hours: steps × max(FLOP / {throughput:g} TFLOP/s, kernels × {LAUNCH * 1e6:g} µs) and the evaluations, on "
-        f"{processes} card{'s' * (processes > 1)}; float32 at {WIDE:g} of that rate. An estimate at a stated rate, not "
+        f"{counted(processes, 'card')}; float32 at {WIDE:g} of that rate. An estimate at a stated rate, not "
         "a measurement: --throughput gives another.",
         "Assumed: attention by fused kernels where CUDA has one for the width of the head and the mask, rotations by "
         "our kernel, nothing compiled. disk: checkpoints that are kept, one being written, the weights. files read: of "

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 
+from joformer._log import counted
 from joformer.verify._claims import VERDICTS, Result, Verdict
 
 SUMMED: dict[Verdict, str] = {**VERDICTS, "H": "as printed", "C": "under a condition", "O": "ours, which hold"}
@@ -88,7 +89,7 @@ def summary(results: Sequence[Result]) -> str:
     verdicts = ", ".join(f"{counts[v]} {words}" for v, words in SUMMED.items() if counts[v])
     wrong = [str(result.claim.row) for result in results if not result.ok]
     end = f"These disagree with their verdict: {', '.join(wrong)}." if wrong else "All as they should be."
-    return f"{len(results)} claim{'s' * (len(results) != 1)}: {verdicts}. {end}"
+    return f"{counted(len(results), 'claim')}: {verdicts}. {end}"
 
 
 def markdown(results: Sequence[Result], command: str) -> str:

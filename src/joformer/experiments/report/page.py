@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
+from joformer._log import counted
 from joformer.experiments.report import columns, plots
 from joformer.experiments.report.columns import Columns
 from joformer.experiments.report.curves import Curve, over_seeds
@@ -63,7 +64,7 @@ def _opening(report: Sequence[Wording]) -> str:
     done, planned = _counted(report)
     spent = sum(s for table in tables for cell in table.cells if (s := cell.number("seconds")) is not None)
     days = sorted(day for table in tables for cell in table.cells if (day := cell.text("finished")[:10]))
-    told = [f"{len(tables)} table{'s' * (len(tables) != 1)}", f"{done} of {planned} runs finished"]
+    told = [counted(len(tables), "table"), f"{done} of {planned} runs finished"]
     told += [f"{duration(spent)} of training"] * bool(spent)
     told += [days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"] if days else []
     return f"{', '.join(told)}."

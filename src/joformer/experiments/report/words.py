@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from joformer._log import counted
 from joformer.experiments.names import plain
 from joformer.experiments.report.analysis import Analysis, Comparison, label, seeds
 from joformer.experiments.report.numbers import digits_for, duration, exact, number, probability
@@ -139,10 +140,10 @@ class Wording:
         than = f"{what} than" if one.decided else f"{what}, against"
         p = "" if d.p is None else f", p {'' if d.p < 0.0005 else '= '}{probability(d.p).replace('<', '< ')}"
         some = f"; {seeds(d.alone)} in only one of the two, left out" if d.alone else ""
-        counted = f"{d.n} seed{'s' * (d.n != 1)}"
+        count = counted(d.n, "seed")
         return (
             f"{label(self.name(one.model), one.size)}: {than} {self.name(one.other)}: "
-            f"{self.difference(d)}{self.unit}{p}, {counted}{some}"
+            f"{self.difference(d)}{self.unit}{p}, {count}{some}"
         )
 
     # -- the answer first --------------------------------------------------------------------------------------------
@@ -205,8 +206,8 @@ class Wording:
         }[verdict]
         what = f"pooled over {of}" if pooled else f"{of} + values against {of}"
         margin = f", equivalent within {self.table.metric.margin}" if verdict == "equivalent" else ""
-        counted = f"{d.n} seed{'s' * (d.n != 1)}{', ' + d.why if d.why else ''}"
-        return f"{word}{self.after(size)}: {self.difference(d)}{self.unit}{margin}, {what} ({counted})."
+        count = counted(d.n, "seed") + (f", {d.why}" if d.why else "")
+        return f"{word}{self.after(size)}: {self.difference(d)}{self.unit}{margin}, {what} ({count})."
 
     def _solved(self, size: str) -> str:
         metric, some = self.table.metric, self.about.effects[size]
@@ -307,7 +308,7 @@ class Wording:
         same = f"; equivalent says that it is less than {metric.margin}, by two one-sided tests" if metric.delta else ""
         return (
             f"{what} [{100 * self.about.level:.3g} % interval]. Better or worse says that p, two-sided and corrected "
-            f"(Holm) for the {family} comparison{'s' * (family != 1)} of this table, is at most {alpha}"
+            f"(Holm) for the {counted(family, 'comparison')} of this table, is at most {alpha}"
             f"{same}. Anything else is inconclusive."
         )
 

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float64, Int64, UInt8
 from torch import Tensor
 
-from joformer._log import logger
+from joformer._log import counted, logger
 from joformer.training.data.cache import cached_tensors
 from joformer.training.data.examples import Records, Split, identity, label_of, open_examples
 from joformer.training.data.files import Place, content_hash
@@ -167,7 +167,7 @@ def decoded(records: Records, size: int | None) -> Made:
     if split[0].shape[1] != split[1].shape[1]:
         split = [images.expand(-1, 3, -1, -1).contiguous() for images in split]
     for what, count in sorted(converted.items()):
-        notes += ((logging.INFO, f"{count:,} image{'s' * (count > 1)}: {what}"),)
+        notes += ((logging.INFO, f"{counted(count, 'image')}: {what}"),)
     return Made((split[0], train.labels), (split[1], test.labels), classes, notes, ROTATED * (ROTATED in converted))
 
 

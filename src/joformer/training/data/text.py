@@ -27,7 +27,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from joformer._log import Progress, logger
+from joformer._log import Progress, counted, logger
 from joformer.training.data.cache import cached
 from joformer.training.data.documents import Document, Documents, open_text, stdlib_source, stream
 from joformer.training.data.files import Place, content_hash
@@ -176,7 +176,7 @@ def _build(folder: Path, source: str, documents: Documents, wanted: Tokenizer | 
         if not (folder / f"{split}.bin").is_file():
             raise ValueError(f"{source} leaves nothing for {split}: {total} bytes are too few, give more text")
     if decoded := documents.decoded:
-        files, encodings = f"{len(decoded):,} file{'s' * (len(decoded) > 1)}", sorted({*decoded.values()})
+        files, encodings = counted(len(decoded), "file"), sorted({*decoded.values()})
         text = f"{files} in {' and '.join(encodings)}, decoded: {next(iter(decoded)).name}"
         (folder / NOTES).write_text(json.dumps([(logging.INFO, text)]))
     tokenizer.save(folder / "tokenizer.json")
