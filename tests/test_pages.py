@@ -294,7 +294,7 @@ def test_knowledge_graphs(tables):
         about = found[f"{graph}-relations"]
         for cell, name in zip(ranks, ("test_mrr", "test_hits_1", "test_hits_3", "test_hits_10"), strict=True):
             states(cell, *triple(about.also(name, model, "")))
-    assert [graph for graph, *_ in ranked] == ["nations"] * 2 + ["kinships"] * 2
+    assert [graph for graph, *_ in ranked] == ["nations"] * 2 + ["kinships"] * 2 + ["umls"] * 2
     for graph, steps, planes, blocks, difference, verdict in rows:
         about = found[f"{graph}-relations"]
         assert about.table.missing == []

@@ -3,7 +3,8 @@
     joformer reproduce relations                              a family of four generations, 3 seeds: a minute
     joformer reproduce relations --data DATA                  DATA/kg/nations, kinships and umls: 45 minutes
 
-Expect: blocks of 4 some three points ahead of planes on Kinships, whose relations do not commute (docs/results.md).
+Expect: blocks of 4 some three points ahead of planes on Kinships, whose relations do not commute, and two behind on
+UMLS (docs/results.md).
 
 Not a table of the paper, which names RotatE as a special case. Ranks are filtered; models are compared on the valid
 split, and those of the test split, which is what others publish, stand beside it.
