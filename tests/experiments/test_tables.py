@@ -519,7 +519,11 @@ def test_all_tables_at_once(offline, joformer, folder):
         (["reproduce", "mnist", "--data", "missing"], "--data missing is not there: give a folder that holds mnist"),
         (
             ["reproduce", "mnist", "--only", "nothing"],
-            "--only nothing is no run of these tables: they are called like",
+            "--only nothing is no run: they are called like digits-mnist/",
+        ),
+        (
+            ["reproduce", "mnist", "--only", "*/learned/*", "digits-mnist/lerned/*"],
+            "--only digits-mnist/lerned/* is no run: they are called like digits-mnist/learned",
         ),
         (["reproduce", "mnist", "--jobs", "0"], "--jobs must be 1 or more, got 0"),
         (["reproduce", "mnist", "--engine", "nosuch"], "nosuch"),
@@ -530,7 +534,7 @@ def test_all_tables_at_once(offline, joformer, folder):
         (["compare", "--data", "{text}", "--longer", "0"], "--longer must be 1 or more, got 0"),
         (
             ["compare", "--data", "{text}", "--only", "x"],
-            "--only x is no run: they are called like compare/both-fixed/seed-0",
+            "--only x is no run: they are called like compare/scores-fixed/seed-0",
         ),
         (["compare", "--data", "{text}", "--dim", "30"], "dim"),
         (["compare", "--data", "{text}", "--dim", "8", "--heads", "1", "--jobs", "0"], "--jobs must be 1 or more"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from joformer._remote import local, require_place
-from joformer.cli.grid import Engine, chosen, finish, run_tables, show_cells
+from joformer.cli.grid import Engine, check_only, chosen, finish, run_tables, show_cells
 from joformer.cli.growing import note_look
 from joformer.cli.options import Place
 
@@ -106,10 +106,9 @@ class Compare:
         failed = 0
         for look in range(1, self.looks + 1):
             count = look * self.seeds
-            planned = chosen(self.tables(source, count), self, seeds=count)
-            if not planned:
-                like = "compare/both-fixed/seed-0"
-                raise ValueError(f"--only {' '.join(self.only)} is no run: they are called like {like}")
+            tables = self.tables(source, count)
+            check_only(self.only, tables)
+            planned = chosen(tables, self, seeds=count)
             if self.dry_run:
                 show_cells(planned)
                 return 0

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from difflib import get_close_matches
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,16 @@ def chosen(planned: Sequence[Table], command: Any, **instead: Any) -> list[Table
             named = tuple(replace(cell, command=f"joformer {typed} --only {cell.name}") for cell in cells)
             kept.append(replace(table, cells=named, planned=tuple(cell.name for cell in cells)))
     return kept
+
+
+def check_only(patterns: Sequence[str], tables: Sequence[Table]) -> None:
+    """Raises ValueError for a pattern of --only that names no run: else the other patterns alone would be run."""
+    cells = [cell for table in tables for cell in table.cells]
+    for pattern in patterns:
+        if not any(_means(pattern, cell) for cell in cells):
+            names = [cell.name for cell in cells]
+            like = next(iter(get_close_matches(pattern, names, 1)), names[0])
+            raise ValueError(f"--only {pattern} is no run: they are called like {like}")
 
 
 def _name(command: Any) -> str:

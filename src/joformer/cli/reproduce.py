@@ -12,7 +12,7 @@ import tyro
 
 from joformer._log import logger
 from joformer._remote import is_address, require_place
-from joformer.cli.grid import Engine, chosen, finish, run_tables, show_cells, show_rehearsal
+from joformer.cli.grid import Engine, check_only, chosen, finish, run_tables, show_cells, show_rehearsal
 from joformer.cli.options import Place
 
 
@@ -118,10 +118,8 @@ class Reproduce:
         if self.data is not None and not any(_is_given(table.cells[0].source.data) for table in every):
             known = "mnist, cifar100, imagenet, enwik8, wikitext-2 or fsdd"
             raise ValueError(f"--data {self.data} has nothing for {', '.join(names)}: give a folder that holds {known}")
+        check_only(self.only, every)
         tables = [table for name, several in made.items() for table in chosen(several, self, tables=[name])]
-        if not tables:
-            like = every[0].cells[0].name
-            raise ValueError(f"--only {' '.join(self.only)} is no run of these tables: they are called like {like}")
         other: dict[str, Any] = {"batch": self.batch, "precision": self.precision, "compiled": self.compile}
         other |= {"deterministic": self.deterministic, "same_steps": self.steps is not None}
         tables = [adapted(table, **other) for table in tables]
