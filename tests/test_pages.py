@@ -238,10 +238,9 @@ def test_keywords_in_a_stream(tables):
 
 
 def test_video(tables):
-    asked = dict(zip(("class", "next"), tables["Video: what moved where, what comes next"], strict=True))
-    found = analysed("video")
-    for question, rows in asked.items():
-        about = found[f"mnist-video-{question}"]
+    asked = (("video", "class"), ("video-64", "class"), ("video", "next"))
+    for (folder, question), rows in zip(asked, tables["Video: what moved where, what comes next"], strict=True):
+        about = analysed(folder)[f"mnist-video-{question}"]
         assert about.table.missing == []
         values = {(plain(f"video-{question}", row.model), row.size): row.ours for row in about.rows}
         against = {
@@ -256,9 +255,9 @@ def test_video(tables):
             else:
                 states(difference, *triple(against[name, attention].difference))
                 assert verdict == against[name, attention].verdict
-    moved = found["mnist-video-class"].effects
-    assert all(moved[size][-1][2] == "better" for size in ("joint", "factorised"))  # pooled: see `prose`
-    about = found["mnist-video-next"]
+    for folder in ("video", "video-64"):
+        moved = analysed(folder)["mnist-video-class"].effects
+        assert all(moved[size][-1][2] == "better" for size in ("joint", "factorised"))  # pooled: see `prose`
     copied = {cell.measured[cell.size]["copy_error"] for cell in about.table.cells}
     assert [f"{one:.1f}" for one in copied] == ["25.5"]
     assert "repeating the last picture has an error of 25.5" in (ROOT / "docs/results.md").read_text()
@@ -455,7 +454,10 @@ def prose():
     nodes, wrong = (trees.effects[size][-1][1] for size in ("masked", "misuse"))
     (dense,) = [c.corrected for c in trees.comparisons if (c.model, c.size) == ("scores, tree-dense", "masked")]
     bare = {row.model: row.ours.centre for row in analysed("points")["mnist-points"].rows}
-    moved = {size: effects[-1][1] for size, effects in analysed("video")["mnist-video-class"].effects.items()}
+    moved, larger = (
+        {size: effects[-1][1] for size, effects in analysed(folder)["mnist-video-class"].effects.items()}
+        for folder in ("video", "video-64")
+    )
 
     def gap(of):
         return fmean(curves(AT_ONCE, of).values()) - fmean(curves(UNTOUCHED, of).values())
@@ -498,6 +500,10 @@ def prose():
             (
                 "value transport helps: {} [{}, {}] points where all patches attend to all (joint), {} [{}, {}] where",
                 (*triple(moved["joint"]), *triple(moved["factorised"])),
+            ),
+            (
+                "values help here too: {} [{}, {}] points (joint), {} [{}, {}] (factorised)",
+                (*triple(larger["joint"]), *triple(larger["factorised"])),
             ),
             ("The jump is small ({} nats)", (gap(lambda run: run[0]),)),
             ("untouched one** ({} behind at the end)", (gap(last),)),
