@@ -24,6 +24,16 @@ def test_every_block_runs(page):
         exec(compile(block, page, "exec"), names)
 
 
+WIDE = 84
+"""So many characters of code stand beside both columns of the site on a laptop: the rest would be cut off."""
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_code_fits_its_page(page):
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        assert [line for line in block.splitlines() if len(line) > WIDE] == []
+
+
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")]
 
 
