@@ -317,13 +317,17 @@ def test_seeds_added_after_looking_are_named():
 
 def test_the_first_grid_shows_effects_by_data():
     page = report.html(analysed(synthetic.cifar(), synthetic.wikipedia(), synthetic.one_seed()))
-    grid = re.search(r'<table class="grid">.*?</table>', page, re.S)[0]
-    assert re.findall(r'<th scope="row">(.*?)</th>', grid) == ["RoPE", "learned RoPE", "all of these, pooled"]
-    assert re.findall(r"<a [^>]*>(.*?)</a>", grid) == ["cifar100", "cifar100", "enwik8", "enwik8"]
-    for letter, verdict in re.findall(r'<td class="(\w)\w*"><b>(\w)</b>', grid):
+    first = re.search(r'<table class="grid">.*?</table>', page, re.S)[0]
+    assert re.findall(r'<th scope="row">(.*?)</th>', first) == ["RoPE", "learned RoPE", "all of these, pooled"]
+    assert re.findall(r"<a [^>]*>(.*?)</a>", first) == ["cifar100", "cifar100", "enwik8", "enwik8"]
+    for letter, verdict in re.findall(r'<td class="(\w)\w*"><b>(\w)</b>', first):
         assert letter.upper() == verdict
     assert page.index('<table class="grid">') < page.index("<nav")
     assert '<table class="grid">' not in report.html(analysed(synthetic.one_seed()))
+    (head, cells), other = synthetic.wikipedia(), grid({("", 300): ([2.0, 2.1], [1.9, 2.0])}, data="enwik8")
+    page = report.html(analysed((head, cells), other))
+    told = re.findall(r"<a [^>]*>(.*?)</a>", re.search(r'<table class="grid">.*?</table>', page, re.S)[0])
+    assert told == ["enwik8 · wikipedia recipe"] * 2 + ["enwik8"]  # two tables on the same data: which is which
 
 
 def test_a_figure_of_the_paper_stands_beside_ours_only_where_the_setting_is_its():

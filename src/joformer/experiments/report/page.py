@@ -79,11 +79,13 @@ def _counted(report: Sequence[Wording]) -> tuple[int, int]:
 def _grid(keys: Sequence[str], report: Sequence[Wording]) -> dict[str, Any]:
     """Effects by data: what value transport adds to each kind of angles; of many sizes the first and the last."""
     places, found = [], dict[str, dict[int, dict[str, str]]]()
+    tables = Counter(words.table.data for words in report if words.about.effects)
     for key, words in zip(keys, report, strict=True):
         sizes = list(words.about.effects)
         for size in dict.fromkeys([*sizes[:1], *sizes[-1:]]):
             more = words.after(size).strip()
-            places.append({"key": key, "data": words.table.data or words.table.name, "more": more})
+            data = words.data if tables[words.table.data] > 1 else words.table.data
+            places.append({"key": key, "data": data or words.table.name, "more": more})
             for of, d, verdict in words.about.effects[size]:
                 name = "all of these, pooled" if of.endswith("kinds of angles") else of
                 text = words.difference(d).partition(" [")[0] + words.unit

@@ -45,13 +45,16 @@ class Wording:
         title = table.title.removesuffix(f", on {table.data}")  # as version 0.1 wrote it
         if table.reference is not None:
             return title
-        data = (
-            f"{table.data} · {table.recipe} recipe"
-            if table.recipe in DATA and table.data != table.recipe
-            else table.data
-        )
+        data = self.data
         after = f", {steps[0]:,} steps" if len(steps) == 1 else ""
         return f"{title}: {data}{after}" if data else title + after
+
+    @cached_property
+    def data(self) -> str:
+        """What it was trained on; where the recipe was made for other data, that too."""
+        table = self.table
+        lent = table.recipe in DATA and table.data != table.recipe
+        return f"{table.data} · {table.recipe} recipe" if lent else table.data
 
     @cached_property
     def digits(self) -> int | None:
