@@ -2,12 +2,16 @@
 
 import math
 import os
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
 
 # Some virtual machines announce AMX but die of an illegal instruction in oneDNN's bfloat16 products that use it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+# Whoever runs the tests in the background of a shell ignores Ctrl-C, and so would all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 import torch

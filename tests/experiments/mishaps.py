@@ -103,7 +103,6 @@ def command(words: list[str], log: str, limit: int | None = None) -> None:
     from joformer import cli
 
     os.setsid()  # as a terminal has it: a signal to the group is one to the workers too
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests in the background ignores it
     for stream in (1, 2):
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     if limit is not None:
