@@ -1,7 +1,7 @@
-"""Keeps what is finished of `joformer reproduce separation` and prints it as one table per depth.
+"""Prints what is finished of `joformer reproduce separation` as one table per depth.
 
     nohup nice -n 19 joformer reproduce separation --seeds 5 --jobs 1 --out runs/separation &    starts, or resumes
-    python results/scripts/separation.py runs/separation --keep results/separation
+    python results/scripts/separation.py runs/separation
 
 A figure is the mean accuracy over seeds at the end, in per cent, with the least and the most, and after @ the first
 step at which the mean over seeds is 95 % or more.
@@ -10,7 +10,6 @@ step at which the mean over seeds is 95 % or more.
 from __future__ import annotations
 
 import argparse
-import shutil
 from pathlib import Path
 from statistics import fmean
 
@@ -35,13 +34,7 @@ def figure(table: Table, model: str, size: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path)
-    parser.add_argument("--keep", type=Path)
     asked = parser.parse_args()
-    if asked.keep:
-        for file in (*asked.runs.glob("*/table.json"), *asked.runs.rglob("result.json")):
-            kept = asked.keep / file.relative_to(asked.runs)
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, kept)
     tables = gather([asked.runs])
     for size in ("1 layer", "2 layers"):
         print(f"\n| {size} | {' | '.join(plain('separation', model) for model in MODELS)} | seeds |")
