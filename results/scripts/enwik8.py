@@ -22,7 +22,7 @@ from pathlib import Path
 
 from joformer.experiments import Cell, Table, TextSource, plan
 from joformer.experiments.engine import run_local
-from joformer.experiments.variants import NAMES, variant
+from joformer.experiments.variants import FRAMES, NAMES, variant
 from joformer.models import LMConfig
 from joformer.training import Recipe
 
@@ -53,6 +53,7 @@ def stage(name: str, source: TextSource) -> Table:
         plain = LMConfig(vocab=256, heads=4, transport="none", **SIZES[size][0])
         return Cell(model, label or size, seed, variant(plain, model), source, how)
 
+    pairs: tuple[tuple[str, str], ...] = ()
     if name == "rates":
         table, title, models = "rates", "Learning rates", (BASELINE, FIXED)
         found = [
@@ -69,9 +70,11 @@ def stage(name: str, source: TextSource) -> Table:
                 "large-pair": ((BASELINE, FIXED), "1M", 3)}  # fmt: skip
         names, size, seeds = some[name]
         how = recipe(SIZES[size][1], RATE)
+        pairs = tuple((f"scores, {kind}", f"both, {kind}") for kind in FRAMES)
         found = [cells(model, size, seed, how) for seed in range(seeds) for model in names]
     return plan(
         table, title, "bits_per_byte", found, named=False, scale="laptop", models=models, baseline=BASELINE,
+        pairs=pairs,
         notes=(
             "Constant learning rate after 100 steps of warm-up; the evaluated weights are a moving average (0.99).",
             "Parameters are matched by the width of the feed-forward; steps and data are equal.",
