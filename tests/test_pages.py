@@ -472,7 +472,10 @@ def prose():
             ("the difference is gone, {} [{}, {}]", late.difference("joformer_old")),
             ("too small to detect: {} [{}, {}]", triple(best.difference)),
             ("beyond its position: {} points [{}, {}] ahead on moving digits", triple(moved["joint"])),
-            ("that carry no features, RoPE reaches {} % and RoPE + values {} %", [bare[f"{side}, fixed"] for side in ("scores", "both")]),
+            (
+                "that carry no features, RoPE reaches {} % and RoPE + values {} %",
+                [bare[f"{side}, fixed"] for side in ("scores", "both")],
+            ),
         ],
         "docs/results.md": [
             ("scores have {} % (all three seeds)", late.value("rope2d")),
