@@ -1,16 +1,16 @@
-"""Where does this scrap sit on that page? Two vectors, and the shift that fits them best.
+"""Where does this scrap lie on that page? Two vectors, and the shift that aligns them best.
 
     E(x) = Σ_n A_n x_n,   A_n = R_row^r R_col^c,          s* = argmax_s ⟨E(page), R_row^{s_1} R_col^{s_2} E(scrap)⟩
 
 A page of 4 × 4 handwritten digits, 32 × 32 pixels, becomes one vector of the lowest frequencies of its DFT; so does a
-noisy scrap of 12 × 12 torn from it. With all frequencies the score is n × the circular cross-correlation, exactly; with
-fewer it is the cross-correlation of what is left of the page. The baseline has as many numbers and spends them on
-coarse pixels: averages of 2 × 2 or 4 × 4, cross-correlated. Frequencies on a grid of 16 rows turn once round every 16
-rows, so that 16 and 0 are the same shift: the answer is unique only modulo the period (docs/claims.md row 48).
+noisy scrap of 12 × 12 torn from it. With all frequencies, the score is exactly n × the circular cross-correlation; with
+fewer, it is the cross-correlation of what remains of the page. The baseline keeps as many numbers and spends them on
+coarse pixels: averages of 2 × 2 or 4 × 4, cross-correlated. Frequencies on a grid of 16 rows repeat every 16 rows, so
+that 16 and 0 are the same shift: the answer is unique only modulo the period (docs/claims.md row 48).
 
     OMP_NUM_THREADS=1 python examples/alignment.py --out alignment.png          about 5 seconds
 
-Seen (three seeds, 30 pages each), found within a pixel:
+Results (three seeds, 30 pages each), found within a pixel:
 
     64 numbers: averages 4 × 4        8.9 %   (3.3 to 16.7)
     256 numbers: averages 2 × 2      42.2 %   (33.3 to 50.0)
@@ -45,7 +45,7 @@ def torn(images: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Te
     rows, columns = (at[:, k, None] + torch.arange(SCRAP) for k in (0, 1))
     scraps = pages[torch.arange(PAGES)[:, None, None], rows[:, :, None], columns[:, None, :]]
     scraps = scraps + NOISE * torch.randn(scraps.shape, generator=generator)
-    return pages, scraps - scraps.mean((1, 2), keepdim=True), at  # without its mean a scrap does not go for mere ink
+    return pages, scraps - scraps.mean((1, 2), keepdim=True), at  # with its mean, a scrap would match any ink
 
 
 def aligned(pages: Tensor, scraps: Tensor, dim: int, shape: tuple[int, int] = (SIDE, SIDE)) -> Alignment:
@@ -63,7 +63,7 @@ def correlated(pages: Tensor, scraps: Tensor, block: int = 1) -> tuple[Tensor, T
 
 
 def near(found: Tensor, at: Tensor) -> float:
-    """% within a pixel of the truth, along both axes."""
+    """% within a pixel of the correct position, along both axes."""
     return 100 * ((found - at).abs() <= 1).all(-1).float().mean().item()
 
 
@@ -102,7 +102,7 @@ def picture(pages: Tensor, scraps: Tensor, at: Tensor, hits: dict, out) -> None:
     figure = sheet(11, 6.4)
     fine, turning = aligned(pages, scraps, 256), aligned(pages, scraps, 512, (PERIOD, SIDE))
     blurred = correlated(pages, scraps, 2)[0]
-    # The page drawn: found by the vector, missed by as many averages, in the lower half.
+    # Draw a page that the vector finds and the same number of averages misses, in the lower half.
     telling = ((fine.shift - at).abs() <= 1).all(-1) & ((blurred - at).abs() > 1).any(-1)
     telling &= (blurred <= SIDE - SCRAP).all(-1)  # scores wrap round the page, boxes do not
     one = int((telling.float() + 0.5 * (at[:, 0] >= PERIOD) * (turning.shift[:, 0] + PERIOD == at[:, 0])).argmax())

@@ -1,19 +1,19 @@
-"""A trained Llama gets value transport: all at once, or annealed in?
+"""Adding value transport to a trained Llama: all at once, or annealed in?
 
-A small Llama (transformers' own) is trained on the source of Python's standard library. Then training resumes four
-times from the same weights, with the same batches: untouched, with transport at once, and with transport that grows
-from 0 to 1 over an eighth or over half of the steps. Held-out loss is what is compared; the picture has it over steps.
+A small Llama (transformers' own) is trained on the source of Python's standard library. Training then resumes four
+times from the same weights with the same batches: untouched, with transport at once, and with transport that grows from
+0 to 1 over an eighth or over half of the steps. The comparison is on held-out loss; the figure shows it over steps.
 
     OMP_NUM_THREADS=1 python examples/annealing.py --out annealing.png          about 40 seconds
 
-Seen (three seeds, nats per byte after 80 more steps, and the mean over them):
+Results (three seeds, nats per byte after 80 more steps, and the mean over them):
 
     untouched                 2.2336   2.2586
     transport at once         2.2321   2.2634
     annealed over an eighth   2.2315   2.2597     over steps −0.0037 [−0.0067, −0.0007] against at once
     annealed over half        2.2321   2.2594     −0.0040 [−0.0121, 0.0041]
 
-A model this small is hardly affected. A larger one: docs/integrations.md, and results/annealing, made by
+A model this small is hardly affected. For a larger one, see docs/integrations.md and results/annealing, made by
 
     python examples/annealing.py --data enwik8.xz --width 128 --layers 4 --context 256 --pretrain 1500 --steps 400 \
         --lr 0.0003 --seed 1 --seeds 5 --results curves.json
@@ -38,7 +38,7 @@ COLOURS = {UNTOUCHED: GREY, AT_ONCE: ORANGE, EIGHTH: BLUE, HALF: "#3c9a5f"}
 
 
 class Work:
-    """The data and the sizes, the same for every model."""
+    """The data and sizes, identical for every model."""
 
     def __init__(self, given) -> None:
         self.given = given
@@ -71,7 +71,7 @@ class Work:
         return sum(losses) / len(losses)
 
     def train_on(self, how: str, weights: dict, seed: int) -> dict[int, float]:
-        """Held-out loss over steps of one way to continue training."""
+        """Held-out loss over steps for one way to continue training."""
         given, model = self.given, self.model()
         model.load_state_dict(weights)
         part = {EIGHTH: 8, HALF: 2}.get(how)

@@ -1,4 +1,4 @@
-"""What the examples share: their command line, a short training loop, one line of a result, the saved picture."""
+"""Shared by the examples: the command line, a short training loop, one line of results, saving the figure."""
 
 import argparse
 import os
@@ -15,7 +15,7 @@ GREY, ORANGE, BLUE = "#9a9a9a", "#e39a2d", "#2f6fb0"
 
 
 def arguments(doc: str, script: str, **more: int | float | str) -> argparse.Namespace:
-    """--seed, --seeds, --out and `more`; a picture that cannot be written is reported before the work, not after."""
+    """Parses --seed, --seeds, --out and `more`; reports an unwritable --out before the work, not after."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--seeds", type=int, default=3, help="how many seeds every number is the mean of (default: 3)")
@@ -42,7 +42,7 @@ def arguments(doc: str, script: str, **more: int | float | str) -> argparse.Name
 
 
 def fit(model: nn.Module, loss: Callable[[int], Tensor], *, steps: int, lr: float) -> nn.Module:
-    """AdamW down a cosine on loss(step); `joformer.training.train` is the loop for anything longer than a second."""
+    """AdamW with a cosine schedule on loss(step). For anything longer than a second, use `joformer.training.train`."""
     optimiser = torch.optim.AdamW(model.parameters(), lr, betas=(0.9, 0.95), weight_decay=0.05)
     for step in range(steps):
         optimiser.param_groups[0]["lr"] = learning_rate(Stage(steps, lr), step, warmup=20, end=0.05)
@@ -54,13 +54,13 @@ def fit(model: nn.Module, loss: Callable[[int], Tensor], *, steps: int, lr: floa
 
 
 def line(name: str, percent: list[float]) -> None:
-    """One line of the result: mean, and the range over the seeds."""
+    """Prints one line of results: the mean and the range over seeds."""
     mean = sum(percent) / len(percent)
     print(f"{name:<42}{mean:6.1f} %   ({min(percent):.1f} to {max(percent):.1f}, {len(percent)} seeds)", flush=True)
 
 
 def bars(axes, percent: dict[str, list[float]], colours: list[str], chance: float | None = None) -> None:
-    """Mean of each as a bar, every seed as a dot, chance as a line."""
+    """Draws each mean as a bar, every seed as a dot, chance as a line."""
     for row, (values, colour) in enumerate(zip(percent.values(), colours, strict=True)):
         mean = sum(values) / len(values)
         axes.barh(row, mean, color=colour, height=0.65)
@@ -79,7 +79,7 @@ def bars(axes, percent: dict[str, list[float]], colours: list[str], chance: floa
 
 
 def sheet(width: float, height: float):
-    """An empty figure; no window, no global state."""
+    """An empty figure, without a window or global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -89,7 +89,7 @@ def sheet(width: float, height: float):
 
 
 def keep(figure, out: Path) -> None:
-    """Saves the picture; a disk that is full is one line."""
+    """Saves the figure; a full disk gives a one-line error."""
     try:
         figure.savefig(out, dpi=130)
     except OSError as error:

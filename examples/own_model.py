@@ -1,9 +1,9 @@
-"""A model of your own in joformer's loop: killed at any moment, the same command resumes to the same bits.
+"""Your own model in joformer's training loop: kill it at any moment, and the same command resumes bit-identically.
 
     python examples/own_model.py --out runs/echo            about 10 seconds
     torchrun --nproc-per-node 2 examples/own_model.py …     the same in two processes
 
-A GRU learns to repeat the token of four steps ago: 12 % by chance, above 99 % after 300 steps.
+A GRU learns to repeat the token from four steps ago: 12 % by chance, above 99 % after 300 steps.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from joformer.training import Recipe, Task, generator, load_weights, train
 
 
 class Echo(nn.Module):
-    """Any module will do; a `config` that is JSON is written into config.json."""
+    """Any module works; a JSON-serialisable `config` is written to config.json."""
 
     def __init__(self, tokens=8, width=48):
         super().__init__()
@@ -29,7 +29,7 @@ class Echo(nn.Module):
 
 
 class Repeat(Task):
-    """A batch depends on the seed and the step alone: there is no place in the data to lose."""
+    """A batch depends only on the seed and the step: there is no data position to save."""
 
     def describe(self):
         return {"task": "repeat", "delay": 4, "batch": 32}
@@ -42,7 +42,7 @@ class Repeat(Task):
         return F.cross_entropy(model(batch)[:, 4:].flatten(0, 1), batch[:, :-4].flatten())
 
     def evaluate(self, model, processes):
-        held_out = self.batch(0, -1, 0, 1)  # no step has this number
+        held_out = self.batch(0, -1, 0, 1)  # no training step has this number
         right = model(held_out)[:, 4:].argmax(-1) == held_out[:, :-4]
         return {"accuracy": 100 * right.float().mean().item()}
 
@@ -52,7 +52,7 @@ if __name__ == "__main__":
     parser.add_argument("--out", required=True, help="the folder of the run")
     parser.add_argument("--steps", type=int, default=300)
     given = parser.parse_args()
-    torch.manual_seed(0)  # the first weights are yours
+    torch.manual_seed(0)  # you initialise the weights
     recipe = Recipe(steps=given.steps, lr=1e-2, save_every=20, evaluate_every=100)
     print(train(Echo(), Repeat(), recipe, given.out))
-    load_weights(Echo(), given.out)  # how to get them back later
+    load_weights(Echo(), given.out)  # how to load the weights later

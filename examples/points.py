@@ -1,15 +1,16 @@
-"""Which digit is it, as a handful of points? Sets in space, by their real coordinates.
+"""Which digit is this, given a handful of points? Sets in space, by their real coordinates.
 
     θ_t = ω · n_t,      c_t = Σ_u α_tu R(θ_u − θ_t) v,      one and the same v for all points: they carry nothing
 
-Handwritten digits, each 32 points drawn from its ink; the points have no features, only places. Coordinates as the
-input are what most point networks read; as positions of frames they are no input, and a shift of the whole set changes
-no journey, so that not one answer changes. Scores alone (RoPE) average values that are all alike, and are blind. Polar
-coordinates about the centroid make a rotation a shift too. Two layers, 200 steps on digits as they are.
+Handwritten digits, each as 32 points sampled from its ink; the points have no features, only positions. Most point
+networks read coordinates as input. As positions of frames, coordinates are not an input, and a shift of the whole set
+changes no journey, so that not one answer changes. Scores alone (RoPE) average values that are all identical, and are
+blind. Polar coordinates about the centroid turn a rotation into a shift too. Two layers, 200 steps on unmodified
+digits.
 
     OMP_NUM_THREADS=1 python examples/points.py --out points.png          about 50 seconds
 
-Seen (three seeds, 359 digits of the test split):
+Results (three seeds, 359 digits of the test split):
 
     coordinates as input                48.2 %   (45.1 to 51.8)
     scores (QK)                         10.0 %   (10.0 to 10.0)
@@ -22,7 +23,7 @@ Seen (three seeds, 359 digits of the test split):
     scores and values (QKV), rotated    10.9 %   (10.0 to 12.5)
     scores and values, polar, rotated   34.7 %   (31.5 to 37.0)
 
-Shifted by one radius, rotated by 90°. All are far from done after 200 steps; MNIST is in docs/results.md.
+Shifted by one radius, rotated by 90°. All are far from done after 200 steps; for MNIST, see docs/results.md.
 """
 
 import torch
@@ -45,18 +46,18 @@ SHIFTS, ANGLES = torch.linspace(0, 3, 7), torch.linspace(0, 180, 7)
 
 
 def shifted(points: Tensor, by: float) -> Tensor:
-    """All sets moved so far, each in a direction of its own."""
+    """Shifts every set by this distance, each in its own direction."""
     angle = torch.arange(len(points)) * 2.4
     return points + by * torch.stack((angle.cos(), angle.sin()), -1).unsqueeze(1)
 
 
 def rotated(points: Tensor, degrees: float) -> Tensor:
-    """All sets rotated by this angle."""
+    """Rotates every set by this angle."""
     return moved(points, "rotate", torch.full((len(points), 2), degrees / 360))
 
 
 def right(model: JoFormerPoints, points: Tensor, labels: Tensor) -> float:
-    """How many per cent of the answers are right."""
+    """The percentage of correct answers."""
     with torch.no_grad():
         return 100 * (model(points).argmax(-1) == labels).float().mean().item()
 

@@ -1,21 +1,21 @@
 """Which word was spoken? Spectrograms on two axes: frequency × time.
 
-    A = R_freq^f R_time^t,      c_i = A_i⁻¹ Σ_j α_ij A_j v_j,      each axis on planes of its own (axial)
+    A = R_freq^f R_time^t,      c_i = A_i⁻¹ Σ_j α_ij A_j v_j,      each axis on its own planes (axial)
 
-Ten made-up words of any speaker, in noise; several are the same syllables in another order (bada, daba). Tokens are
-patches of 16 bands × 4 frames (64 ms), shorter than a syllable. Two layers, 100 steps, fixed angles, equal starts: the
-models differ in nothing but what travels.
+Ten made-up words from any speaker, in noise; several are the same syllables in another order (bada, daba). Tokens are
+patches of 16 bands × 4 frames (64 ms), shorter than a syllable. Two layers, 100 steps, fixed angles, identical initial
+weights: the models differ only in what is transported.
 
     OMP_NUM_THREADS=1 python examples/spectrograms.py --out spectrograms.png          about 15 seconds
 
-Seen (three seeds, 300 clips of the test split):
+Results (three seeds, 300 clips of the test split):
 
     no positions               68.3 %   (65.0 to 71.0)
     scores (QK)                70.9 %   (68.7 to 72.7)
     scores and values (QKV)    91.8 %   (90.0 to 93.0)
 
-Travelling values learn this sooner, not better: after 500 steps the three have 98.8, 99.8 and 100 % (two seeds).
-Without positions the order of syllables still shows in how they glide and in the falling pitch of the voice.
+Transported values learn this sooner, not better: after 500 steps the three reach 98.8, 99.8 and 100 % (two seeds).
+Without positions, the order of syllables still shows in their glides and in the falling pitch of the voice.
 """
 
 import torch
@@ -33,7 +33,7 @@ MODELS = {
 
 
 def model(name: str, seed: int, classes: int) -> JoFormerViT:
-    """All start with the same weights."""
+    """Builds a model; all start from the same weights."""
     config = ViTConfig.spectrogram(BANDS, FRAMES, classes, model=MODELS[name], patch=PATCH, dim=32, layers=2, heads=4)
     return initialise(JoFormerViT(config), seed)
 

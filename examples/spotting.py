@@ -1,22 +1,22 @@
-"""Which word was just said? A stream, heard as it comes in: time × frequency, causal attention with a window of 1 s.
+"""Which word was just said? A stream, processed as it arrives: time × frequency, causal attention, a window of 1 s.
 
-    A = R_time^t R_band^b,      c_i = A_i⁻¹ Σ_(0 ≤ i−j < w) α_ij A_j v_j,      each axis on planes of its own (axial)
+    A = R_time^t R_band^b,      c_i = A_i⁻¹ Σ_(0 ≤ i−j < w) α_ij A_j v_j,      each axis on its own planes (axial)
 
-Ten made-up words of any speaker, strung together in noise; some are the beginning of others (bada, badagu), some the
-same syllables in another order. After every 64 ms the model says which word has just ended, or none. A word is spotted
-if its name fires once between its start and 0.2 s after its end; all else that fires is a false alarm. Two layers, 100
-steps, fixed angles, equal starts: the models differ in nothing but what travels.
+Ten made-up words from any speaker, strung together in noise; some are the beginning of others (bada, badagu), some the
+same syllables in another order. Every 64 ms the model reports which word has just ended, or none. A word is spotted if
+its name fires once between its start and 0.2 s after its end; anything else that fires is a false alarm. Two layers,
+100 steps, fixed angles, identical initial weights: the models differ only in what is transported.
 
     OMP_NUM_THREADS=1 python examples/spotting.py --out spotting.png          about 50 seconds
 
-Seen (three seeds, F1 of 300 words in 5 minutes of the test streams):
+Results (three seeds, F1 of 300 words in 5 minutes of the test streams):
 
     no positions               56.1 %   (54.6 to 56.9)
     scores (QK)                79.4 %   (76.6 to 81.0)
     scores and values (QKV)    82.7 %   (80.5 to 84.1)
 
-A head start again: after 150 steps scores have 89.5 and scores and values 91.0 % (three seeds). The stream is heard in
-pieces, with a cache that holds one second: the answers are those of the whole stream.
+Again a head start: after 150 steps, scores reach 89.5 % and scores and values 91.0 % (three seeds). The stream is
+processed in pieces, with a cache that holds one second: the answers are those for the whole stream.
 """
 
 import torch
@@ -31,7 +31,7 @@ MODELS = {"no positions": "none", "scores (QK)": "scores", "scores and values (Q
 
 
 def model(name: str, seed: int, classes: int) -> JoFormerSpotter:
-    """All start with the same weights."""
+    """Builds a model; all start from the same weights."""
     config = SpottingConfig(
         classes=classes, bands=BANDS, patch=PATCH, dim=32, layers=2, heads=4, transport=MODELS[name], window=16
     )

@@ -1,21 +1,21 @@
-"""Syntax trees: which kind does a hidden node have, and from where does attention know?
+"""Syntax trees: what kind is a hidden node, and where does attention find out?
 
     A_node = R[b_1] R[b_2] ⋯ R[b_L],      A_dst⁻¹ A_src = R[b]⁻¹ ⋯ R[b]: up from src, down to dst, nothing above
 
-Functions of Python's own library, the kinds and names of 15 % of the nodes hidden; a quarter of all nodes are of the
-most frequent kind. RoPE knows where a node is in the sequence of all nodes, dense tree frames by which branches it is
-reached from the root: what two nodes share cancels, and the way between them is the same wherever in a tree they are.
-Two layers, 100 steps of 16 trees, as many parameters in each model.
+Functions from Python's own library, with the kinds and names of 15 % of the nodes hidden; a quarter of all nodes are of
+the most frequent kind. RoPE encodes where a node is in the sequence of all nodes; dense tree frames encode the branches
+on the path from the root: what two nodes share cancels, and the journey between them is the same wherever in a tree
+they are. Two layers, 100 steps of 16 trees, equal parameters in each model.
 
-    OMP_NUM_THREADS=1 python examples/trees.py --out trees.png          about 25 seconds, some of them parsing, once
+    OMP_NUM_THREADS=1 python examples/trees.py --out trees.png          about 25 seconds, some for parsing, once
 
-Seen (seed 0; % of the hidden nodes of 571 functions of other files):
+Results (seed 0; % of the hidden nodes of 571 functions from other files):
 
     RoPE on the sequence (QKV)                 49.0 %
     dense tree frames (QK)                     48.4 %
     dense tree frames (QKV)                    63.3 %
 
-The picture: a function with one node hidden, the node from which each head of the first layer fetches most, and the
+The figure shows a function with one node hidden, the node that each head of the first layer reads most from, and the
 journey from there.
 """
 
@@ -46,7 +46,7 @@ HIDDEN = 12  # the product in the first return
 
 
 def attend(model, rows):
-    """The weights of every head of the first layer, (heads, nodes, nodes)."""
+    """The attention weights of every head of the first layer, (heads, nodes, nodes)."""
     x, frames = model.start(rows.kinds, rows.names, rows.where)
     found = []
 
@@ -61,12 +61,12 @@ def attend(model, rows):
 
 
 def ancestors(parents, node):
-    """The node and all above it."""
+    """The node and all its ancestors."""
     return [node, *ancestors(parents, parents[node])] if node >= 0 else []
 
 
 def journey(parents, branches, src, dst):
-    """The nodes from src to dst, and the product that transports along them."""
+    """The nodes from src to dst, and the operator product along them."""
     up, down = ancestors(parents, src), ancestors(parents, dst)
     common = next(node for node in up if node in down)
     up, down = up[: up.index(common)], down[: down.index(common)]
@@ -91,7 +91,7 @@ def draw(figure, tree, weights, percent):
     away[:, HIDDEN] = 0
     for head, (colour, source) in enumerate(zip(COLOURS, away.argmax(1).tolist(), strict=True)):
         way, word = journey(tree.parents, tree.branches, source, HIDDEN)
-        aside = 0.09 * (head - 1.5)  # so that ways do not cover each other
+        aside = 0.09 * (head - 1.5)  # so that journeys do not overlap
         xs, ys = [place[node] + aside for node in way], [-level[node] for node in way]
         weight = away[head, source].item()
         label = f"head {head + 1}: {weight:.0%} from {tree.names[source] or tree.kinds[source]}, by ${word}$"
@@ -129,7 +129,7 @@ def main():
     rows = trees.parse(SNIPPET)
     rows.kinds[0, HIDDEN], rows.names[0, HIDDEN] = len(trees.kinds), 0
     for name, (frames, transport) in MODELS.items():
-        # As many parameters: what dense frames learn, the feed-forward has less.
+        # Equal parameters: a narrower feed-forward layer makes up for those of the dense frames.
         hidden = 240 if frames == "tree-dense" else 256
         config = TreeConfig(kinds=len(trees.kinds), frames=frames, transport=transport, hidden=hidden)
         percent[name] = []

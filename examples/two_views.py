@@ -1,16 +1,16 @@
-"""Two views of a tiled floor: which patch of the second shows what a patch of the first shows?
+"""Two views of a tiled floor: which patch of the second view shows the same as a patch of the first?
 
     A_t = diag(I ⊗ P_t⁻¹, R(ω·row), R(ω·column)),      s_ij = q_iᵀ A_i⁻¹ A_j k_j,      P_t: world → image of t's view
 
-Tiles repeat, so that what a patch looks like leaves many candidates; which of them it is depends on the two cameras,
-which differ in place, roll and focal length. All models get the tiles and the direction of each patch in its own
-camera. 2-D RoPE knows no more. "Rays as input" is also given every patch's ray (direction and moment) in the frame of
-the first view, the usual way to tell a network about cameras. With camera frames (PRoPE) attention itself relates the
-views. One layer, 200 steps, 36 patches per view, new cameras and floors in the test.
+Tiles repeat, so that the appearance of a patch leaves many candidates; which one is right depends on the two cameras,
+which differ in position, roll and focal length. All models receive the tiles and the direction of each patch in its own
+camera. 2-D RoPE receives nothing more. "Rays as input" also receives every patch's ray (direction and moment) in the
+frame of the first view, the usual way to give a network the cameras. With camera frames (PRoPE), attention itself
+relates the views. One layer, 200 steps, 36 patches per view, new cameras and floors in the test.
 
     OMP_NUM_THREADS=1 python examples/two_views.py --out two_views.png          about 40 seconds
 
-Seen (three seeds, 200 pairs each; % of the patches whose match is in the second view):
+Results (three seeds, 200 pairs each; % of the patches whose match is in the second view):
 
     2-D RoPE                                   11.6 %   (11.2 to 11.9)
     2-D RoPE, rays as input                    66.4 %   (65.1 to 68.2)
@@ -19,8 +19,8 @@ Seen (three seeds, 200 pairs each; % of the patches whose match is in the second
     camera frames: scores, values              67.0 %   (66.3 to 68.1)
     camera frames, another world               67.0 %   (66.3 to 68.1)
 
-Rays as input serve as well as long as the world is the one they were trained in. Where it is another (rays relative to
-some other origin, turned about), they mislead, and camera frames give what they gave: the world is gauge.
+Rays as input work equally well while the world is the one used in training. In another world (rays relative to some
+other origin, rotated), they mislead, and camera frames give the same result as before: the world is gauge.
 """
 
 import math
@@ -60,7 +60,7 @@ def uniform(generator: torch.Generator, low: float, high: float, *shape: int) ->
 
 
 class Pairs:
-    """Two cameras above a floor z = 0 whose tiles repeat, what they see of it, and what a model is given."""
+    """Two cameras above a floor z = 0 whose tiles repeat, what they see of it, and the inputs of a model."""
 
     def __init__(self, count: int, generator: torch.Generator) -> None:
         away = uniform(generator, -1.2, 1.2, count, 2, 2)
@@ -78,7 +78,7 @@ class Pairs:
         colour = (torch.einsum("cvijx,ckx->cvijk", floor, waves) + phase[:, None, None, None]).cos().mean(-1) * 2
         cut = colour.unflatten(3, (GRID, SAMPLES)).unflatten(2, (GRID, SAMPLES)).transpose(3, 4)
         self.images, self.tiles = colour, cut.flatten(4).flatten(2, 3)  # (count, 2, patches, samples)
-        # Where the middle of a patch of the first view lies in the second.
+        # Where the centre of each patch of the first view lies in the second.
         middle = (torch.arange(GRID) + 0.5) / GRID
         spot = F.pad(self.seen(middle)[:, 0].flatten(1, 2), (0, 2), value=0.0)
         spot[..., 3] = 1.0
@@ -106,7 +106,7 @@ class Pairs:
         return torch.einsum("cvij,hwj->cvhwi", torch.linalg.inv(self.intrinsics), pixels)
 
     def seen(self, at: Tensor) -> Tensor:
-        """The points (x, y) of the floor that the image's points show, (count, 2, rows, columns, 2)."""
+        """The floor points (x, y) that the image's points show, (count, 2, rows, columns, 2)."""
         back = torch.linalg.inv(self.extrinsics)
         direction = torch.einsum("cvij,cvhwj->cvhwi", back[..., :3, :3], self.rays(at))
         eye = back[..., None, None, :3, 3]

@@ -1,16 +1,16 @@
-"""Moving digits: which way do they go, and what comes next? Video on three axes: row × column × time.
+"""Moving digits: which way do they move, and what comes next? Video on three axes: row × column × time.
 
-    A = R_row^r R_col^c R_time^t,      c_i = A_i⁻¹ Σ_j α_ij A_j v_j,      each axis on planes of its own (axial)
+    A = R_row^r R_col^c R_time^t,      c_i = A_i⁻¹ Σ_j α_ij A_j v_j,      each axis on its own planes (axial)
 
-Clips of 16 × 16 pixels, made of scikit-learn's digits (`load_clips`). Which way: one of two digits moves, in one of 8
-directions, for 3 pictures; who knows rows and columns but not when can find the axis of the motion and never its sense:
-50 % is the best without time. What comes next: both move and bounce; each of 5 pictures is predicted from those before
-it, and what is printed is how much less wrong that is than repeating the last one (of one seed). `joformer train video`
-does the same at any size.
+Clips of 16 × 16 pixels, made from scikit-learn's digits (`load_clips`). Which way: one of two digits moves, in one of 8
+directions, for 3 pictures; a model with rows and columns but no time can find the axis of the motion but never its
+sense: 50 % is the best without time. What comes next: both digits move and bounce; each of 5 pictures is predicted from
+those before it, and the printed number is how much smaller the error is than that of repeating the last one (one seed).
+`joformer train video` does the same at any size.
 
     OMP_NUM_THREADS=1 python examples/video.py --out video.png          about 50 seconds
 
-Seen (three seeds, one for the next picture; 500 clips of unseen handwriting):
+Results (three seeds, one for the next picture; 500 clips of unseen handwriting):
 
     no positions                               17.7 %   (17.4 to 18.0)
     row, column; no time                       33.1 %   (30.4 to 37.2)
@@ -19,7 +19,8 @@ Seen (three seeds, one for the next picture; 500 clips of unseen handwriting):
     next picture: scores (QK)                  26.8 %
     next picture: scores, values (QKV)         27.3 %
 
-Travelling values find the direction sooner. Of the next picture all learn first where light stays, and little apart.
+Transported values find the direction sooner. For the next picture, all models first learn where light stays, and differ
+little.
 """
 
 import torch
@@ -41,14 +42,14 @@ VARIANT = {NONE: "none", TIMELESS: "joformer_old", SCORES: "rope2d", BOTH: "jofo
 
 
 class Timeless(FixedFrames):
-    """Frames of the row and the column alone: every picture counts as the first."""
+    """Frames from row and column alone: every picture is treated as the first."""
 
     def forward(self, positions, x=None, **context):
         return super().forward(positions * torch.tensor([1, 1, 0]), x, **context)
 
 
 def trained(name: str, clips: Clips, question: str, seed: int, **how: int) -> tuple[nn.Module, VideoTask]:
-    """All models of a seed start with the same weights and see the same clips."""
+    """Trains one model; for each seed, all start from the same weights and see the same clips."""
     config = VideoConfig(
         model=VARIANT[name], shape=clips.train.images.shape[2:], patch=(4, 4, 1), classes=8, dim=48, heads=4,
         layers=how["layers"], question=question,

@@ -470,9 +470,12 @@ def prose():
             ("(enwik8): {} bits per byte [{}, {}] better than RoPE after 600", turned(*enwik8.difference("fixed"))),
             ("(spoken digits): {} points ahead after {} steps", (early.difference("joformer_old")[0], 300)),
             ("the difference is gone, {} [{}, {}]", late.difference("joformer_old")),
-            ("too small to see: {} [{}, {}]", triple(best.difference)),
-            ("where it is: {} points [{}, {}] ahead on moving digits", triple(moved["joint"])),
-            ("in the plane RoPE has\n  {} % and values {} %", [bare[f"{side}, fixed"] for side in ("scores", "both")]),
+            ("too small to detect: {} [{}, {}]", triple(best.difference)),
+            ("beyond its position: {} points [{}, {}] ahead on moving digits", triple(moved["joint"])),
+            (
+                "that carry no features, RoPE reaches {} % and RoPE + values {} %",
+                [bare[f"{side}, fixed"] for side in ("scores", "both")],
+            ),
         ],
         "docs/results.md": [
             ("scores have {} % (all three seeds)", late.value("rope2d")),
