@@ -62,7 +62,7 @@ def test_the_bounds_that_are_promised_are_those_of_the_code():
         f"| memory to unpack xz | {data_files.XZ_MEMORY >> 20} MiB |",
         f"| an image | {streamed.PIXELS // 10**6} million pixels |",
         f"| an encoded image, sound or clip, a file | {data_files.EXAMPLE >> 20} MiB |",
-        f"| samples a second of a sound | {audio.RATES[0]:,} to {audio.RATES[1]:,} |",
+        f"| samples per second of a sound | {audio.RATES[0]:,} to {audio.RATES[1]:,} |",
         f"| a file of JSON | {files.JSON >> 20} MiB |",
         f"| a row of CSV, TSV or JSON lines | {tables.LINE >> 20} MiB |",
         f"A batch of {tables.ROWS} (text: {documents.ROWS}) rows",
