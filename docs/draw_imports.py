@@ -51,7 +51,7 @@ def draw(rooms: list[str], pairs: set[tuple[str, str]]) -> str:
     """A row and a column for each room: a dot where the row imports the column, all of them left of the diagonal."""
     at = {room: place for place, room in enumerate(rooms)}
     bottom = TOP + CELL * len(rooms)
-    shapes = [text(12, 24, "Which room imports which", bold=True, size=16)]
+    shapes = [text(12, 24, "Which package imports which", bold=True, size=16)]
     for room, place in at.items():
         x, y = LEFT + CELL * (place + 0.5), TOP + CELL * (place + 0.5)
         shapes += [
@@ -66,8 +66,8 @@ def draw(rooms: list[str], pairs: set[tuple[str, str]]) -> str:
             shapes.append(f"<g><title>{escape(here)} imports {escape(there)}</title>{dot(x, y, 4.5, 'one')}</g>")
     words = "a dot: the row imports the column; none may be above the diagonal"
     shapes.append(text(12, bottom + 28, words, "soft", 13))
-    found = f"{len(rooms)} rooms: every room imports from rooms above it alone."
-    return svg(bottom + 42, "Which room imports which", found, shapes)
+    found = f"{len(rooms)} packages: each imports only from those above it."
+    return svg(bottom + 42, "Which package imports which", found, shapes)
 
 
 def main() -> None:
