@@ -94,7 +94,7 @@ def journey_attention(
         ``(batch, queries, heads, value_dim)``, in q's dtype.
 
     Raises:
-        ValueError: If shapes, frames, mask, segments or options do not fit each other.
+        ValueError: If shapes, frames, mask, segments or options are incompatible.
 
     Example:
         >>> from joformer import FixedFrames, positions

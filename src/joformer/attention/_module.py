@@ -58,7 +58,7 @@ class JourneyAttention(nn.Module):
         backend: "auto", "sdpa", "flex" or "reference".
 
     Raises:
-        ValueError: If widths, heads or options do not fit each other.
+        ValueError: If widths, heads or options are incompatible.
 
     Example:
         >>> import torch

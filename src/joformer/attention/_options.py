@@ -56,7 +56,7 @@ def check_options(window: int | None, dropout: float, weighting: str, backend: s
 
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """One-line errors where q, k and v do not fit each other."""
+    """One-line errors where q, k and v are incompatible."""
     wrong = None
     if not q.dim() == k.dim() == v.dim() == 4:
         wrong = "q, k and v must be (batch, tokens, heads, head_dim)"

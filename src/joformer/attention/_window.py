@@ -63,7 +63,7 @@ def window_attention(
         ``(batch, queries, heads, value_dim)``.
 
     Raises:
-        ValueError: If shapes, mask, segments or options do not fit each other.
+        ValueError: If shapes, mask, segments or options are incompatible.
 
     Example:
         >>> q = k = v = torch.eye(4).view(1, 4, 1, 4)

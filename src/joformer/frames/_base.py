@@ -44,7 +44,7 @@ class FramesModule(KeepsPrecision):
         shift_invariant: Whether the same displacement of all positions leaves every journey as it was.
         head_dim: Width of a head.
         heads: How many heads have frames of their own.
-        axes: How many coordinates a token has.
+        axes: Number of coordinates per token.
         layers: How many sets of angles there are, chosen by `layer`; one set serves all layers.
 
     Example:
@@ -99,7 +99,7 @@ class FramesModule(KeepsPrecision):
         return self.make(Inputs(positions, x, layer, grid, state, every, parallel))
 
     def make(self, given: Inputs) -> Frames:
-        """The frames of one call."""
+        """The frames for one call."""
         raise NotImplementedError(f"{type(self).__name__} must define make(given) or forward(positions, x)")
 
     @property

@@ -56,7 +56,7 @@ class CameraFrames(FramesModule):
         self.patches = FixedFrames(head_dim // 2, axes=2, base=base)
 
     def make(self, given: Inputs) -> JointFrames:
-        """The frames of one call."""
+        """The frames for one call."""
         known = coordinates(given.positions, self.axes, given.x)
         patches = self.patches(given.positions[..., 16:], given.x)
         # A token with a NaN among its numbers is no token without coordinates: its frame is NaN, or raises.

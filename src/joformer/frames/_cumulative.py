@@ -44,21 +44,21 @@ class CumulativeFrames(ContentFrames):
 
     Args:
         dim: Width of the tokens x.
-        head_dim: Width of a head, even.
+        head_dim: Width of a head; must be even.
         heads: How many heads have angles of their own; with grouped queries the number of key/value heads.
-        axes: How many coordinates a token has.
+        axes: Number of coordinates per token.
         on: Which angles ω·t the content is added to: "fixed" (the default), "learned" or "none", which is all that
             selective and carope take. With "none" the frames know content but no order: use a causal mask then.
         steps: φ: "projected" (ours), "selective" or "carope", along one axis.
-        split: How several axes share the planes, see `joformer.frequencies.per_axis`.
+        split: How several axes share the planes; see `joformer.frequencies.per_axis`.
         base: Of the spectrum ω; selective RoPE's authors use 500000.
-        planes: Fewer than head_dim / 2 rotate only 2·planes entries of each head.
-        at: Which entries these are: the first ("front") or the last ("end").
-        layout: Which entries of a head form a plane, see `joformer.rotation`.
+        planes: Number of planes; fewer than head_dim / 2 rotate only 2·planes entries of each head.
+        at: Which entries of a head are rotated: the first ("front") or the last ("end").
+        layout: Which entries of a head form a plane; see `joformer.rotation`.
         frequency_base: Deprecated name of `base`.
 
     Raises:
-        ValueError: If widths, axes, planes or heads do not fit each other.
+        ValueError: If widths, axes, planes or heads are incompatible.
 
     Example:
         >>> from joformer import positions
@@ -80,7 +80,7 @@ class CumulativeFrames(ContentFrames):
         return Projector(self.dim, self.axes * self.heads * self.planes, zero=True)
 
     def make(self, given: Inputs) -> FlatFrames:
-        """The frames of one call."""
+        """The frames for one call."""
         x, known = self.checked(given)
         shape = (x.shape[0], 1, self.heads, self.planes)
         if given.parallel is not None and (given.state is not None or given.every or self.axes > 1):

@@ -30,7 +30,7 @@ class CurvedFrames:
     Args:
         matrices: ``(batch or 1, tokens, heads or 1, blocks, block, block)``, for the first repeat·blocks·block
             entries of each head. One block is LieRE; one block per axis is axial-dense; blocks of 4 are cameras.
-        content: Whether the matrices depend on the tokens' content.
+        content: Whether the matrices depend on the content of the tokens.
         inverses: ``A_t⁻¹``, of the same shape. None: orthogonal matrices, whose inverse is the transpose.
         repeat: How many times the blocks follow each other in a head, ``I ⊗ A_t``: a camera acts on every four entries.
 
@@ -85,22 +85,22 @@ class CurvedFrames:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What both ends of a journey must have in common."""
+        """What the frames at both ends of a journey must have in common."""
         return ("curved", *self.matrices.shape[3:], self.repeat)
 
     @property
     def tokens(self) -> int:
-        """How many tokens there are."""
+        """Number of tokens."""
         return self.matrices.shape[1]
 
     @property
     def heads(self) -> int:
-        """How many heads have frames of their own; 1 is shared by all."""
+        """Number of heads that have their own frames; 1 means that all heads share them."""
         return self.matrices.shape[2]
 
     @property
     def width(self) -> int:
-        """How many entries of a head are rotated."""
+        """Number of entries of a head that are rotated."""
         return self.repeat * self.matrices.shape[3] * self.matrices.shape[4]
 
     @property
@@ -130,7 +130,7 @@ class CurvedFrames:
         return replace(self, matrices=by @ self.matrices, inverses=inverses, _checked=False)
 
     def to(self, device: Device) -> CurvedFrames:
-        """The same frames on another device, or themselves where that is theirs or None; precision is never changed."""
+        """The same frames on another device (`self` if already there, or for None); precision never changes."""
         if device is None or torch.device(device) == self.matrices.device:
             return self
         inverses = None if self.inverses is None else moved(self.inverses, device)

@@ -30,8 +30,8 @@ class DenseFrames(FramesModule):
 
     Args:
         head_dim: Width of a head.
-        axes: How many coordinates a token has.
-        heads: 1, shared by all heads, or the number of key/value heads.
+        axes: Number of coordinates per token.
+        heads: 1 (shared by all heads) or the number of key/value heads.
         split: "combined" is LieRE: one block of head_dim, all axes in it. "axial" is axial-dense: a block of
             head_dim // axes for each axis.
         block: Blocks of this width instead, as many as fit: 8 makes LieRE₈, or ComRoPE's blocks.
@@ -91,7 +91,7 @@ class DenseFrames(FramesModule):
             nn.init.normal_(self.rates)
 
     def make(self, given: Inputs) -> CurvedFrames:
-        """The frames of one call."""
+        """The frames for one call."""
         known = coordinates(given.positions, self.axes, given.x)
         device = self.generators.device if given.x is None else given.x.device
         # In float32 the exponential of a thousand steps is no longer orthogonal.

@@ -23,20 +23,20 @@ class FixedFrames(FlatModule):
     There is nothing to save: frequencies are made from the arguments, on the device of the positions.
 
     Args:
-        head_dim: Width of a head, even.
-        axes: How many coordinates a token has.
+        head_dim: Width of a head; must be even.
+        axes: Number of coordinates per token.
         base: Of the geometric spectrum: 10000 for text, 100 for axial vision.
-        split: How several axes share the planes, see `joformer.frequencies.per_axis`.
+        split: How several axes share the planes; see `joformer.frequencies.per_axis`.
         scaling: One of `joformer.frequencies.Linear`, `NTK`, `DynamicNTK`, `YaRN`, `Llama3`, `LongRoPE`.
         planes: Fewer than head_dim / 2 rotate only 2·planes entries of each head (partial rotation).
         at: Which entries these are: the first ("front") or the last ("end", as in DeepSeek's keys).
-        layout: Which entries of a head form a plane, see `joformer.rotation`.
+        layout: Which entries of a head form a plane; see `joformer.rotation`.
         frequencies: A table of your own in place of `base`, `split` and `planes`: ``(axes, planes)``, or ``(heads,
             axes, planes)`` where heads differ. A zero says that an axis does not rotate a plane, so that sections
             (M-RoPE, `joformer.frequencies.mrope`), uneven splits and axes per head are all tables.
 
     Raises:
-        ValueError: If widths, axes, planes or the table do not fit each other.
+        ValueError: If widths, axes, planes or the table are incompatible.
 
     Example:
         >>> from joformer import positions
@@ -111,11 +111,11 @@ class FixedFrames(FlatModule):
         return linear_angles(known, self._steps(known.device), self.split, x)
 
     def make(self, given: Inputs) -> FlatFrames:
-        """The frames of one call."""
+        """The frames for one call."""
         return self.flat(self.angles(given.positions, given.x))
 
     def extra_repr(self) -> str:
-        """The arguments that decide the angles."""
+        """The arguments that determine the angles."""
         made = f"base={self.base}, split={self.split!r}" if self.table is None else f"table, heads={self.heads}"
         return f"{self.head_dim}, axes={self.axes}, {made}, planes={self.planes}"
 
@@ -157,6 +157,6 @@ class NoFrames(FramesModule):
         self.head_dim, self.heads, self.axes = 0, 1, 1 if axes is None else axes
 
     def make(self, given: Inputs) -> FlatFrames:
-        """The frames of one call."""
+        """The frames for one call."""
         device = given.positions.device if given.x is None else given.x.device
         return FlatFrames.of(torch.zeros(1, given.positions.shape[-2], 1, 0, dtype=torch.float32, device=device))

@@ -19,18 +19,18 @@ class LearnedFrames(FlatModule):
     (docs/claims.md row 55).
 
     Args:
-        head_dim: Width of a head, even.
-        axes: How many coordinates a token has.
-        heads: 1, shared by all heads, or the number of key/value heads.
+        head_dim: Width of a head; must be even.
+        axes: Number of coordinates per token.
+        heads: 1 (shared by all heads) or the number of key/value heads.
         layers: 1, shared by all layers, or the number of layers, chosen by `layer` in the call.
-        split: How several axes share the planes, see `joformer.frequencies.per_axis`.
+        split: How several axes share the planes; see `joformer.frequencies.per_axis`.
         base: Of the spectrum at the start.
-        planes: Fewer than head_dim / 2 rotate only 2·planes entries of each head.
-        at: Which entries these are: the first ("front") or the last ("end").
-        layout: Which entries of a head form a plane, see `joformer.rotation`.
+        planes: Number of planes; fewer than head_dim / 2 rotate only 2·planes entries of each head.
+        at: Which entries of a head are rotated: the first ("front") or the last ("end").
+        layout: Which entries of a head form a plane; see `joformer.rotation`.
 
     Raises:
-        ValueError: If widths, axes, planes, heads or layers do not fit each other.
+        ValueError: If widths, axes, planes, heads or layers are incompatible.
 
     Example:
         >>> from joformer import positions
@@ -86,9 +86,9 @@ class LearnedFrames(FlatModule):
         return linear_angles(known, steps, self.split, x)
 
     def make(self, given: Inputs) -> FlatFrames:
-        """The frames of one call."""
+        """The frames for one call."""
         return self.flat(self.angles(given.positions, given.x, layer=given.layer))
 
     def extra_repr(self) -> str:
-        """The arguments that decide the parameters."""
+        """The arguments that determine the parameters."""
         return f"{self.head_dim}, axes={self.axes}, heads={self.heads}, layers={self.layers}, split={self.split!r}"

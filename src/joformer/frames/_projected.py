@@ -149,21 +149,21 @@ class ProjectedFrames(ContentFrames):
 
     Args:
         dim: Width of the tokens x.
-        head_dim: Width of a head, even.
+        head_dim: Width of a head; must be even.
         heads: How many heads have angles of their own; with grouped queries the number of key/value heads.
-        axes: How many coordinates a token has.
+        axes: Number of coordinates per token.
         on: Which angles ω·t the content is added to: "fixed" (the default), "learned" or "none". With "none" the frames
             know content but no order: use a causal mask then.
         steps: "projected"; the others are for `CumulativeFrames`.
-        split: How several axes share the planes, see `joformer.frequencies.per_axis`.
+        split: How several axes share the planes; see `joformer.frequencies.per_axis`.
         base: Of the spectrum ω.
-        planes: Fewer than head_dim / 2 rotate only 2·planes entries of each head.
-        at: Which entries these are: the first ("front") or the last ("end").
-        layout: Which entries of a head form a plane, see `joformer.rotation`.
+        planes: Number of planes; fewer than head_dim / 2 rotate only 2·planes entries of each head.
+        at: Which entries of a head are rotated: the first ("front") or the last ("end").
+        layout: Which entries of a head form a plane; see `joformer.rotation`.
         frequency_base: Deprecated name of `base`.
 
     Raises:
-        ValueError: If widths, axes, planes or heads do not fit each other.
+        ValueError: If widths, axes, planes or heads are incompatible.
 
     Example:
         >>> from joformer import positions
@@ -173,7 +173,7 @@ class ProjectedFrames(ContentFrames):
     """
 
     def make(self, given: Inputs) -> FlatFrames:
-        """The frames of one call."""
+        """The frames for one call."""
         x, known = self.checked(given)
         angles = self.projector(x).unflatten(-1, (self.heads, self.planes)) * known[..., None, None]
         if self.base is not None:

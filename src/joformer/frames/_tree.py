@@ -64,7 +64,7 @@ class OnTrees(FramesModule):
         return known.masked_fill(below, self.branches).long()
 
     def extra_repr(self) -> str:
-        """The arguments that decide the parameters."""
+        """The arguments that determine the parameters."""
         return f"{self.head_dim}, branches={self.branches}, depth={self.depth}, heads={self.heads}"
 
 
@@ -76,18 +76,18 @@ class TreeFrames(OnTrees, FlatModule):
     commute; `DenseTreeFrames` do not.
 
     Args:
-        head_dim: Width of a head, even.
+        head_dim: Width of a head; must be even.
         branches: How many branches a node may have.
         depth: Of the deepest node, for generators of its own at each depth; None shares them.
-        heads: 1, shared by all heads, or the number of key/value heads.
+        heads: 1 (shared by all heads) or the number of key/value heads.
         base: Of the spectrum that generators start from.
         angles: A table to start from in place of it, ``(depth or 1, branches, planes)``.
-        planes: Fewer than head_dim / 2 rotate only 2·planes entries of each head.
-        at: Which entries these are: the first ("front") or the last ("end").
-        layout: Which entries of a head form a plane, see `joformer.rotation`.
+        planes: Number of planes; fewer than head_dim / 2 rotate only 2·planes entries of each head.
+        at: Which entries of a head are rotated: the first ("front") or the last ("end").
+        layout: Which entries of a head form a plane; see `joformer.rotation`.
 
     Raises:
-        ValueError: If widths, planes, heads, the tree or the table do not fit each other.
+        ValueError: If widths, planes, heads, the tree or the table are incompatible.
 
     Example:
         >>> from joformer import positions
@@ -151,7 +151,7 @@ class TreeFrames(OnTrees, FlatModule):
             branches: How many branches a node may have.
             depth: Of the deepest node.
             decay: Factor from one depth to the next, in (0, 1].
-            heads: 1, shared by all heads, or the number of key/value heads.
+            heads: 1 (shared by all heads) or the number of key/value heads.
             layout: Which entries of a head form a plane.
 
         Returns:
@@ -185,7 +185,7 @@ class TreeFrames(OnTrees, FlatModule):
         self.generators.copy_(start.view(-1, 1, self.branches, self.planes).expand_as(self.generators))
 
     def make(self, given: Inputs) -> FlatFrames:
-        """The frames of one call."""
+        """The frames for one call."""
         paths = self.paths(given.positions, given.x)
         generators = self.generators.to(device=paths.device, dtype=torch.float64)
         taken = (paths.unsqueeze(-1) == torch.arange(self.branches, device=paths.device)).to(generators.dtype)
@@ -206,7 +206,7 @@ class DenseTreeFrames(OnTrees):
         head_dim: Width of a head, 2 or more.
         branches: How many branches a node may have.
         depth: Of the deepest node, for generators of its own at each depth; None shares them.
-        heads: 1, shared by all heads, or the number of key/value heads.
+        heads: 1 (shared by all heads) or the number of key/value heads.
 
     Raises:
         ValueError: If width, heads or the tree are too small.
@@ -235,7 +235,7 @@ class DenseTreeFrames(OnTrees):
         nn.init.normal_(self.generators, std=0.5 / self.head_dim**0.5)
 
     def make(self, given: Inputs) -> CurvedFrames:
-        """The frames of one call."""
+        """The frames for one call."""
         device = self.generators.device if given.x is None else given.x.device
         paths = self.paths(given.positions, given.x).to(device)
         # In float32 the product of a hundred branches is no longer orthogonal.

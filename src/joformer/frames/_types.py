@@ -58,8 +58,8 @@ class FlatFrames:
         angles: ``(batch or 1, tokens, heads or 1, planes)``, float32 or float64. Zero planes is the identity.
         cos_sin: ``(…, planes, 2)``, float32, computed once and shared by q, k, v, o and by every layer that uses the
             same frames.
-        layout: Which entries of a head form a plane, see `joformer.rotation`.
-        content: Whether the angles depend on the tokens' content.
+        layout: Which entries of a head form a plane; see `joformer.rotation`.
+        content: Whether the angles depend on the content of the tokens.
         end: The angle one step after the last token, ``(batch, 1, heads, planes)``, or after each one: the state with
             which cumulative frames continue.
         at: Which entries of a head wider than 2·planes are rotated, the first ("front") or the last ("end"); the
@@ -98,7 +98,7 @@ class FlatFrames:
             angles: ``(batch or 1, tokens, heads or 1, planes)``, float32 or float64.
             layout: Which entries of a head form a plane: "interleaved" or "half" (GPT-NeoX, Hugging Face).
             at: Which entries of a wider head are rotated: the first ("front") or the last ("end").
-            content: Whether the angles depend on the tokens' content.
+            content: Whether the angles depend on the content of the tokens.
             end: The angles one step after the last token, which continue cumulative frames.
             head_dim: Width of the heads that they are for, as frames modules say it: attention with others raises. By
                 default any that is wide enough.
@@ -171,12 +171,12 @@ class FlatFrames:
 
     @property
     def tokens(self) -> int:
-        """How many tokens there are."""
+        """Number of tokens."""
         return self.angles.shape[1]
 
     @property
     def heads(self) -> int:
-        """How many heads have frames of their own; 1 is shared by all."""
+        """Number of heads that have their own frames; 1 means that all heads share them."""
         return self.angles.shape[2]
 
     @property
@@ -186,7 +186,7 @@ class FlatFrames:
 
     @property
     def width(self) -> int:
-        """How many entries of a head are rotated."""
+        """Number of entries of a head that are rotated."""
         return 2 * self.angles.shape[3]
 
     @property
@@ -196,7 +196,7 @@ class FlatFrames:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What both ends of a journey must have in common."""
+        """What the frames at both ends of a journey must have in common."""
         return self.layout, self.planes, self.at
 
     @property
@@ -245,7 +245,7 @@ class FlatFrames:
         )
 
     def to(self, device: Device) -> FlatFrames:
-        """The same frames on another device, or themselves where that is theirs or None; precision is never changed."""
+        """The same frames on another device (`self` if already there, or for None); precision never changes."""
         if device is None or torch.device(device) == self.angles.device:
             return self
         angles = self.angles
@@ -286,7 +286,7 @@ class JointFrames:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What both ends of a journey must have in common."""
+        """What the frames at both ends of a journey must have in common."""
         return tuple(part.kind for part in self.parts)
 
     @property
@@ -296,17 +296,17 @@ class JointFrames:
 
     @property
     def tokens(self) -> int:
-        """How many tokens there are."""
+        """Number of tokens."""
         return self.parts[0].tokens
 
     @property
     def heads(self) -> int:
-        """How many heads have frames of their own; 1 is shared by all."""
+        """Number of heads that have their own frames; 1 means that all heads share them."""
         return math.lcm(*(part.heads for part in self.parts))
 
     @property
     def width(self) -> int:
-        """How many entries of a head are rotated."""
+        """Number of entries of a head that are rotated."""
         return sum(part.width for part in self.parts)
 
     @property
@@ -323,7 +323,7 @@ class JointFrames:
         return JointFrames(tuple(part.shift(its) for part, its in zip(self.parts, by, strict=True)))
 
     def to(self, device: Device) -> JointFrames:
-        """The same frames on another device; precision is never changed."""
+        """The same frames on another device; precision never changes."""
         return JointFrames(tuple(part.to(device) for part in self.parts))
 
 

@@ -27,7 +27,7 @@ class ClassifierConfig:
     Attributes:
         dim: Length of the vector that stands for a grid.
         shape: Sides of the grid.
-        classes: How many classes there are.
+        classes: Number of classes.
         hidden: Width of the hidden layer.
         frequencies: How a grid becomes a vector: frequencies of `MonoidalEmbedding`, or its cells as they are
             ("pixels", the paper's baseline).
@@ -51,7 +51,7 @@ class ClassifierConfig:
             raise ValueError(f"dim={self.dim} with pixels: a grid {self.shape} has {prod(self.shape)} of them")
 
     def build(self) -> MonoidalClassifier:
-        """The model of this configuration, with random weights."""
+        """Builds a model with this configuration and random weights."""
         return MonoidalClassifier(self)
 
 
@@ -59,7 +59,7 @@ class MonoidalClassifier(nn.Module):
     """logits = W₂ ReLU(W₁ E + b₁) + b₂ of the embedding E of a grid.
 
     Args:
-        config: What the model is made of.
+        config: The model's configuration.
 
     Example:
         >>> import torch

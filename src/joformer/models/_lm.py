@@ -59,11 +59,11 @@ class LMConfig:
     vocab: int = 8000
     """Size of the vocabulary; in training 256 stands for bytes."""
     dim: int = 256
-    """The width."""
+    """Width of the model."""
     layers: int = 4
     heads: int = 4
     hidden: int | None = None
-    """Width of the feed-forward; four times dim by default."""
+    """Width of the feed-forward network; four times dim by default."""
     frames: FramesName | tuple[FramesName, ...] = "fixed"
     """How tokens rotate: fixed as in RoPE, learned, or by their content (projected, cumulative); or one per layer."""
     projected_base: Literal["none", "fixed", "learned"] = "fixed"
@@ -108,7 +108,7 @@ class LMConfig:
         return (several * self.layers)[: self.layers]
 
     def build(self) -> JoFormerLM:
-        """The model of this configuration, with random weights."""
+        """Builds a model with this configuration and random weights."""
         return JoFormerLM(self)
 
 
@@ -116,7 +116,7 @@ class JoFormerLM(nn.Module):
     """Logits of the token that follows each token.
 
     Args:
-        config: What the model is made of.
+        config: The model's configuration.
 
     Example:
         >>> model = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2))
@@ -266,7 +266,7 @@ class JoFormerLM(nn.Module):
             temperature: Divides the logits; 0 takes the likeliest token.
             top_k: Draw among the k likeliest tokens only.
             top_p: Draw among the fewest likeliest tokens only that together have at least this probability.
-            generator: What to draw from; torch's own by default.
+            generator: Random generator; torch's default one if None.
 
         Returns:
             ``(batch, tokens + count)``.
@@ -302,7 +302,7 @@ class JoFormerLM(nn.Module):
             temperature: Divides the logits; 0 takes the likeliest token.
             top_k: Draw among the k likeliest tokens only.
             top_p: Draw among the fewest likeliest tokens only that together have at least this probability.
-            generator: What to draw from; torch's own by default.
+            generator: Random generator; torch's default one if None.
 
         Yields:
             The next token of each sequence, ``(batch, 1)``.

@@ -43,7 +43,7 @@ def linear_cross_entropy(
         A scalar, float32 or float64.
 
     Raises:
-        ValueError: If shapes or dtypes do not fit each other, or a target is out of range.
+        ValueError: If shapes or dtypes are incompatible, or a target is out of range.
 
     Example:
         >>> hidden, weight = torch.eye(3).requires_grad_(), torch.eye(3)

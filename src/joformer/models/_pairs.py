@@ -52,13 +52,13 @@ class PairsConfig:
         vocab: Size of the vocabulary; 256 stands for bytes.
         shape: Height and width of an image.
         patch: Height and width of a patch.
-        channels: Numbers per pixel.
+        channels: Number of channels per pixel.
         dim: The width, and the length of the vectors that are compared.
-        layers: How many layers there are.
+        layers: Number of layers.
         heads: Attention heads per layer.
-        hidden: Width of the feed-forward; four times `dim` by default.
+        hidden: Width of the feed-forward network; four times `dim` by default.
         base: Base of the fixed frequencies.
-        dropout: Probability in 0 ≤ p < 1 on what each layer adds, and on the attention weights.
+        dropout: Dropout probability, 0 ≤ p < 1, on each residual branch and on the attention weights.
 
     Raises:
         ValueError: If the fields contradict each other.
@@ -104,11 +104,11 @@ class PairsConfig:
 
     @property
     def axes(self) -> int:
-        """How many coordinates a token has."""
+        """Number of coordinates per token."""
         return 2 if self.journeys == "shared" else 4
 
     def build(self) -> JoFormerPairs:
-        """The model of this configuration, with random weights."""
+        """Builds a model with this configuration and random weights."""
         return JoFormerPairs(self)
 
 
@@ -125,7 +125,7 @@ class JoFormerPairs(nn.Module):
     """Vectors of images and of captions, and the masked tokens of a caption beside its image.
 
     Args:
-        config: What the model is made of.
+        config: The model's configuration.
 
     Example:
         >>> model = JoFormerPairs(PairsConfig(vocab=50, shape=(8, 8), channels=1, dim=32, layers=2, heads=2))
@@ -205,7 +205,7 @@ class JoFormerPairs(nn.Module):
             words: How many tokens the text has; 0 for none.
             rows: Rows of patches.
             columns: Columns of patches.
-            device: Of the result.
+            device: Device of the result.
 
         Returns:
             ``(words + rows · columns, axes)``.

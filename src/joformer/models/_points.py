@@ -42,7 +42,7 @@ class PointsConfig:
     Attributes:
         axes: How many coordinates a point has.
         features: How many numbers a point has beside its coordinates; 0 is none.
-        classes: How many classes there are.
+        classes: Number of classes.
         inputs: What a point's vector is made of: its features (all points are alike where there are none), or its
             coordinates as well ("coordinates", what most point networks read): the model is then no longer
             shift-invariant.
@@ -51,13 +51,13 @@ class PointsConfig:
         frames: Frequencies "fixed" as in RoPE (the default), or "learned".
         split: How the axes share the planes: "axial" (the default) or "combined".
         transport: What is transported: "scores" (RoPE), "values", "both" (JoFormer, the default) or "none".
-        dim: The width.
-        layers: How many layers there are.
+        dim: Width of the model.
+        layers: Number of layers.
         heads: Attention heads per layer.
-        hidden: Width of the feed-forward; four times `dim` by default.
+        hidden: Width of the feed-forward network; four times `dim` by default.
         fastest: Radians per unit of length of the fastest plane.
         base: How many times slower the slowest is, at most.
-        dropout: Probability in 0 ≤ p < 1 on what each layer adds, and on the attention weights.
+        dropout: Dropout probability, 0 ≤ p < 1, on each residual branch and on the attention weights.
 
     Raises:
         ValueError: If the fields contradict each other.
@@ -114,7 +114,7 @@ class PointsConfig:
         return self.inputs == "features"
 
     def build(self) -> JoFormerPoints:
-        """The model of this configuration, with random weights."""
+        """Builds a model with this configuration and random weights."""
         return JoFormerPoints(self)
 
 
@@ -122,7 +122,7 @@ class JoFormerPoints(nn.Module):
     """Logits of the class of a set of points: an encoder whose positions are their real coordinates, and a mean.
 
     Args:
-        config: What the model is made of.
+        config: The model's configuration.
 
     Example:
         >>> model = JoFormerPoints(PointsConfig(dim=32)).double().eval()

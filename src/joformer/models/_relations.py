@@ -70,7 +70,7 @@ class RelationsConfig:
             )
 
     def build(self) -> RotatE:
-        """The model of this configuration, with random weights."""
+        """Builds a model with this configuration and random weights."""
         given = {"margin": self.margin, "block": self.block}
         return RotatE(self.entities, self.relations, self.dim, **given)  # type: ignore[arg-type]
 

@@ -50,11 +50,11 @@ class SpottingConfig:
     patch: tuple[int, ...] = (32, 4)
     """Sides of a patch: bands and frames."""
     dim: int = 64
-    """The width."""
+    """Width of the model."""
     layers: int = 3
     heads: int = 4
     hidden: int | None = None
-    """Width of the feed-forward; four times dim by default."""
+    """Width of the feed-forward network; four times dim by default."""
     frames: FramesName = "fixed"
     """How patches rotate: fixed as in RoPE, learned, or by their content (projected, cumulative)."""
     transport: Transport = "both"
@@ -87,7 +87,7 @@ class SpottingConfig:
         return None if self.window is None else self.window * self.rows
 
     def build(self) -> JoFormerSpotter:
-        """The model of this configuration, with random weights."""
+        """Builds a model with this configuration and random weights."""
         return JoFormerSpotter(self)
 
 
@@ -104,7 +104,7 @@ class JoFormerSpotter(nn.Module):
     """Logits of what has just been heard, after each patch of time.
 
     Args:
-        config: What the model is made of.
+        config: The model's configuration.
 
     Example:
         >>> import torch

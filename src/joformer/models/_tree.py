@@ -52,11 +52,11 @@ class TreeConfig:
     reads: Literal["kinds", "nodes"] = "kinds"
     """What is read from each node: logits of its kind, or one score."""
     dim: int = 64
-    """The width."""
+    """Width of the model."""
     layers: int = 2
     heads: int = 4
     hidden: int | None = None
-    """Width of the feed-forward; four times dim by default."""
+    """Width of the feed-forward network; four times dim by default."""
     frames: FramesName = "tree"
     """Where nodes are: on their path, by generators that commute (tree) or do not (tree-dense), in the sequence of all
     nodes (fixed, as in RoPE), by a code of the path that is added (shiv-quirk), or nowhere (none)."""
@@ -87,7 +87,7 @@ class TreeConfig:
             raise ValueError(f"dim={self.dim} does not divide into {self.heads} heads: choose another number")
 
     def build(self) -> JoFormerTree:
-        """The model of this configuration, with random weights."""
+        """Builds a model with this configuration and random weights."""
         return JoFormerTree(self)
 
 
@@ -97,7 +97,7 @@ class PathCode(nn.Module):
     Args:
         depth: How deep a node may lie.
         branches: How many branches a node may have.
-        dim: The width.
+        dim: Width of the model.
 
     Example:
         >>> code = PathCode(2, 2, 8)
@@ -129,7 +129,7 @@ class JoFormerTree(nn.Module):
     """Logits of the kind of each node, or a score for each.
 
     Args:
-        config: What the model is made of.
+        config: The model's configuration.
 
     Example:
         >>> model = JoFormerTree(TreeConfig(kinds=5, dim=32, heads=2))

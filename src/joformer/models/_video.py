@@ -40,9 +40,9 @@ class VideoConfig(ViTConfig):
     Attributes:
         shape: Rows, columns and pictures of a clip.
         patch: Sides of a patch; one picture, where the next is predicted.
-        channels: Numbers per pixel.
+        channels: Number of channels per pixel.
         classes: How many classes there are; not read where the next picture is predicted.
-        dim: The width.
+        dim: Width of the model.
         layers: How many layers there are; two or more, where attention is factorised.
         heads: Attention heads per layer.
         pool: The mean of all patches: a class token would belong to no picture.
@@ -89,7 +89,7 @@ class VideoConfig(ViTConfig):
         return self.classes if self.question == "class" else self.channels * prod(self.patch)
 
     def build(self) -> "JoFormerVideo":
-        """The model of this configuration, with random weights."""
+        """Builds a model with this configuration and random weights."""
         return JoFormerVideo(self)
 
 
@@ -107,7 +107,7 @@ class JoFormerVideo(JoFormerViT):
     Clips of other shapes than the configured one are welcome as long as they divide into patches.
 
     Args:
-        config: What the model is made of.
+        config: The model's configuration.
 
     Example:
         >>> config = VideoConfig(shape=(16, 16, 6), patch=(4, 4, 1), dim=48, layers=2)

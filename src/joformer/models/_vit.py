@@ -104,15 +104,15 @@ class ViTConfig:
         shape: Sides of an image, an array with any number of axes.
         patch: Sides of a patch, one per axis.
         channels: Numbers per point of the array.
-        classes: How many classes there are.
-        dim: The width.
-        layers: How many layers there are.
+        classes: Number of classes.
+        dim: Width of the model.
+        layers: Number of layers.
         heads: Attention heads per layer.
-        hidden: Width of the feed-forward; four times `dim` by default.
+        hidden: Width of the feed-forward network; four times `dim` by default.
         base: Base of the fixed frequencies.
         pool: What the head reads: a class token ("cls"), or the mean of all patches.
         registers: Tokens without a position, beside the class token.
-        dropout: Probability in 0 ≤ p < 1 on what each layer adds, and on the attention weights.
+        dropout: Dropout probability, 0 ≤ p < 1, on each residual branch and on the attention weights.
         drop_path: Probability with which the last layer is skipped for a sample; earlier ones less often.
 
     Args:
@@ -189,7 +189,7 @@ class ViTConfig:
             bands: Frequency bands; patches take the largest divisor up to 16.
             frames: Frames in time; patches take the largest divisor up to 4. Longer and shorter recordings are welcome
                 too, as long as their frames divide.
-            classes: How many classes there are.
+            classes: Number of classes.
             **changes: Other fields of the configuration.
 
         Returns:
@@ -232,7 +232,7 @@ class ViTConfig:
         return tuple(n // p for n, p in zip(self.shape, self.patch, strict=True))
 
     def build(self) -> "JoFormerViT":
-        """The model of this configuration, with random weights."""
+        """Builds a model with this configuration and random weights."""
         return JoFormerViT(self)
 
 
@@ -243,7 +243,7 @@ class JoFormerViT(nn.Module):
     the additive position embedding is bound to its own.
 
     Args:
-        config: What the model is made of.
+        config: The model's configuration.
 
     Example:
         >>> config = ViTConfig(shape=(8, 8), patch=(4, 4), channels=1, classes=10, dim=32, layers=2, heads=2)

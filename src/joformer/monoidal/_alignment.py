@@ -121,7 +121,7 @@ def align(
         The best shift, its score, and those of all other shifts.
 
     Raises:
-        ValueError: If x, y and the generators do not fit each other, or an axis has no period and no `limit`.
+        ValueError: If x, y and the generators are incompatible, or an axis has no period and no `limit`.
 
     Example:
         >>> from joformer.monoidal import MonoidalEmbedding

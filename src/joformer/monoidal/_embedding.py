@@ -46,7 +46,7 @@ class MonoidalEmbedding(KeepsPrecision):
             learn, so sweep it. By default the box that as many frequencies of the DFT fill, π·min(1, dim/cells)^{1/D}.
 
     Raises:
-        ValueError: If the arguments do not fit each other.
+        ValueError: If the arguments are incompatible.
 
     Example:
         >>> embed = MonoidalEmbedding(64, (28, 28))
@@ -129,7 +129,7 @@ class MonoidalEmbedding(KeepsPrecision):
         """Draws the learned angles, sets the fixed ones, and starts a learned content.
 
         Args:
-            generator: What to draw from; torch's own by default.
+            generator: Random generator; torch's default one if None.
 
         Example:
             >>> embed = MonoidalEmbedding(4, 3, spread=0.1)

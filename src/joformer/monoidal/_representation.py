@@ -50,7 +50,7 @@ def m_representation(
         The representation, ``(..., planes)``.
 
     Raises:
-        ValueError: If `x`, `generators` and `window` do not fit each other.
+        ValueError: If `x`, `generators` and `window` are incompatible.
 
     Example:
         >>> generators = Generators.torus(torch.tensor([[0.7, 1.9]]))

@@ -38,7 +38,7 @@ class LearnableTransform(KeepsPrecision):
         outputs: How many frequencies of each axis to keep, those of the smallest k; all by default.
 
     Raises:
-        ValueError: If the arguments do not fit each other.
+        ValueError: If the arguments are incompatible.
 
     Example:
         >>> transform = LearnableTransform("dct2", (8, 6), outputs=(4, 3))

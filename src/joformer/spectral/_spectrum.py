@@ -51,7 +51,7 @@ class Spectrum:
         part: What is read off: the "complex" number, its "real" or its "imaginary" part.
 
     Raises:
-        ValueError: If the shapes do not fit each other.
+        ValueError: If the shapes are incompatible.
 
     Example:
         >>> printed = Spectrum(torch.pi * torch.arange(4) / 4, part="real")    # the paper's "DCT-II": no half sample
