@@ -247,7 +247,7 @@ def test_refused():
     element = Element(x, (0,), (3,), irregular)
     for arguments, options, message in [
         ((x, x), {}, "no generators"),
-        ((x, x, irregular), {}, "axis 0 has no period: say limit="),
+        ((x, x, irregular), {}, "axis 0 has no period: pass limit="),
         ((element, x), {}, "axis 0 has no period"),
         ((x, x, irregular), {"limit": -1}, "limit -1 leaves no shift"),
         ((x, x, irregular), {"limit": (1, 2)}, "has 2 entries"),

@@ -42,7 +42,7 @@ def test_hadamard_of_other_lengths(n):
 @pytest.mark.parametrize("f", ALL)
 def test_axes_norms_and_what_is_no_tensor(f):
     refused("dim 2 is not an axis of", f, x, dim=2)
-    refused("dim -3 is no axis of shape", f, x, dim=-3)
+    refused("dim -3 is not an axis of", f, x, dim=-3)
     refused("none twice", f, x, dim=(1, -1))
     refused("at least one axis", f, x, dim=())
     refused("not whole", f, x, dim=0.5)
