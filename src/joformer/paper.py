@@ -33,7 +33,7 @@ CIFAR_ALONE = {"joformer_old": 0.46, "monoidal_axial": -0.47, "joformer_axial": 
 """Each alone and both together over rope2d at D = 256, as printed under "Key finding"."""
 
 VARIANTS = 9
-"""How many variants the paper says there are."""
+"""Number of variants according to the paper."""
 
 CIFAR_LIERE = {"axial-dense": (70.61, 71.12, 0.51), "LieRE64": (70.64, 69.41, -1.23)}
 """400 epochs of Setup A: Q/K only, Q/K/V, printed effect."""

@@ -41,7 +41,7 @@ def assert_close(actual: Tensor, expected: Tensor, *, tolerance: float | None = 
         what: Name of the result in the message.
 
     Raises:
-        AssertionError: If they differ; the message says by how much at most.
+        AssertionError: If they differ; the message gives the largest difference.
 
     Example:
         >>> assert_close(torch.ones(3), torch.ones(3))

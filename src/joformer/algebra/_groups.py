@@ -4,7 +4,7 @@
     P_{src→dst} = A_dst⁻¹ A_src                        the journey, in every group
 
 Paper: "Compositional Data Points", "Journey Operator and Score/Value Attention". Everything else in this
-package is written once over `Group`, so it holds for angles and for matrices alike.
+package is written once over `Group`, so it works for both angles and matrices.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     combined                S_k of every axis in every block                     curved (LieRE)
     combined, commuting     S_k = θ_k (M − Mᵀ), one M per block                  flat (ComRoPE-LD)
-    axial                   S_k in blocks of its own, zero in the others'        flat (axial-dense, ComRoPE-AP)
+    axial                   S_k in its own blocks, zero in the others            flat (axial-dense, ComRoPE-AP)
 
 The operator depends only on the token's coordinates, but a journey A_m⁻¹A_n is not a function of n − m alone unless
 the S_k commute (docs/claims.md row 20). Commuting S_k are rotations of planes in a common basis, S_k = Q Ω_k Qᵀ
