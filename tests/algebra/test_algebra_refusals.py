@@ -144,7 +144,7 @@ def test_shapes_of_generators():
     refuse("\\(axes, dim, dim\\)", Generators.orthogonal, torch.zeros(2, 3, 4))
     refuse("give one per axis", Generators, Torus(2), torch.zeros(0, 2))
     refuse("floating point", Generators.torus, torch.zeros(1, 2, dtype=torch.long))
-    refuse("planes must be 1 or more", Torus, 0)
+    refuse("planes must be an integer, 1 or more", Torus, 0)
     refuse("must be 1 or more", Orthogonal, 0)
 
 
