@@ -64,7 +64,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    # Names are imported when used: `joformer --help` must not wait a second for torch.
+    # Imported on first use: `joformer --help` must not wait a second for torch.
     if name not in __all__:
         raise AttributeError(f"module 'joformer' has no attribute {name!r}")
     home = next((module for module, names in _HOME.items() if name in names), None)

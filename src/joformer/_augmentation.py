@@ -1,4 +1,4 @@
-"""Random changes of coordinates in training, so that a vision model depends less on where and how large things are."""
+"""Random changes of coordinates in training: a vision model then depends less on where and how large things are."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def augment(
     rescale: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "*batch tokens axes"]:
-    """``r j_k (n_k + s_k)``: all coordinates shifted, each axis stretched, then all axes alike (DINOv3, timm).
+    """``r j_k (n_k + s_k)``: shifts all coordinates, stretches each axis, then rescales all axes (DINOv3, timm).
 
-    The three are drawn at every call, in this order, once for all tokens: call it in training only. Tokens at the
-    identity stay there. A shift alone changes no journey of fixed or learned frames between tokens that have
-    coordinates; it does between these and a class token.
+    The three are drawn at every call, in this order, once for all tokens: use it in training only. Tokens at the
+    identity stay there. With fixed or learned frames a shift alone changes no journey between tokens that have
+    coordinates; it does change the journeys between them and a class token.
 
     Args:
-        positions: ``(tokens, axes)``, or ``(batch, tokens, axes)`` with draws of its own for each row; DINOv3's are
+        positions: ``(tokens, axes)``, or ``(batch, tokens, axes)`` with separate draws for each row; DINOv3 uses
             ``positions.grid(…, normalise="separate")``.
         shift: Bound of ``s_k``, uniform in [−shift, shift] for each axis.
         jitter: Bound of ``j_k``, log-uniform in [1 / jitter, jitter] for each axis.
         rescale: Bound of ``r``, log-uniform in [1 / rescale, rescale], the same for all axes.
-        generator: What to draw from; torch's own by default, which `joformer train` seeds anew for every step.
+        generator: Random generator; torch's default one if None, which `joformer train` reseeds at every step.
 
     Returns:
         Positions of the same shape.

@@ -1,10 +1,10 @@
-"""A sequence shared by processes (context parallelism): who has which tokens, and what they exchange.
+"""Context parallelism: a sequence shared by several processes, which tokens each of them has, and what they exchange.
 
     chunks     2N of equal length; process r of N has chunk r (its head) and chunk 2N − 1 − r (its tail)
-    attention  c_i = A_i⁻¹ Σ_j α_ij (A_j v_j): each process rotates its own k and v, and all receive all
+    attention  c_i = A_i⁻¹ Σ_j α_ij (A_j v_j): each process rotates its own k and v; all processes gather all of them
     sums       Σ_{s≤t} x_s = Σ of t's own chunk up to t + the totals of the chunks before it
 
-Keys and values travel in the common frame, so that frames never do: each process makes those of its own tokens. In
+Keys and values are exchanged in the common frame, frames never are: each process makes those of its own tokens. In
 causal attention chunk c sees c + ½ chunks; a head and a tail together see 2N, whichever process has them.
 """
 
@@ -15,20 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
-# torch 2.13 renamed both, and warns of the names that 2.6 has.
+# torch 2.13 renamed both, and warns about the names that 2.6 has.
 RENAMED = hasattr(distributed, "all_gather_single")
 ALL_GATHER = "all_gather_single" if RENAMED else "all_gather_into_tensor"
 REDUCE_SCATTER = "reduce_scatter_single" if RENAMED else "reduce_scatter_tensor"
 
 
 class ContextParallel:
-    """The processes that share the tokens of each sequence: this one is `rank` of `count`.
+    """The processes that share the tokens of each sequence; this process is `rank` of `count`.
 
-    Of N processes, number r has chunk r and chunk 2N − 1 − r of 2N equal ones, in this order. All of them must call the
-    same methods with tensors of the same shape.
+    Each sequence is divided into 2N equal chunks for N processes; process r has chunks r and 2N − 1 − r, in this order.
+    All processes must call the same methods with tensors of the same shape.
 
     Args:
-        group: The processes; default all.
+        group: The process group; by default all processes.
 
     Raises:
         ValueError: If there is no process group, or this process is not in it.
@@ -47,7 +47,7 @@ class ContextParallel:
             raise ValueError("context parallelism needs processes: call torch.distributed.init_process_group first")
         self.group, self.rank, self.count = group, distributed.get_rank(group), distributed.get_world_size(group)
         if self.rank < 0:
-            raise ValueError("this process is not in the group: give the one it is in")
+            raise ValueError("this process is not in the group: pass a group that contains it")
 
     @property
     def chunks(self) -> tuple[int, int]:
@@ -55,24 +55,24 @@ class ContextParallel:
         return self.rank, 2 * self.count - 1 - self.rank
 
     def share(self, x: Tensor, dim: int = 1) -> Tensor:
-        """The tokens of this process, its head and then its tail, of all tokens along `dim`.
+        """The tokens of this process, its head and then its tail, out of all tokens along `dim`.
 
         Args:
             x: All tokens, the same in every process.
-            dim: Which dimension is the tokens'.
+            dim: The token dimension.
 
         Returns:
             A tensor like `x` with 1/N of the tokens.
 
         Raises:
-            ValueError: If the tokens do not divide into 2N chunks.
+            ValueError: If the number of tokens is not divisible by 2N.
         """
         self.check(x.shape[dim])
         chunks = x.chunk(2 * self.count, dim)
         return torch.cat([chunks[number] for number in self.chunks], dim)
 
     def check(self, tokens: int) -> None:
-        """Raises ValueError if a sequence of so many tokens does not divide into 2N chunks."""
+        """Raises ValueError if a sequence of this many tokens cannot be divided into 2N chunks."""
         if not tokens or tokens % (2 * self.count):
             raise ValueError(
                 f"{tokens} tokens do not divide into {2 * self.count} chunks, two for each of {self.count} processes "
@@ -80,13 +80,13 @@ class ContextParallel:
             )
 
     def gather(self, x: Tensor, dim: int = 1) -> Tensor:
-        """All tokens in their order, from the share of every process: the inverse of `share`.
+        """All tokens in order, gathered from all processes: the inverse of `share`.
 
-        Differentiable: a token's gradient is the sum of what it gets in all processes.
+        Differentiable: the gradient of a token is the sum of its gradients in all processes.
 
         Args:
-            x: The tokens of this process, as `share` gives them.
-            dim: Which dimension is the tokens'.
+            x: The tokens of this process, as returned by `share`.
+            dim: The token dimension.
 
         Returns:
             A tensor like `x` with N times the tokens, the same in every process.
@@ -96,11 +96,11 @@ class ContextParallel:
         return torch.cat((heads, tails.flip(0))).flatten(0, 1).movedim(0, dim)
 
     def cumsum(self, x: Tensor, dim: int = 1) -> Tensor:
-        """``Σ_{s≤t} x_s`` at this process's tokens t, over all tokens s; only totals of chunks are exchanged.
+        """``Σ_{s≤t} x_s`` for this process's tokens t, over all tokens s; only the totals of chunks are exchanged.
 
         Args:
-            x: The tokens of this process, as `share` gives them.
-            dim: Which dimension is the tokens'.
+            x: The tokens of this process, as returned by `share`.
+            dim: The token dimension.
 
         Returns:
             A tensor like `x`.
@@ -112,7 +112,7 @@ class ContextParallel:
 
 
 class _AllGather(torch.autograd.Function):
-    """x (tokens, …) → (N, tokens, …); the gradient of each part is summed and goes back to where it came from."""
+    """x (tokens, …) → (N, tokens, …); the gradient of each part is summed and returned to the process it came from."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, parallel: ContextParallel) -> Tensor:

@@ -1,4 +1,4 @@
-"""Scalings of a spectrum ω_b for contexts longer than those a model was trained with, as small frozen objects.
+"""Scalings of a spectrum ω_b for contexts longer than a model was trained with, as small frozen objects.
 
     Linear       ω_b / s                                             Chen et al. 2023, position interpolation
     NTK          base · s^(planes / (planes − 1))                    bloc97 2023: the lowest frequency is divided by s
@@ -7,8 +7,8 @@
     Llama3       ω_b kept, divided or blended by its revolutions     Llama 3.1, 2024
     LongRoPE     ω_b / λ_b with a searched factor for each plane     Ding et al. 2024
 
-YaRN and LongRoPE also multiply cos and sin by a factor m elsewhere. A scaled rotation is no rotation, and frames move
-values too: here that factor is m² on the scores, `score_scale`, which attention takes as `scale`.
+Elsewhere, YaRN and LongRoPE also multiply cos and sin by a factor m. A scaled rotation is not a rotation, and frames
+transport values too: here the factor is m² on the scores, `score_scale`, which attention takes as `scale`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor
 
 @runtime_checkable
 class Scaling(Protocol):
-    """What `scaling=` takes: it maps a spectrum made with `base` to the one to use."""
+    """The interface that `scaling=` accepts: maps a spectrum made with `base` to the one to use."""
 
     def apply(self, frequencies: Float[Tensor, "planes"], base: float) -> Float[Tensor, "planes"]:
         """The scaled spectrum, of the same shape."""
@@ -84,12 +84,12 @@ class NTK(_ByFactor):
 class DynamicNTK(_ByFactor):
     """`NTK` with a factor that grows with the sequence: ``factor · length / original_length − factor + 1``, at least 1.
 
-    Frames of another `length` are other frames: keys and values that a cache holds were rotated by those of theirs.
+    Frames for another `length` are different frames: cached keys and values remain rotated by the old ones.
 
     Args:
-        factor: By how much the factor grows when the sequence becomes longer by its original length, 1 or more.
-        original_length: How many tokens the model was trained with.
-        length: How many tokens the sequence has.
+        factor: How much the factor grows each time the sequence grows by the original length, 1 or more.
+        original_length: Number of tokens the model was trained with.
+        length: Number of tokens of the sequence.
 
     Raises:
         ValueError: If these are not positive.
@@ -129,14 +129,14 @@ class _ByRevolutions(_ByFactor):
 
 @dataclass(frozen=True)
 class YaRN(_ByRevolutions):
-    """Fast planes keep ``ω_b``, slow ones get ``ω_b / factor``, those between are blended by their index.
+    """Fast planes keep ``ω_b``, slow ones get ``ω_b / factor``, those in between are blended by their index.
 
-    YaRN also sharpens the scores by a temperature; it belongs on the score scale, not in the frames, which must stay
+    YaRN also sharpens the scores by a temperature. It belongs in the score scale, not in the frames, which must stay
     orthogonal for the values: pass ``scale=YaRN(...).score_scale(head_dim)`` to attention.
 
     Args:
         factor: How many times longer the context gets, 1 or more.
-        original_length: How many tokens the model was trained with.
+        original_length: Number of tokens the model was trained with.
         fast: Planes with more revolutions than this within `original_length` are fast.
         slow: Planes with fewer are slow.
 
@@ -178,11 +178,11 @@ class YaRN(_ByRevolutions):
 
 @dataclass(frozen=True)
 class Llama3(_ByRevolutions):
-    """Fast planes keep ``ω_b``, slow ones get ``ω_b / factor``, those between are blended by their revolutions.
+    """Fast planes keep ``ω_b``, slow ones get ``ω_b / factor``, those in between are blended by their revolutions.
 
     Args:
         factor: How many times longer the context gets, 1 or more; 8 in Llama 3.1.
-        original_length: How many tokens the model was trained with; 8192 there.
+        original_length: Number of tokens the model was trained with; 8192 in Llama 3.1.
         fast: Planes with more revolutions than this within `original_length` are fast (`high_freq_factor`).
         slow: Planes with fewer are slow (`low_freq_factor`).
 
@@ -207,17 +207,17 @@ class Llama3(_ByRevolutions):
 
 @dataclass(frozen=True)
 class LongRoPE(_ByFactor):
-    """``ω_b / λ_b`` with a factor for each plane: `long` where the sequence is longer than the original, else `short`.
+    """``ω_b / λ_b``, one factor per plane: `long` if the sequence is longer than the original length, else `short`.
 
-    The scores are sharpened too: pass ``scale=LongRoPE(...).score_scale(head_dim)`` to attention. Frames of `short` and
-    of `long` are other frames: keys and values that a cache holds were rotated by those of theirs.
+    LongRoPE also sharpens the scores: pass ``scale=LongRoPE(...).score_scale(head_dim)`` to attention. `short` and
+    `long` give different frames: cached keys and values remain rotated by those they were cached with.
 
     Args:
         factor: How many times longer the context gets, 1 or more.
-        original_length: How many tokens the model was trained with, 2 or more.
+        original_length: Number of tokens the model was trained with, 2 or more.
         short: λ of each plane up to `original_length`.
         long: λ of each plane beyond it.
-        length: How many tokens the sequence has; by default as many as the longer context.
+        length: Number of tokens of the sequence; by default that of the longer context.
 
     Raises:
         ValueError: If a λ is not positive, or `short` and `long` differ in length.

@@ -1,12 +1,12 @@
-"""Spectra: the angle ω_b by which each plane is rotated per step, how axes share them, and their scalings.
+"""Spectra: the angle ω_b by which each plane rotates per step, how several axes share them, and their scalings.
 
     geometric   ω_b = base^(−b / planes),  b = 0 … planes − 1                            (RoPE)
-    per_axis    planes of its own for each axis, or every axis on every plane
+    per_axis    separate planes for each axis, or every axis on every plane
     mrope       one spectrum whose planes are divided among the axes in sections          (Qwen2-VL and later)
     scalings    `Linear`, `NTK`, `DynamicNTK`, `YaRN`, `Llama3`, `LongRoPE` for longer contexts
 
-All are float64 tensors. A scaling is a small frozen object; tables of your own go to `FixedFrames`. "JoFormer-fixed" in
-the paper.
+All are float64 tensors. A scaling is a small frozen object. To use your own table of frequencies, pass it to
+`FixedFrames`. "JoFormer-fixed" in the paper.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def geometric(planes: int, base: float = 10000.0, *, device: torch.device | None
     """``ω_b = base^(−b/planes)``, b = 0 … planes − 1: the spectrum of RoPE.
 
     Args:
-        planes: How many planes there are.
-        base: 10000 is usual for text, 100 for images.
-        device: Of the result.
+        planes: Number of planes.
+        base: Base of the powers; usually 10000 for text and 100 for images.
+        device: Device of the result.
 
     Returns:
         Radians per step, ``(planes,)``, float64.
 
     Raises:
-        ValueError: If there are fewer than 0 planes, or the base is not a positive number.
+        ValueError: If `planes` is negative, or the base is not a positive number.
 
     Example:
         >>> geometric(2, base=100.0).tolist()
@@ -63,13 +63,13 @@ def geometric(planes: int, base: float = 10000.0, *, device: torch.device | None
 def spectrum(
     planes: int, base: float = 10000.0, scaling: Scaling | None = None, *, device: torch.device | None = None
 ) -> Float[Tensor, "planes"]:
-    """``ω_b = base^(−b/planes)`` with its scaling.
+    """``ω_b = base^(−b/planes)``, scaled by `scaling`.
 
     Args:
-        planes: How many planes there are.
-        base: Of the geometric spectrum.
-        scaling: One of this module's, or any object with their `apply`.
-        device: Of the result.
+        planes: Number of planes.
+        base: Base of the geometric spectrum.
+        scaling: One of the scalings in this module, or any object with the same `apply` method.
+        device: Device of the result.
 
     Returns:
         Radians per step, ``(planes,)``, float64.
@@ -93,18 +93,18 @@ def per_axis(
 ) -> Float[Tensor, "axes each"]:
     """Frequencies of each axis, ``(axes, planes of an axis)``.
 
-        axial      each axis has planes of its own: (axes, planes // axes), the same spectrum on each
+        axial      each axis has its own planes: (axes, planes // axes), with the same spectrum on each axis
         combined   every axis rotates every plane: (axes, planes); axis k is slowed by base^(−k / (axes·planes)) and
                    its sign alternates with bit k − 1 of the plane's index, so that no displacement is invisible
-        diagonal   the paper's literal combined split, the same frequencies on all axes: (1, −1) is invisible
+        diagonal   the paper's combined split, taken literally: the same frequencies on all axes; (1, −1) is invisible
 
     Args:
-        planes: How many planes a head has.
-        axes: How many coordinates a token has.
+        planes: Number of planes per head.
+        axes: Number of coordinates per token.
         split: "axial", "combined" or "diagonal".
-        base: Of the geometric spectrum.
-        scaling: One of this module's, or any object with their `apply`.
-        device: Of the result.
+        base: Base of the geometric spectrum.
+        scaling: One of the scalings in this module, or any object with the same `apply` method.
+        device: Device of the result.
 
     Returns:
         Radians per step, float64.
@@ -133,26 +133,26 @@ def mrope(
     scaling: Scaling | None = None,
     device: torch.device | None = None,
 ) -> Float[Tensor, "axes planes"]:
-    """One spectrum ``ω_b`` whose planes belong to one axis each (M-RoPE): a table for `FixedFrames(frequencies=)`.
+    """One spectrum ``ω_b`` in which each plane belongs to one axis (M-RoPE): a table for `FixedFrames(frequencies=)`.
 
-        chunked       the first planes to time, the next to the height, the last to the width    (Qwen2-VL, Qwen2.5-VL)
+        chunked       the first planes to time, the next to height, the last to width            (Qwen2-VL, Qwen2.5-VL)
         interleaved   time, height, width, time, height, width, … and the rest to time           (Qwen3-VL)
 
-    Tokens with the same coordinate on all axes, as text has, are rotated as by RoPE: see `joformer.positions.mrope`.
-    In those models planes are in the layout "half".
+    Tokens with the same coordinate on all axes, such as text, are rotated as in RoPE: see `joformer.positions.mrope`.
+    These models use the layout "half".
 
     Args:
-        sections: How many planes each axis has; the default is that of Qwen2-VL for heads of 128 entries.
-        base: Of the spectrum.
-        interleaved: Whether the axes alternate; the first must then have as many planes as any other.
-        scaling: One of this module's, or any object with their `apply`.
-        device: Of the result, by default the CPU.
+        sections: Number of planes per axis; the default is that of Qwen2-VL for heads of 128 entries.
+        base: Base of the spectrum.
+        interleaved: Whether the axes alternate; the first axis must then have at least as many planes as any other.
+        scaling: One of the scalings in this module, or any object with the same `apply` method.
+        device: Device of the result; the CPU by default.
 
     Returns:
         Radians per step, float64; 0 where an axis does not rotate a plane.
 
     Raises:
-        ValueError: If sections are negative or empty, or cannot alternate.
+        ValueError: If sections are negative or empty, or cannot be interleaved.
 
     Example:
         >>> mrope((1, 1, 1), base=8.0).tolist()
@@ -168,7 +168,7 @@ def mrope(
         owner = [b % axes if b < axes * sections[b % axes] else 0 for b in range(planes)]
         if [owner.count(axis) for axis in range(axes)] != list(sections):
             raise ValueError(f"sections {tuple(sections)} cannot alternate: the first axis must have the most planes")
-    # A table, unlike a spectrum, is data: on the CPU also where a model is built on the meta device.
+    # Unlike a spectrum, a table is data: it stays on the CPU even if the model is built on the meta device.
     device = torch.device("cpu") if device is None else device
     belongs = torch.tensor(owner, device=device) == torch.arange(axes, device=device).unsqueeze(-1)
     return spectrum(planes, base, scaling, device=device) * belongs

@@ -1,6 +1,6 @@
-"""The figures the paper prints, as data: what `verify` recomputes and reports set beside ours.
+"""The figures printed in the paper, as data: `verify` recomputes them and reports show them alongside ours.
 
-Accuracies in percent, perplexities as printed; None where the paper prints nothing.
+Accuracies are in percent, perplexities as printed; None where the paper prints nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CIFAR_SCALING = {
     "rope2d": (50.91, 59.23, 64.22, 61.39),
     "learned": (52.23, 57.26, 60.74, 55.49),
 }
-"""Table "CIFAR-100 accuracy scaling", a column for each of `CIFAR_WIDTHS`."""
+"""Table "CIFAR-100 accuracy scaling", one column for each of `CIFAR_WIDTHS`."""
 
 CIFAR_AXIAL_GAINS = (1.86, 2.10, 2.45, 1.88)
 """joformer_axial over rope2d as printed, for each of `CIFAR_WIDTHS`."""
@@ -33,7 +33,7 @@ CIFAR_ALONE = {"joformer_old": 0.46, "monoidal_axial": -0.47, "joformer_axial": 
 """Each alone and both together over rope2d at D = 256, as printed under "Key finding"."""
 
 VARIANTS = 9
-"""How many variants the paper says there are."""
+"""Number of variants according to the paper."""
 
 CIFAR_LIERE = {"axial-dense": (70.61, 71.12, 0.51), "LieRE64": (70.64, 69.41, -1.23)}
 """400 epochs of Setup A: Q/K only, Q/K/V, printed effect."""
@@ -64,7 +64,7 @@ LENGTH = {
 
 MNIST_DIMS = (2, 8, 32, 784)
 MNIST = {"learned": (55.2, 86.4, 96.5, 97.5), "dft": (21.0, 75.3, 95.5, None), "mlp": (None, None, None, 97.2)}
-"""Table "MNIST accuracy by embedding method and dimension", a column for each of `MNIST_DIMS`."""
+"""Table "MNIST accuracy by embedding method and dimension", one column for each of `MNIST_DIMS`."""
 
 MNIST_WITHIN, MNIST_FEWER = 0.7, 24
 """At d = 32: points below the MLP baseline, and how many times fewer inputs."""
@@ -231,4 +231,4 @@ STATED["overhead"] = {name: STATED["imagenet"][name] for name in STATED["imagene
     "widths", "layers", "heads", "patch", "image", "parameters", "optimiser", "batch", "epochs", "precision",
     "drop path", "label smoothing", "mixup", "CutMix", "RandAugment", "erasing",
 )} | {"hardware": "two H100"}  # fmt: skip
-"""Hyper-parameters as the paper states them, table by table; what is not here it leaves open."""
+"""Hyper-parameters as stated in the paper, by table; it does not specify those that are missing here."""

@@ -1,11 +1,11 @@
-"""Where tokens are: coordinates (tokens, axes) or (batch, tokens, axes) in float64.
+"""Positions of tokens: float64 coordinates, (tokens, axes) or (batch, tokens, axes).
 
     sequence   t            grid   (row, column, …)        joint   (modality, axes of each modality …)
     packed     several of these in one row                 mrope   (time, height, width) of text and images
-    a token without coordinates is NaN on every axis and sits at the identity: A = I, angle 0
+    a token without coordinates has NaN on every axis and is at the identity: A = I, angle 0
 
-Positions are plain tensors: slice, concatenate and shift them as you like, or make your own; integers and real
-coordinates are equally welcome. float64 keeps every integer up to 2⁵³ exact; half precision raises.
+Positions are plain tensors: slice, concatenate and shift them, or build your own. Both integer and real coordinates
+work. float64 represents every integer up to 2⁵³ exactly; half precision raises ValueError.
 docs/conventions.md, convention 2.
 """
 
@@ -50,15 +50,15 @@ def sequence(n: int, offset: int | float | Tensor = 0, *, device: Device = None)
     """``offset, offset + 1, …, offset + n − 1``: the positions of a sequence.
 
     Args:
-        n: How many tokens there are, 0 or more.
-        offset: Position of the first one: a number, or one number per batch row, ``(batch,)``.
-        device: Of the result.
+        n: Number of tokens, 0 or more.
+        offset: Position of the first token: a number, or one number per batch row, ``(batch,)``.
+        device: Device of the result.
 
     Returns:
-        ``(n, 1)``, or ``(batch, n, 1)`` where the offset is one number per row.
+        ``(n, 1)``, or ``(batch, n, 1)`` if there is one offset per row.
 
     Raises:
-        ValueError: If n is not a whole number of 0 or more, or the offset has more dimensions.
+        ValueError: If n is not a non-negative integer, or the offset has more than one dimension.
 
     Example:
         >>> sequence(3, offset=5).tolist()
@@ -80,21 +80,21 @@ def grid(
 ) -> Float[Tensor, "tokens axes"]:
     """``(row, column, …)`` of every cell of an array in row-major order, axes in array order.
 
-    Normalised they are the centres of the cells, ``2 (i + ½) / side − 1``, from −1 to 1 whatever the resolution: the
-    coordinates of DINOv3, whose angles are 2π times these by ``base=100``.
+    With `normalise`, the coordinates are the cell centres, ``2 (i + ½) / side − 1``, from −1 to 1 at any resolution.
+    These are the coordinates of DINOv3, whose angles are 2π times these with ``base=100``.
 
     Args:
-        shape: How many cells there are along each axis.
-        prefix: How many tokens at the identity come first: a class token and registers are such tokens.
-        normalise: Divide by the axis' own number of cells ("separate"), or by the largest ("max") or smallest ("min")
+        shape: Number of cells along each axis.
+        prefix: Number of tokens at the identity that come first, such as a class token and registers.
+        normalise: Divide by each axis' own number of cells ("separate"), or by the largest ("max") or smallest ("min")
             of all, which keeps cells square.
-        device: Of the result.
+        device: Device of the result.
 
     Returns:
         ``(prefix + cells, axes)``: ``grid(14, 14, prefix=1)`` is (197, 2).
 
     Raises:
-        ValueError: If there is no axis, or no cell on one.
+        ValueError: If there are no axes, or an axis has no cells.
 
     Example:
         >>> grid(2, 2, prefix=1).tolist()
@@ -104,7 +104,7 @@ def grid(
     """
     if not shape or not all(isinstance(n, WHOLE) and n >= 1 for n in shape):
         raise ValueError(
-            f"a grid needs at least one axis and at least one cell on each, e.g. grid(14, 14), got {shape}"
+            f"a grid needs at least one axis and at least one cell per axis, e.g. grid(14, 14), got {shape}"
         )
     axes = [torch.arange(n, dtype=torch.float64, device=exact_device(device)) for n in shape]
     if normalise is not None:
@@ -117,11 +117,11 @@ def grid(
 
 
 def with_prefix(positions: Num[Tensor, "*batch tokens axes"], prefix: int) -> Float[Tensor, "*batch more axes"]:
-    """`prefix` tokens at the identity, then the given ones.
+    """Prepends `prefix` tokens at the identity.
 
     Args:
         positions: ``(tokens, axes)`` or ``(batch, tokens, axes)``.
-        prefix: How many tokens at the identity come first.
+        prefix: Number of tokens at the identity to prepend.
 
     Returns:
         ``(…, prefix + tokens, axes)``.
@@ -145,20 +145,20 @@ def with_prefix(positions: Num[Tensor, "*batch tokens axes"], prefix: int) -> Fl
 def packed(
     lengths: Sequence[int] | Sequence[Sequence[int]], *, prefix: int = 0, device: Device = None
 ) -> Float[Tensor, "tokens axes"]:
-    """Several sequences, or grids of any shapes, laid end to end, each starting again at 0 (for images, NaViT).
+    """Several sequences, or grids of any shape, packed end to end, each starting again at 0 (for images, NaViT).
 
-    Pair it with `segments` of the same arguments.
+    Use it together with `segments`, called with the same arguments.
 
     Args:
-        lengths: How many tokens each sequence has, or the shape of each grid, all of as many axes.
-        prefix: How many tokens at the identity come first in each: class tokens, registers.
-        device: Of the result.
+        lengths: Number of tokens of each sequence, or shape of each grid, all with the same number of axes.
+        prefix: Number of tokens at the identity that come first in each, such as class tokens and registers.
+        device: Device of the result.
 
     Returns:
         ``(tokens, axes)``; one axis for sequences.
 
     Raises:
-        ValueError: If there is no sequence or grid, an empty one, or their axes differ in number.
+        ValueError: If there is no sequence or grid, one is empty, or they differ in their number of axes.
 
     Example:
         >>> packed([2, 3]).flatten().tolist()
@@ -172,18 +172,18 @@ def packed(
 def segments(
     lengths: Sequence[int] | Sequence[Sequence[int]], *, prefix: int = 0, device: Device = None
 ) -> Int[Tensor, "tokens"]:
-    """Which of the packed sequences or grids each token belongs to: what attention needs to keep them apart.
+    """The index of the packed sequence or grid that each token belongs to; attention uses it to keep them apart.
 
     Args:
-        lengths: How many tokens each sequence has, or the shape of each grid.
-        prefix: How many tokens at the identity come first in each.
-        device: Of the result.
+        lengths: Number of tokens of each sequence, or shape of each grid.
+        prefix: Number of tokens at the identity that come first in each.
+        device: Device of the result.
 
     Returns:
         ``(tokens,)``, integers.
 
     Raises:
-        ValueError: If there is no sequence or grid, an empty one, or their axes differ in number.
+        ValueError: If there is no sequence or grid, one is empty, or they differ in their number of axes.
 
     Example:
         >>> segments([2, 3]).tolist(), segments([(1, 2), (2, 2)]).tolist()
@@ -194,21 +194,21 @@ def segments(
 
 
 def mrope(*parts: int | Sequence[int], device: Device = None) -> Float[Tensor, "tokens 3"]:
-    """``(time, height, width)`` of text and images in one sequence, as Qwen2-VL counts: for `frequencies.mrope`.
+    """``(time, height, width)`` of text and images in one sequence, counted as in Qwen2-VL: for `frequencies.mrope`.
 
-    A token of text has the same number on all three axes. An image or a video has its own three, from the next number
-    on, and what follows begins one after the largest of them. (transformers takes the largest of height and width
-    alone, which differs for videos longer than they are wide.)
+    A text token has the same number on all three axes. An image or video has its own coordinates on each axis,
+    starting at the next number, and whatever follows starts one after the largest of them. (transformers takes the
+    larger of height and width alone, which differs for videos longer than they are wide.)
 
     Args:
-        parts: How many tokens of text, or the shape (time, height, width) of an image or video, in tokens.
-        device: Of the result.
+        parts: Number of text tokens, or the shape (time, height, width) of an image or video, in tokens.
+        device: Device of the result.
 
     Returns:
         ``(tokens, 3)``.
 
     Raises:
-        ValueError: If there is no part, or one that is neither.
+        ValueError: If there are no parts, or a part is neither of the two.
 
     Example:
         >>> mrope(2, (1, 1, 2), 1).tolist()
@@ -218,7 +218,7 @@ def mrope(*parts: int | Sequence[int], device: Device = None) -> Float[Tensor, "
     start = 0
     for part in parts:
         if isinstance(part, Sequence) and len(part) != 3:
-            raise ValueError(f"a part is a number of tokens of text or a shape (time, height, width), got {part}")
+            raise ValueError(f"a part must be a number of text tokens or a shape (time, height, width), got {part}")
         if isinstance(part, Sequence):
             rows.append(grid(*part, device=device) + start)
             start += max(part)
@@ -231,9 +231,9 @@ def mrope(*parts: int | Sequence[int], device: Device = None) -> Float[Tensor, "
 
 
 def padded(mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens 1"]:
-    """Counts the real tokens of each row from 0; padding, left or right, sits at the identity.
+    """Counts the real tokens of each row from 0; padding, on the left or right, is at the identity.
 
-    Hide the padding from attention with ``mask[:, None, None, :]``.
+    To hide the padding from attention, pass it ``mask[:, None, None, :]``.
 
     Args:
         mask: True for real tokens, ``(batch, tokens)``.
@@ -242,7 +242,7 @@ def padded(mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens 1"
         ``(batch, tokens, 1)``.
 
     Raises:
-        ValueError: If the mask is not boolean or has other dimensions.
+        ValueError: If the mask is not boolean or not two-dimensional.
 
     Example:
         >>> padded(torch.tensor([[False, True, True], [True, True, False]]))[..., 0].tolist()
@@ -260,15 +260,15 @@ def tree(
     """The path from the root to each node: the branch taken at each depth, NaN below the node.
 
     Args:
-        parents: The node above each node, −1 for the root.
-        branches: The branch into each node; default its rank among its siblings.
-        device: Of the result.
+        parents: The parent of each node, −1 for the root.
+        branches: The branch that leads to each node; by default its rank among its siblings.
+        device: Device of the result.
 
     Returns:
         ``(nodes, depth of the deepest node)``; the root is at the identity.
 
     Raises:
-        ValueError: If there is not exactly one root, a cycle, or an index that is none.
+        ValueError: If there is not exactly one root, there is a cycle, or an index is out of range.
 
     Example:
         >>> tree([-1, 0, 0, 2]).tolist()
@@ -304,11 +304,11 @@ def tree(
 
 
 def joint(*parts: Tensor) -> Float[Tensor, "*batch tokens axes"]:
-    """``(m, 0 …, coordinates of part m, 0 …)``: several modalities, a modality axis first, then the axes of each part.
+    """``(m, 0 …, coordinates of part m, 0 …)``: several modalities; the modality axis first, then those of each part.
 
-    Part m has m on the modality axis, its own coordinates on its own axes and 0 on the others', so that a journey
-    between modalities is R_mod and both parts' absolute operators (docs/claims.md row 47). Tokens at the identity stay
-    there.
+    Part m has m on the modality axis, its coordinates on its own axes and 0 on all others. A journey between
+    modalities therefore consists of R_mod and the absolute operators of both parts (docs/claims.md row 47). Tokens at
+    the identity stay there.
 
     Args:
         parts: Positions of each modality, ``(tokens, axes)`` or ``(batch, tokens, axes)``.
@@ -317,7 +317,7 @@ def joint(*parts: Tensor) -> Float[Tensor, "*batch tokens axes"]:
         ``(…, all tokens, 1 + all axes)``.
 
     Raises:
-        ValueError: If there is no part, or their batches differ.
+        ValueError: If there are no parts, or their batches differ.
 
     Example:
         >>> joint(sequence(2), grid(1, 2)).tolist()
@@ -326,7 +326,7 @@ def joint(*parts: Tensor) -> Float[Tensor, "*batch tokens axes"]:
     if not parts:
         raise ValueError("joint needs at least one part, e.g. joint(sequence(10), grid(4, 4))")
     if len({part.shape[:-2] for part in parts}) > 1:
-        raise ValueError(f"parts must agree in their batch, got {[tuple(part.shape) for part in parts]}")
+        raise ValueError(f"parts must have the same batch, got {[tuple(part.shape) for part in parts]}")
     for part in parts:
         check_precision(part, "positions are")
     parts = tuple(part.to(torch.float64) for part in parts)
@@ -341,7 +341,7 @@ def joint(*parts: Tensor) -> Float[Tensor, "*batch tokens axes"]:
 
 
 def located(positions: Num[Tensor, "*batch tokens axes"]) -> Bool[Tensor, "*batch tokens"]:
-    """Which tokens have coordinates; the others sit at the identity.
+    """Which tokens have coordinates; the others are at the identity.
 
     Args:
         positions: ``(tokens, axes)`` or ``(batch, tokens, axes)``.
@@ -357,18 +357,18 @@ def located(positions: Num[Tensor, "*batch tokens axes"]) -> Bool[Tensor, "*batc
 
 
 def check_precision(given: Tensor, what: str) -> None:
-    """Raises ValueError where coordinates have been rounded to half precision: they are other coordinates then.
+    """Raises ValueError if coordinates are in half precision, which rounds them to other coordinates.
 
     Args:
         given: The coordinates.
-        what: The beginning of the message, e.g. "positions are".
+        what: How the message begins, e.g. "positions are".
 
     Example:
         >>> check_precision(torch.ones(2, 1, dtype=torch.int32), "positions are")
     """
     if given.is_floating_point() and given.dtype.itemsize < 4:
         raise ValueError(
-            f"{what} {given.dtype}, which rounds whole numbers: use float64, float32 or integers, and under FSDP "
+            f"{what} {given.dtype}, which rounds whole numbers: use float64, float32 or integers; under FSDP use "
             "MixedPrecisionPolicy(cast_forward_inputs=False)"
         )
 
@@ -389,21 +389,21 @@ def cameras(
 ) -> Float[Tensor, "*batch tokens 18"]:
     """``(P, row, column)`` of every patch of every view, ``P = [K′ 0; 0 1] [R t; 0 1]``: what `CameraFrames` takes.
 
-    K′ is K for an image of one by one around its centre (PRoPE): f_x / width, f_y / height, c_x / width − ½ and
+    K′ is K for an image of size 1 × 1 around its centre (PRoPE): f_x / width, f_y / height, c_x / width − ½ and
     c_y / height − ½. Without intrinsics K′ is the identity, and a journey is the rigid motion between cameras (GTA).
 
     Args:
         extrinsics: World to camera, ``[R t; 0 1]``, ``(views, 4, 4)`` or ``(batch, views, 4, 4)``.
-        patches: How many patches an image has, (rows, columns).
+        patches: Number of patches per image, (rows, columns).
         intrinsics: K in pixels, ``(views, 3, 3)`` or ``(batch, views, 3, 3)``.
-        image: The size of an image in pixels, (height, width); needed with intrinsics.
+        image: Image size in pixels, (height, width); required with intrinsics.
 
     Returns:
-        ``(views · rows · columns, 18)``, with a batch dimension where the extrinsics have one; view by view, row-major.
+        ``(views · rows · columns, 18)``, with a batch dimension if the extrinsics have one; view by view, row-major.
 
     Raises:
-        ValueError: If the shapes do not fit each other or, on the CPU, a number is not finite or the last row of the
-            extrinsics is not (0, 0, 0, 1), as where they are transposed.
+        ValueError: If the shapes are incompatible or, on the CPU, a number is not finite or the last row of the
+            extrinsics is not (0, 0, 0, 1), for example because they are transposed.
 
     Example:
         >>> cameras(torch.eye(4).repeat(2, 1, 1), (3, 5)).shape
@@ -424,7 +424,7 @@ def cameras(
     projection = extrinsics.to(exact_device(extrinsics.device), torch.float64)
     if readable(projection) and not torch.allclose(projection[..., 3, :], projection.new_tensor([0.0, 0.0, 0.0, 1.0])):
         raise ValueError(
-            "extrinsics must be [R t; 0 1] with the last row (0, 0, 0, 1): a transposed one is given as .mT"
+            "extrinsics must be [R t; 0 1] with the last row (0, 0, 0, 1): if they are transposed, pass extrinsics.mT"
         )
     if intrinsics is not None and image is not None:
         height, width = image
@@ -436,12 +436,12 @@ def cameras(
 
 
 def _checked_shapes(lengths: Sequence[int] | Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Each entry as the shape of a grid: a sequence is one of one axis."""
+    """Each entry as the shape of a grid; a sequence is a grid with one axis."""
     shapes = [tuple(n) if isinstance(n, Sequence) else (n,) for n in lengths]
     if not shapes or any(not shape or min(shape) < 1 for shape in shapes):
         raise ValueError(
-            f"lengths must be the tokens of each sequence or the sides of each grid, 1 or more, got {list(lengths)}"
+            f"lengths must be the tokens of each sequence or the shape of each grid, all 1 or more, got {list(lengths)}"
         )
     if len({len(shape) for shape in shapes}) > 1:
-        raise ValueError(f"packed grids must have as many axes as each other, got {list(lengths)}")
+        raise ValueError(f"packed grids must all have the same number of axes, got {list(lengths)}")
     return shapes

@@ -1,13 +1,13 @@
-"""Assertions about frames and rotations that hold for every right implementation and fail for wrong ones.
+"""Assertions about frames and rotations that hold for every correct implementation and fail for incorrect ones.
 
-    y_t = diag(R(θ_tb)) x_t          is_rotation      the rotation is the one of the paper, sign included
+    y_t = diag(R(θ_tb)) x_t          is_rotation      the rotation is the paper's, sign included
     ‖A x‖ = ‖x‖                      norm_preserved
     A⁻¹ A x = x                      inverse
     P_{j→k} P_{i→j} = P_{i→k}        telescopes
-    F(x, pos + u) = F(x, pos)        shift_invariant  (where the frames promise it)
+    F(x, pos + u) = F(x, pos)        shift_invariant  (if the frames claim it)
 
-Use them on frames modules of your own, or on another implementation of `rotate`. They compare in the precision of
-their inputs, far below the 1e-3 that is usual: see `TOLERANCE`.
+Use them to test your own frames modules, or another implementation of `rotate`. They compare in the precision of their
+inputs, with tolerances far below the usual 1e-3: see `TOLERANCE`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from joformer.rotation import rotate as library_rotate
 
 Operation = Callable[..., Tensor]
 
-# How far results may differ, relative to the largest entry of what is expected.
+# The largest allowed difference, relative to the largest entry of the expected result.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 5e-6, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 
 
 def assert_close(actual: Tensor, expected: Tensor, *, tolerance: float | None = None, what: str = "result") -> None:
-    """Asserts ``|actual − expected| ≤ tolerance · max(1, max |expected|)``, finite and of one shape.
+    """Asserts ``|actual − expected| ≤ tolerance · max(1, max |expected|)``, that all is finite, and equal shapes.
 
     Args:
-        actual: What was computed.
-        expected: What is right, of the same shape.
-        tolerance: Default `TOLERANCE` of actual's dtype.
-        what: What the message names.
+        actual: The computed result.
+        expected: The correct result, of the same shape.
+        tolerance: By default that of `TOLERANCE` for the dtype of `actual`.
+        what: Name of the result in the message.
 
     Raises:
-        AssertionError: With the largest difference.
+        AssertionError: If they differ; the message gives the largest difference.
 
     Example:
         >>> assert_close(torch.ones(3), torch.ones(3))
@@ -56,7 +56,7 @@ def assert_close(actual: Tensor, expected: Tensor, *, tolerance: float | None = 
 
 
 def assert_is_rotation(frames: Frames, x: Tensor, *, rotate: Operation = library_rotate) -> None:
-    """Asserts ``rotate(x, frames) = A_t x_t`` by each token's matrix: ``R(φ) = [[cos, −sin], [sin, cos]]`` where flat.
+    """Asserts ``rotate(x, frames) = A_t x_t`` with each token's matrix: ``R(φ) = [[cos, −sin], [sin, cos]]`` if flat.
 
     Args:
         frames: Frames of x's tokens.
@@ -64,7 +64,7 @@ def assert_is_rotation(frames: Frames, x: Tensor, *, rotate: Operation = library
         rotate: The implementation to check.
 
     Raises:
-        AssertionError: If it is another operation.
+        AssertionError: If `rotate` computes something else.
 
     Example:
         >>> from joformer import FlatFrames
@@ -78,7 +78,7 @@ def assert_is_rotation(frames: Frames, x: Tensor, *, rotate: Operation = library
 
 
 def assert_norm_preserved(frames: Frames, x: Tensor, *, rotate: Operation = library_rotate) -> None:
-    """Asserts ``‖A_t x_t‖ = ‖x_t‖``, and the same of the inverse.
+    """Asserts ``‖A_t x_t‖ = ‖x_t‖``, and the same for the inverse.
 
     Args:
         frames: Frames of x's tokens.
@@ -157,10 +157,10 @@ def assert_shift_invariant(
         module: The frames module to check.
         positions: ``(tokens, axes)`` or ``(batch, tokens, axes)``. All tokens must have coordinates: a journey to a
             token at the identity is meant to change.
-        by: The displacement of all tokens, ``(axes,)``.
-        x: The tokens' content, ``(batch, tokens, dim)``, for modules that read it.
+        by: The displacement applied to all tokens, ``(axes,)``.
+        x: The content of the tokens, ``(batch, tokens, dim)``, for modules that read it.
         rotate: The rotation to check.
-        dtype: Of the queries, keys and values.
+        dtype: The dtype of the queries, keys and values.
 
     Raises:
         AssertionError: If a score or a value changes.
@@ -187,15 +187,15 @@ def assert_shift_invariant(
 def assert_matches_reference(
     q: Tensor, k: Tensor, v: Tensor, frames: Frames, *, attention: Operation = journey_attention, **options: object
 ) -> None:
-    """Asserts ``attention(q, k, v, frames, …) = Σ_j α_ij P_{j→i} v_j``, forward and gradients, by that formula.
+    """Asserts ``attention(q, k, v, frames, …) = Σ_j α_ij P_{j→i} v_j``, result and gradients, against that formula.
 
     Args:
         q: ``(batch, queries, heads, head_dim)``.
         k: ``(batch, keys, kv_heads, head_dim)``.
         v: ``(batch, keys, kv_heads, value_dim)``.
-        frames: Of these tokens.
-        attention: The implementation to check, called as `journey_attention` is.
-        **options: What else `journey_attention` takes.
+        frames: The frames of these tokens.
+        attention: The implementation to check, called like `journey_attention`.
+        **options: Other arguments of `journey_attention`.
 
     Raises:
         AssertionError: If the result or a gradient differs.

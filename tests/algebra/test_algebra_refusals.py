@@ -112,7 +112,7 @@ def test_unknown_axis(axis):
 
 
 def test_an_axis_must_be_named_when_there_are_several():
-    refuse("no axis given.*say axis=0 to 1", compose, tile((0, 0), (1, 1)), tile((0, 1), (1, 1)))
+    refuse("no axis given.*pass axis=0 to 1", compose, tile((0, 0), (1, 1)), tile((0, 1), (1, 1)))
     refuse("no axis given", unroll, torch.ones(3, 4), FLAT)
 
 
@@ -140,11 +140,11 @@ def test_non_orthogonal_generators(d, scale, fp32):
 
 def test_shapes_of_generators():
     refuse("give \\(axes, planes\\)", Generators.torus, torch.zeros(3))
-    refuse("neither of them 0", Generators.torus, torch.zeros(2, 0))
+    refuse("both 1 or more", Generators.torus, torch.zeros(2, 0))
     refuse("\\(axes, dim, dim\\)", Generators.orthogonal, torch.zeros(2, 3, 4))
     refuse("give one per axis", Generators, Torus(2), torch.zeros(0, 2))
     refuse("floating point", Generators.torus, torch.zeros(1, 2, dtype=torch.long))
-    refuse("planes must be 1 or more", Torus, 0)
+    refuse("planes must be an integer, 1 or more", Torus, 0)
     refuse("must be 1 or more", Orthogonal, 0)
 
 
@@ -184,7 +184,7 @@ def test_large_finite_values_are_not_mistaken_for_infinity():
 def test_wrong_shapes_and_powers():
     refuse(r"Torus\(planes=2\) needs \(\.\.\., 2\)", Torus(2).multiply, torch.zeros(2), torch.zeros(3))
     refuse(r"Orthogonal\(dim=3\) needs \(\.\.\., 3, 3\)", Orthogonal(3).multiply, torch.eye(3), torch.eye(2))
-    refuse("give integers, real powers exist on the torus", Orthogonal(2).power, torch.eye(2), 0.5)
+    refuse("use integers; real powers exist on the torus", Orthogonal(2).power, torch.eye(2), 0.5)
     refuse("real powers exist", Orthogonal(2).power, torch.eye(2), torch.tensor([1.0, 1.5]))
     refuse("real powers exist", Orthogonal(2).power, torch.eye(2), float("nan"))
     refuse("real powers exist", Orthogonal(2).power, torch.eye(2), float("inf"))

@@ -274,7 +274,7 @@ def test_dense_mask_is_read_in_blocks():
         ({"dropout": 1.0}, "less than 1"),
         ({"weighting": "sigmoid"}, "'softmax' or 'softplus'"),
         ({"q": torch.zeros(1, 9, 2, 4)}, "a key for every query"),
-        ({"q": torch.zeros(1, 8, 3, 4)}, "need a multiple"),
+        ({"q": torch.zeros(1, 8, 3, 4)}, "use a multiple"),
         ({"q": torch.zeros(2, 8, 2, 4)}, "agree in batch"),
         ({"q": torch.zeros(1, 8, 2, 5)}, "agree in batch"),
         ({"v": torch.zeros(1, 7, 2, 4)}, "agree in batch"),

@@ -371,7 +371,7 @@ def test_softplus_is_refused_with_content_and_allowed_without():
         (lambda: CumulativeFrames(12, 8, heads=2, steps="carope", on="fixed"), "on='none'"),
         (lambda: CumulativeFrames(12, 8, heads=2, steps="selective", axes=2), "one axis"),
         (lambda: ProjectedFrames(12, 8, heads=2, steps="carope"), "use them in CumulativeFrames"),
-        (lambda: CumulativeFrames(12, 8, heads=5, steps="selective"), "divides into heads"),
+        (lambda: CumulativeFrames(12, 8, heads=5, steps="selective"), "multiple of heads"),
         (
             lambda: CumulativeFrames(12, 8, heads=2, steps="selective")(positions.sequence(2), torch.zeros(1, 2, 10)),
             "dim=12",
@@ -382,7 +382,7 @@ def test_softplus_is_refused_with_content_and_allowed_without():
         ),
         (lambda: CumulativeFrames(12, 8, heads=2, steps="carope", base=1.0), "base above 1"),
         (lambda: FixedFrames(8, scaling="ntk"), "joformer.frequencies"),
-        (lambda: FixedFrames(8, base="10000"), "base is a number"),
+        (lambda: FixedFrames(8, base="10000"), "base must be a number"),
         (lambda: FixedFrames(8)(torch.zeros(3, 5, 1), torch.zeros(2, 5, 4)), "one row per position"),
         (lambda: TreeFrames(8, branches=0), "1 or more"),
         (lambda: TreeFrames(8, branches=2)(torch.tensor([[2.0]])), "0 … 1"),
@@ -391,7 +391,7 @@ def test_softplus_is_refused_with_content_and_allowed_without():
         (lambda: DenseFrames(8, split="x"), "LieRE"),
         (lambda: DenseFrames(2, axes=2, split="axial"), "too narrow"),
         (lambda: DenseFrames(12, block=5), "blocks of 5 do not fill the 12 entries"),
-        (lambda: DenseFrames(12, block=1), "2 entries or more"),
+        (lambda: DenseFrames(12, block=1), "at least 2 entries"),
         (lambda: DenseFrames(12, axes=2, split="axial", block=4), "blocks of 4 do not fill the 6 entries of axial"),
     ],
 )

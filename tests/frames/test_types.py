@@ -93,7 +93,7 @@ def test_each_head_may_have_a_table_of_its_own():
         (lambda: FixedFrames(8, axes=2, frequencies=torch.ones(3, 4)), "axes=2"),
         (lambda: FixedFrames(8, axes=2, frequencies=torch.ones(2, 5)), "at most 4 planes"),
         (lambda: FixedFrames(8, frequencies=[1.0, 2.0]), "(axes, planes)"),
-        (lambda: FixedFrames(8, frequencies=[[1.0, 2.0]], planes=3), "2 planes, not planes=3"),
+        (lambda: FixedFrames(8, frequencies=[[1.0, 2.0]], planes=3), "2 planes, not 3"),
         (lambda: FixedFrames(8, frequencies=[[1.0, torch.inf]]), "finite"),
         (lambda: FixedFrames(8, frequencies=[[1.0, 2.0]], scaling=NTK(2.0)), "need a base"),
     ],

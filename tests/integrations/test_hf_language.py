@@ -506,7 +506,7 @@ def test_what_cannot_be_is_refused_in_a_line():
     with pytest.raises(ValueError, match="say use_cache=False"):
         model(tokens, use_cache=True)
     attention = JourneyAttention(16, 2)
-    with pytest.raises(ValueError, match="inner has masks"):
+    with pytest.raises(ValueError, match="inner handles masks"):
         attention(torch.zeros(1, 3, 16), None, mask=torch.ones(3, 3).bool(), inner=lambda q, k, v: q)
 
 

@@ -124,15 +124,15 @@ def test_saved_and_loaded(tmp_path):
     [
         (lambda: PairsConfig(shape=(8, 8), patch=(3, 3)), r"does not divide into patches \(3, 3\)"),
         (lambda: PairsConfig(shape=(8,), patch=(4,)), "height and width must"),
-        (lambda: PairsConfig(journeys="some"), "journeys is one of joint, shared, off, got 'some'"),
-        (lambda: PairsConfig(frames="dense"), "frames is one of fixed, learned"),
+        (lambda: PairsConfig(journeys="some"), "journeys must be one of joint, shared, off, got 'some'"),
+        (lambda: PairsConfig(frames="dense"), "frames must be one of fixed, learned"),
         (lambda: PairsConfig(dim=30), "does not divide into 4 heads"),
         (lambda: PairsConfig(vocab=0), "vocab must be 1 or more"),
         (lambda: made()(None, None), "nothing to encode: give images, tokens or both"),
-        (lambda: made()(tokens=torch.tensor([[20]])), "must be within 0 … 19, or -1 to fill up"),
+        (lambda: made()(tokens=torch.tensor([[20]])), "must be within 0 … 19, or -1 for padding"),
         (lambda: made()(tokens=torch.tensor([[0.5]])), "give whole numbers"),
         (lambda: made()(torch.rand(1, 3, 8, 12)), "x must be"),
-        (lambda: made()(None, torch.tensor([[1]]), torch.tensor([[True]])), "give 1 images and such a mask"),
+        (lambda: made()(None, torch.tensor([[1]]), torch.tensor([[True]])), "give 1 images"),
     ],
 )
 def test_bad_input_is_one_line(call, says):

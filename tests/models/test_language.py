@@ -135,7 +135,7 @@ def test_only_the_last_token_of_a_prompt_gets_logits():
         (lambda: LMConfig(frames=()), "frames must be one of"),
         (lambda: LMConfig(frames=("fixed", "rotary")), "a tuple of them, got .'fixed', 'rotary'."),
         (lambda: LMConfig(frames=["fixed"]), "frames must be one of"),
-        (lambda: next(lm().stream(torch.zeros(3, dtype=torch.long), 1)), "one to begin with"),
+        (lambda: next(lm().stream(torch.zeros(3, dtype=torch.long), 1)), "at least one token"),
         (lambda: lm()(torch.zeros(1, 3, dtype=torch.long), targets=torch.full((1, 3), 17)), "within 0 … 16"),
     ],
 )

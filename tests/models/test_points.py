@@ -157,11 +157,11 @@ def test_it_is_saved_grown_and_learns_through_every_parameter(tmp_path):
     [
         ({"coordinates": "polar", "frames": "learned"}, r"polar coordinates need 2 axes or more and frames='fixed'"),
         ({"coordinates": "polar", "axes": 1}, r"polar coordinates need 2 axes or more"),
-        ({"features": -1}, r"features is how many numbers a point has"),
-        ({"fastest": 0.0}, r"fastest is radians per unit of length, above 0"),
-        ({"frames": "dense"}, r"frames is one of fixed, learned, got 'dense'"),
+        ({"features": -1}, r"features must be the number of features per point"),
+        ({"fastest": 0.0}, r"fastest must be in radians per unit of length, above 0"),
+        ({"frames": "dense"}, r"frames must be one of fixed, learned, got 'dense'"),
         ({"heads": 5}, r"dim=64 does not divide into 5 heads"),
-        ({"axes": 40}, r"an axial split gives each of 40 axes planes of its own"),
+        ({"axes": 40}, r"an axial split gives each of 40 axes its own planes"),
     ],
 )
 def test_bad_configurations(fields, message):

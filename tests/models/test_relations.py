@@ -298,7 +298,7 @@ def test_memory_of_ranks_does_not_grow_with_the_entities():
 def test_blocks_that_do_not_fit():
     with pytest.raises(ValueError, match=r"blocks of 3 entries do not fill a vector of 8: choose a divisor"):
         RotatE(4, 2, 8, block=3)
-    with pytest.raises(ValueError, match=r"blocks of 4 do not commute and are no torus: use block=2"):
+    with pytest.raises(ValueError, match=r"blocks of 4 do not commute and are not a torus: use block=2"):
         _ = RotatE(4, 2, 8, block=4).generators
 
 

@@ -148,8 +148,8 @@ def test_it_comes_back_from_disk(tmp_path):
     [
         ({"bands": 9}, r"9 bands do not divide into patches \(4, 2\) of bands and frames"),
         ({"patch": (4,)}, "8 bands do not divide into patches"),
-        ({"frames": "dense"}, "frames is one of fixed, learned, projected, cumulative, got 'dense'"),
-        ({"transport": "all"}, "transport is one of "),
+        ({"frames": "dense"}, "frames must be one of fixed, learned, projected, cumulative, got 'dense'"),
+        ({"transport": "all"}, "transport must be one of "),
         ({"window": 0}, "window must be 1 or more, got 0"),
         ({"heads": 3}, "dim=16 does not divide into 3 heads"),
         ({"dropout": 1.0}, "dropout is a probability below 1"),

@@ -106,16 +106,16 @@ def test_a_name_is_a_vector_and_no_name_another():
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: TreeConfig(frames="learned"), "frames is one of tree, tree-dense, fixed, shiv-quirk, none"),
-        (lambda: TreeConfig(frames="none", transport="both"), "nothing to transport both by"),
-        (lambda: TreeConfig(transport="all"), "transport is one of"),
-        (lambda: TreeConfig(reads="words"), "reads is 'kinds' or 'nodes'"),
+        (lambda: TreeConfig(frames="learned"), "frames must be one of tree, tree-dense, fixed, shiv-quirk, none"),
+        (lambda: TreeConfig(frames="none", transport="both"), "cannot transport anything"),
+        (lambda: TreeConfig(transport="all"), "transport must be one of"),
+        (lambda: TreeConfig(reads="words"), "reads must be 'kinds' or 'nodes'"),
         (lambda: TreeConfig(dim=30), "does not divide into 4 heads"),
         (lambda: TreeConfig(depth=0), "depth must be 1 or more"),
-        (lambda: model("tree")(*nodes(), positions.tree([-1, 0])), "kinds and names are"),
+        (lambda: model("tree")(*nodes(), positions.tree([-1, 0])), "kinds and names must be"),
         (lambda: model("tree", depth=1)(*nodes(), positions.tree(PARENTS)), "paths are 3 deep but the frames"),
         (lambda: LMConfig(frames="tree"), "frames must be one of fixed, learned"),
-        (lambda: ViTConfig(frames="tree"), "frames is one of fixed, learned"),
+        (lambda: ViTConfig(frames="tree"), "frames must be one of fixed, learned"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(call, says):

@@ -128,12 +128,12 @@ def test_saved_and_loaded(attention, tmp_path):
     ("given", "message"),
     [
         ({"shape": (8, 8), "patch": (4, 4)}, "a clip has rows, columns and pictures, got shape"),
-        ({"attention": "both"}, "attention is 'joint' or 'factorised', question is 'next' or 'class', got 'both'"),
-        ({"question": "moved"}, "question is 'next' or 'class', got 'joint' and 'moved'"),
+        ({"attention": "both"}, "attention must be 'joint' or 'factorised', question 'next' or 'class', got 'both'"),
+        ({"question": "moved"}, "question 'next' or 'class', got 'joint' and 'moved'"),
         ({"pool": "cls"}, "belong to no picture"),
         ({"registers": 2}, "belong to no picture"),
-        ({"patch": (4, 4, 2)}, r"the next picture is predicted one at a time: say patch=\(4, 4, 1\)"),
-        ({"attention": "factorised", "layers": 1}, "say layers=2 or more"),
+        ({"patch": (4, 4, 2)}, r"pictures are predicted one at a time: use patch=\(4, 4, 1\)"),
+        ({"attention": "factorised", "layers": 1}, "use layers=2 or more"),
     ],
 )
 def test_configurations_that_cannot_be(given, message):

@@ -177,19 +177,20 @@ def test_what_cannot_be_packed_is_one_line():
 
 @pytest.mark.refused
 def test_what_makes_no_sense_is_one_line():
-    with pytest.raises(ValueError, match=r"^frames='none' have nothing to transport scores by: choose others$"):
+    says = r"^frames='none' cannot transport anything: use other frames, or transport='none'$"
+    with pytest.raises(ValueError, match=says):
         ViTConfig(model="none", transport="scores")
     with pytest.raises(ValueError, match=r"^frames='fixed' are the same in every layer: leave out per_layer$"):
         ViTConfig(frames="fixed", per_layer=True)
-    with pytest.raises(ValueError, match=r"^frames is one of fixed, learned, .*, got 'rope2d'$"):
+    with pytest.raises(ValueError, match=r"^frames must be one of fixed, learned, .*, got 'rope2d'$"):
         ViTConfig(frames="rope2d")
-    with pytest.raises(ValueError, match=r"^split is one of axial, combined, diagonal, got 'both'$"):
+    with pytest.raises(ValueError, match=r"^split must be one of axial, combined, diagonal, got 'both'$"):
         ViTConfig(split="both")
     with pytest.raises(
         ValueError, match=r"^model='rope2d' and four fields that differ from it: .*VARIANTS\['rope2d'\]"
     ):
         dataclasses.replace(ViTConfig(), model="rope2d")
-    with pytest.raises(ValueError, match=r"^transport is one of none, scores, values, both, got 'all'$"):
+    with pytest.raises(ValueError, match=r"^transport must be one of none, scores, values, both, got 'all'$"):
         ViTConfig(transport="all")
     with pytest.raises(ValueError, match=r"^dim=32 with pixels: a grid \(28, 28\) has 784 of them$"):
         ClassifierConfig(frequencies="pixels")

@@ -247,9 +247,9 @@ def test_refused():
     element = Element(x, (0,), (3,), irregular)
     for arguments, options, message in [
         ((x, x), {}, "no generators"),
-        ((x, x, irregular), {}, "axis 0 has no period: say limit="),
+        ((x, x, irregular), {}, "axis 0 has no period: pass limit="),
         ((element, x), {}, "axis 0 has no period"),
-        ((x, x, irregular), {"limit": -1}, "limit -1 leaves no shift"),
+        ((x, x, irregular), {"limit": -1}, "limit -1 allows no shift"),
         ((x, x, irregular), {"limit": (1, 2)}, "has 2 entries"),
         ((x, x, irregular), {"limit": (1.5,)}, "is not whole"),
         ((x, x, irregular), {"axes": 1, "limit": 2}, "unknown axes 1: name each once, from 0 to 0"),

@@ -41,8 +41,8 @@ def test_hadamard_of_other_lengths(n):
 
 @pytest.mark.parametrize("f", ALL)
 def test_axes_norms_and_what_is_no_tensor(f):
-    refused("dim 2 is no axis of shape", f, x, dim=2)
-    refused("dim -3 is no axis of shape", f, x, dim=-3)
+    refused("dim 2 is not an axis of", f, x, dim=2)
+    refused("dim -3 is not an axis of", f, x, dim=-3)
     refused("none twice", f, x, dim=(1, -1))
     refused("at least one axis", f, x, dim=())
     refused("not whole", f, x, dim=0.5)
@@ -86,14 +86,14 @@ def test_spectra_by_hand():
     refused("the axis has 4 points", composed, x, Spectrum(angles, torch.ones(5)))
     refused("do not fit", composed, x, [Spectrum(angles)] * 2)
     refused("do not fit", composed, x, [Spectrum(angles), Spectrum(angles, part="real")], dim=(0, 1))
-    refused("belongs to a kind given by name", composed, x, Spectrum(angles), norm="ortho")
+    refused("is for a kind given by name", composed, x, Spectrum(angles), norm="ortho")
 
 
 def test_learnable_shapes():
     refused("outputs is 5", LearnableTransform, "dct2", 4, outputs=5)
     refused(r"outputs \(0,\) is empty", LearnableTransform, "dct2", 4, outputs=0)
     refused("do not fit", LearnableTransform, "dct2", (4, 4), outputs=2)
-    refused("keep all", LearnableTransform, "hadamard", 4, outputs=2)
+    refused("outputs must be", LearnableTransform, "hadamard", 4, outputs=2)
     refused("norm", LearnableTransform, "dct2", 4, norm="unit")
     refused("needs .*4, 4", LearnableTransform("dct2", (4, 4)), torch.ones(4, 3))
     refused(r"shape \(0,\) is empty", LearnableTransform, "dct2", 0)

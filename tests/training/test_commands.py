@@ -193,7 +193,7 @@ def test_the_three_stages(joformer, text, tmp_path):
         (["train", "vit", "--model", "rope7d"], "choose one of rope2d"),
         (
             ["train", "vit", "--frames", "none", "--transport", "both"],
-            "frames='none' have nothing to transport both by",
+            "frames='none' cannot transport anything",
         ),
         (["train", "vit", "--patch", "3", "3"], "does not divide into patches"),
         (["train", "vit", "--data", "{pictures}"], "cannot be decoded as an image"),

@@ -1,8 +1,8 @@
-"""What the paper defines, as plain functions over a group; pure tensors, nothing learned.
+"""The paper's definitions as plain functions over a group: pure tensors, no parameters.
 
     (a, A) ∘ (b, B) = (a + A b, A B),    A_n = R_1^{n_1} ⋯ R_D^{n_D},    P_{src→dst} = A_dst⁻¹ A_src
 
-Paper: "Algebraic Framework and Theoretical Analysis". `value_path` and `scores_path` are the oracle of the library:
+Paper: "Algebraic Framework and Theoretical Analysis". `value_path` and `scores_path` are the reference implementation:
 every fast path is tested against them.
 
 >>> import torch

@@ -1,4 +1,4 @@
-"""What counts as equal, and the input validation that several modules share: one line, what is wrong, what is right."""
+"""Tolerances, and the input validation that several modules share: one line, what is wrong and what would be right."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def in_float64(a: Tensor) -> Tensor:
 
 
 def require_tensor(a: object, name: str, shape: str) -> None:
-    """Raises ValueError unless `a` is a tensor; `shape` is the one the message asks for.
+    """Raises ValueError unless `a` is a tensor; `shape` is the shape named in the message.
 
     >>> require_tensor([1.0], "content", "(..., d)")
     Traceback (most recent call last):
@@ -50,7 +50,7 @@ def require_finite(a: Tensor, name: str) -> None:
     """
     if not a.is_floating_point():
         raise ValueError(f"{name} has dtype {a.dtype}: it must be floating point, float32 or float64")
-    # One fast sum decides nearly always; only a sum that overflows needs the slow look at every entry.
+    # One fast sum nearly always decides; only a sum that overflows needs the slow check of every entry.
     if not a.detach().sum().isfinite() and not a.detach().isfinite().all():
         raise ValueError(f"{name} holds NaN or infinity: every entry must be a finite number")
 

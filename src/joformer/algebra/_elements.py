@@ -4,9 +4,9 @@
     (a; n) ∘_k (b; m)   = (a + R_k^{n_k} b; …, n_k + m_k, …)             along axis k, n and m *extents*
     e_1 ∘ ⋯ ∘ e_T       = (Σ_i A_i v_i, R_1 ⋯ R_T)                       unrolled
 
-Paper: "Compositional Data Points", "Structured Concatenation". The paper takes *positions* as the exponents of
-∘_k. They must be extents (a single cell has extent 1), and an element needs its origin as well: without it two
-cells of different rows look composable along the columns.
+Paper: "Compositional Data Points", "Structured Concatenation". The paper uses *positions* as the exponents of
+∘_k. They must be extents (a single cell has extent 1), and an element also needs its origin: without it two cells
+in different rows would look composable along the columns.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Element:
     Args:
         content: The vector, (..., d).
         origin: The position of its first cell, one integer per axis.
-        extent: How many cells it reaches along each axis, 0 or more.
+        extent: Number of cells it spans along each axis, 0 or more.
         generators: The axis-step generators of the grid.
 
     Example:
@@ -95,7 +95,7 @@ class Element:
         for name in ("origin", "extent"):
             object.__setattr__(self, name, whole_numbers(getattr(self, name), self.generators.axes, name))
         if min(self.extent) < 0:
-            raise ValueError(f"extent {self.extent} is negative: an element reaches 0 or more cells along each axis")
+            raise ValueError(f"extent {self.extent} is negative: an element spans 0 or more cells along each axis")
         self.generators.group.check_vector(self.content, "content")
         require_finite(self.content, "content")
 
@@ -105,7 +105,7 @@ class Element:
 
         Args:
             content: The vector, (..., d).
-            position: One integer per axis; for one axis a bare integer is enough.
+            position: One integer per axis; with one axis also a plain integer.
             generators: The axis-step generators of the grid.
 
         Example:
@@ -123,13 +123,13 @@ class Element:
         *,
         axis: int | None = None,
     ) -> Element:
-        """One of the family of identities of ∘_k: content 0, extent 0 along axis k.
+        """One of the identities of ∘_k: content 0, extent 0 along axis k.
 
         Args:
-            origin: Where it stands, one integer per axis.
-            extent: Its extents off axis k, which must match those of what it is composed with.
+            origin: Its position, one integer per axis.
+            extent: Its extents along the other axes, which must match those of the element it is composed with.
             generators: The axis-step generators of the grid.
-            axis: The axis k; may be left out when there is only one.
+            axis: The axis k; optional if there is only one.
 
         Example:
             >>> g = Generators.torus(torch.ones(2, 1))
@@ -152,7 +152,7 @@ def compose(x: Element, y: Element, *, axis: int | None = None) -> Element:
     Args:
         x: The first element, content a and extents n.
         y: The second, content b and extents m; it starts where `x` ends along axis k and matches it elsewhere.
-        axis: The axis k; may be left out when there is only one.
+        axis: The axis k; optional if there is only one.
 
     Returns:
         The element that covers both.
@@ -182,8 +182,8 @@ def concatenate(parts: Sequence[Element], *, axis: int | None = None) -> Element
     """X_1 ⊕_k X_2 ⊕_k ⋯: the composition of all parts along an axis, from left to right.
 
     Args:
-        parts: One element or more, each starting where the one before it ends.
-        axis: The axis k; may be left out when there is only one.
+        parts: One element or more, each starting where the previous one ends.
+        axis: The axis k; optional if there is only one.
 
     Example:
         >>> g = Generators.torus(torch.zeros(1, 1))
@@ -203,15 +203,15 @@ def split(
 
     Args:
         whole: The composition, content c.
-        axis: The axis k it was composed along; may be left out when there is only one.
-        left: The first part, content a. Give this one or `right`.
+        axis: The axis k it was composed along; optional if there is only one.
+        left: The first part, content a. Pass either this or `right`.
         right: The second part, content b.
 
     Returns:
         The part that was not given.
 
     Raises:
-        ValueError: If the part does not lie at its end of the whole, or none or both are given.
+        ValueError: If the part is not at its end of the whole, or none or both are given.
 
     Example:
         >>> g = Generators.torus(torch.tensor([[0.7]]))
@@ -221,7 +221,7 @@ def split(
     """
     part = left if right is None else right
     if part is None or (left is not None and right is not None):
-        raise ValueError("split needs to know one part: give either left= or right=, not both")
+        raise ValueError("split needs one of the two parts: give either left= or right=, not both")
     k = _common_axis("split", whole, part, axis)
     here, there = (part.origin[k], whole.origin[k]) if right is None else (part.end[k], whole.end[k])
     if here != there or part.extent[k] > whole.extent[k]:
@@ -242,14 +242,13 @@ def split(
 def scan(group: Group, steps: Tensor, *, dim: int | None = None, exclusive: bool = True) -> Tensor:
     """A_t = R_0 ⋯ R_{t−1}, A_0 = I: all prefix products at once.
 
-    On the torus these are prefix sums in fp64 kept within one turn; for matrices an associative scan of depth
-    O(log T).
+    On the torus these are prefix sums in fp64, reduced to one turn; for matrices an associative scan of depth O(log T).
 
     Args:
         group: The group the steps are in.
         steps: R_0 … R_{T−1}, (..., T, *element).
         dim: The tensor dimension of time; by default the last one before the element's own.
-        exclusive: Entry t leaves R_t out, as above; otherwise it includes it.
+        exclusive: Whether entry t excludes R_t, as above, or includes it.
 
     Returns:
         A tensor of the shape of `steps`.
@@ -274,8 +273,8 @@ def unroll(contents: Tensor, steps: Generators | Tensor, group: Group | None = N
 
     Args:
         contents: v_0 … v_{T−1}, (..., T, d).
-        steps: One generator for all (`Generators` of one axis), or one per step (..., T, *element).
-        group: The group of the steps where they are a tensor.
+        steps: One generator for all steps (`Generators` with one axis), or one per step (..., T, *element).
+        group: The group of the steps, if they are a tensor.
 
     Returns:
         The content, (..., d).
@@ -287,7 +286,7 @@ def unroll(contents: Tensor, steps: Generators | Tensor, group: Group | None = N
     """
     group = steps.group if isinstance(steps, Generators) else group
     if group is None:
-        raise ValueError("unroll got steps as a tensor and no group: say Torus(planes) or Orthogonal(dim)")
+        raise ValueError("unroll got steps as a tensor but no group: say Torus(planes) or Orthogonal(dim)")
     group.check_vector(contents, "contents")
     require_finite(contents, "contents")
     if isinstance(steps, Generators):
@@ -307,8 +306,8 @@ def compose_grid(
     Args:
         contents: The cells (..., n_1, …, n_D, d), or nested lists of vectors (d,).
         generators: One per axis of the grid.
-        order: The axes, first composed first; the axis composed *last* ends leftmost. The default, last axis first,
-            gives the sum above, curved or flat; with flat generators any order does.
+        order: The axes in the order of composition; the axis composed *last* is leftmost. The default, last axis first,
+            gives the sum above, curved or flat; with flat generators every order does.
 
     Returns:
         The element that covers the grid, content (..., d).
@@ -342,7 +341,7 @@ def compose_grid(
 
 def _stack_grid(rows: Sequence[Any]) -> Tensor:
     if not isinstance(rows, Sequence):
-        raise ValueError(f"contents hold a {type(rows).__name__}: give a tensor, or nested lists of vectors (d,)")
+        raise ValueError(f"contents contain a {type(rows).__name__}: give a tensor, or nested lists of vectors (d,)")
     if not rows:
         raise ValueError("the grid has an empty row: every row must hold the same number of contents, one or more")
     parts = [row if isinstance(row, Tensor) else _stack_grid(row) for row in rows]
@@ -353,7 +352,7 @@ def _stack_grid(rows: Sequence[Any]) -> Tensor:
 
 
 def _common_axis(caller: str, x: Element, y: Element, axis: int | None) -> int:
-    """The axis two elements are joined along, once they are known to agree on everything else."""
+    """Checks that two elements agree on everything else and returns the axis they are joined along."""
     if not isinstance(x, Element) or not isinstance(y, Element):
         raise ValueError(f"{caller} takes elements, got {type(x).__name__} and {type(y).__name__}: see Element.cell")
     if (here := x.generators.dim) != (there := y.generators.dim):

@@ -1,9 +1,9 @@
 """Flat or curved: does the transport depend on the path?
 
     R_i R_j = R_j R_i for all i, j     ⇔  every ordering of the same steps gives the same transport
-                                       ⇔  the transport round every loop is the identity
+                                       ⇔  the transport around every loop is the identity
 
-for generators shared by all points. With a generator per datum, commuting is not enough: it takes
+for generators shared by all points. With one generator per datum, commuting is not enough: the condition is
 
     R_x(i,j) R_y(i,j+1) = R_y(i,j) R_x(i+1,j)        (x steps to the next column j, y to the next row i)
 
@@ -31,7 +31,7 @@ MOST_ORDERINGS = 1000  # compared pairwise: a million distances
 
 
 def commutator(a: Tensor, b: Tensor, *, group: Group) -> Float[Tensor, "..."]:
-    """The commutator a b a⁻¹ b⁻¹: the identity exactly where a and b commute.
+    """The commutator a b a⁻¹ b⁻¹: the identity exactly if a and b commute.
 
     Args:
         a: Elements (..., *element).
@@ -56,7 +56,7 @@ def is_flat(generators: Generators, tol: float | None = None) -> bool:
 
     Args:
         generators: One per axis.
-        tol: How far apart the two products may be; √ε of the dtype by default.
+        tol: Tolerance for the distance of the two products; √ε of the dtype by default.
 
     Example:
         >>> is_flat(Generators.torus(torch.randn(3, 2)))
@@ -68,16 +68,16 @@ def is_flat(generators: Generators, tol: float | None = None) -> bool:
 def path_spread(
     generators: Generators, counts: Sequence[int], *, samples: int | None = None, seed: int = 0
 ) -> Float[Tensor, ""]:
-    """The largest ‖T(π) − T(π′)‖ over orderings π, π′ of the same steps: 0 when flat.
+    """The largest ‖T(π) − T(π′)‖ over orderings π, π′ of the same steps: 0 if flat.
 
-    All orderings count when there are at most 1,000; otherwise, or with `samples`, that many drawn at random plus the
-    two that take whole axes at a time: a lower bound of the true spread.
+    Compares all orderings if there are at most 1,000. Otherwise, or with `samples`, it draws that many at random and
+    adds the two that take one whole axis after the other: a lower bound of the true spread.
 
     Args:
         generators: One per axis.
-        counts: How many steps along each axis, 0 or more.
-        samples: How many orderings to draw; None takes all of them where possible.
-        seed: The seed of the drawn orderings.
+        counts: Number of steps along each axis, 0 or more.
+        samples: Number of orderings to draw; None uses all of them if possible.
+        seed: Seed of the drawn orderings.
 
     Returns:
         The spread, a scalar.
@@ -112,20 +112,20 @@ def holonomy(
     group: Group | None = None,
     start: Sequence[int] | None = None,
 ) -> Float[Tensor, "..."]:
-    """H = T(loop), the transport round a closed path: I when flat.
+    """H = T(loop), the transport around a closed path: I if flat.
 
     Args:
-        steps: One set of generators for all points, or a generator per datum as (down, across) of
+        steps: One set of generators for all points, or one generator per datum as (down, across) of
             `grid_from_potential`.
         loop: The path as letters: k is a step forward along axis k, ~k a step back.
-        group: The group of generators per datum.
-        start: The (row, column) the loop leaves from with generators per datum; (0, 0) by default.
+        group: The group, with one generator per datum.
+        start: The (row, column) where the loop starts, with one generator per datum; (0, 0) by default.
 
     Returns:
         The transport, (*element).
 
     Raises:
-        ValueError: If the loop is not closed, leaves the grid, or names an axis that is not there.
+        ValueError: If the loop is not closed, leaves the grid, or uses an axis that does not exist.
 
     Example:
         >>> float(holonomy(Generators.torus(torch.randn(2, 1)), [0, 1, ~0, ~1]).abs().max()) < 1e-6
@@ -144,9 +144,9 @@ def holonomy(
     if isinstance(steps, Generators):
         return path_transport(steps, loop)
     if group is None:
-        raise ValueError("holonomy got steps per datum and no group: say Torus(planes) or Orthogonal(dim)")
+        raise ValueError("holonomy got steps per datum but no group: say Torus(planes) or Orthogonal(dim)")
     if axes != 2:
-        raise ValueError(f"steps per datum came for {axes} axes: give two, (down, across)")
+        raise ValueError(f"steps per datum were given for {axes} axes: give two, (down, across)")
     fields = _fields(steps[0], steps[1], group)
     at = list(whole_numbers((0, 0) if start is None else start, 2, "start"))
     transport = group.identity().to(fields[0])
@@ -164,8 +164,8 @@ def holonomy(
 def interchange_defect(generators: Generators, extents: Sequence[int]) -> Float[Tensor, ""]:
     """The largest ‖R_i^{n_i} R_j^{n_j} − R_j^{n_j} R_i^{n_i}‖ over pairs of axes.
 
-    It is how far (x ∘_i y) ∘_j (z ∘_i w) is from (x ∘_j z) ∘_i (y ∘_j w) when x has extents n: the law can hold for
-    some extents and curved generators, namely where those powers commute.
+    This is the distance of (x ∘_i y) ∘_j (z ∘_i w) from (x ∘_j z) ∘_i (y ∘_j w) if x has extents n. The law can hold
+    for some extents even with curved generators, namely if those powers commute.
 
     Args:
         generators: One per axis.
@@ -182,7 +182,7 @@ def interchange_defect(generators: Generators, extents: Sequence[int]) -> Float[
     """
     reach = whole_numbers(extents, generators.axes, "extents")
     if min(reach) < 0:
-        raise ValueError(f"extents {reach} are negative: an element reaches 0 or more cells along each axis")
+        raise ValueError(f"extents {reach} are negative: an element spans 0 or more cells along each axis")
     group = generators.group
     powers = [generators.power(k, n) for k, n in enumerate(reach)]
     defects = [group.distance(group.multiply(a, b), group.multiply(b, a)) for a, b in combinations(powers, 2)]
@@ -190,7 +190,7 @@ def interchange_defect(generators: Generators, extents: Sequence[int]) -> Float[
 
 
 def plaquette_defect(down: Tensor, across: Tensor, *, group: Group) -> Float[Tensor, "_rows _columns"]:
-    """‖R_x(i,j) R_y(i,j+1) − R_y(i,j) R_x(i+1,j)‖ round every unit square, with a generator per datum.
+    """‖R_x(i,j) R_y(i,j+1) − R_y(i,j) R_x(i+1,j)‖ around every unit square, with one generator per datum.
 
     Axes are in array order.
 
@@ -200,7 +200,7 @@ def plaquette_defect(down: Tensor, across: Tensor, *, group: Group) -> Float[Ten
         group: Their group.
 
     Returns:
-        (rows − 1, columns − 1), zero exactly when no two paths on the grid disagree.
+        (rows − 1, columns − 1), zero exactly if all paths on the grid agree.
 
     Example:
         >>> down, across = torch.zeros(2, 3, 1), torch.zeros(3, 2, 1)
@@ -216,9 +216,9 @@ def plaquette_defect(down: Tensor, across: Tensor, *, group: Group) -> Float[Ten
 
 
 def grid_from_potential(theta: Tensor, *, group: Group | None = None) -> tuple[Tensor, Tensor]:
-    """A(p)⁻¹ A(p + e_k): the steps between neighbours of a potential, on the torus θ(p + e_k) − θ(p).
+    """A(p)⁻¹ A(p + e_k): the steps between neighbouring values of a potential; on the torus θ(p + e_k) − θ(p).
 
-    With matrices the grid is path-independent although they need not commute.
+    With matrices the grid is path-independent although the matrices need not commute.
 
     Args:
         theta: The potential, (rows, columns, *element).

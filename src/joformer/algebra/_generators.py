@@ -1,4 +1,4 @@
-"""Axis-step generators: one operator per axis, shared by every point of the grid.
+"""Axis-step generators: one operator per axis, shared by all points of the grid.
 
     A_n = R_1^{n_1} ⋯ R_D^{n_D},        flat  ⇔  R_i R_j = R_j R_i for all i, j
 
@@ -18,7 +18,7 @@ from joformer.algebra._groups import Group, Orthogonal, Torus
 
 @dataclass(frozen=True, eq=False)
 class Generators:
-    """A group and its axis-step generators R_1 … R_D; `Generators.torus` and `Generators.orthogonal` make them.
+    """A group and its axis-step generators R_1 … R_D; build them with `Generators.torus` or `Generators.orthogonal`.
 
     Args:
         group: `Torus` or `Orthogonal`.
@@ -57,16 +57,16 @@ class Generators:
         """
         require_tensor(angles, "angles", "(axes, planes)")
         if angles.ndim != 2 or not angles.numel():
-            raise ValueError(f"angles have shape {tuple(angles.shape)}: give (axes, planes), neither of them 0")
+            raise ValueError(f"angles have shape {tuple(angles.shape)}: give (axes, planes), both 1 or more")
         return cls(Torus(angles.shape[-1]), angles)
 
     @classmethod
     def orthogonal(cls, matrices: Tensor, *, flat: bool = False) -> Generators:
-        """R_k is a matrix: generators from orthogonal matrices, flat or curved.
+        """R_k as orthogonal matrices, flat or curved.
 
         Args:
             matrices: One per axis, (axes, dim, dim).
-            flat: They must commute; a pair that does not raises ValueError.
+            flat: Require that they commute; raises ValueError if a pair does not.
 
         Example:
             >>> import torch
@@ -75,7 +75,7 @@ class Generators:
         """
         require_tensor(matrices, "matrices", "(axes, dim, dim)")
         if matrices.ndim != 3 or not matrices.numel() or matrices.shape[1] != matrices.shape[2]:
-            raise ValueError(f"matrices have shape {tuple(matrices.shape)}: give (axes, dim, dim), none of them 0")
+            raise ValueError(f"matrices have shape {tuple(matrices.shape)}: give (axes, dim, dim), all 1 or more")
         generators = cls(Orthogonal(matrices.shape[-1]), matrices)
         if flat:
             generators.require_flat()
@@ -88,14 +88,14 @@ class Generators:
 
     @property
     def dim(self) -> int:
-        """The dimension d of the content acted on."""
+        """The dimension d of the content that operators act on."""
         return self.group.dim
 
     def axis(self, axis: int | None) -> int:
-        """`axis` itself once it is known to exist; None stands for the only one.
+        """Checks that `axis` exists and returns it; None stands for the only axis.
 
         Args:
-            axis: A number from 0, or None where there is one axis.
+            axis: An axis number, counted from 0, or None if there is only one axis.
 
         Example:
             >>> import torch
@@ -106,7 +106,7 @@ class Generators:
         if axis is None and self.axes == 1:
             return 0
         if axis is None:
-            raise ValueError(f"no axis given: the generators have {self.axes}, so say axis=0 to {self.axes - 1}")
+            raise ValueError(f"no axis given: the generators have {self.axes} axes, pass axis=0 to {self.axes - 1}")
         if not 0 <= axis < self.axes:
             raise ValueError(f"unknown axis {axis}: the generators have axes 0 to {self.axes - 1}")
         return axis
@@ -116,10 +116,10 @@ class Generators:
         return self.group.power(self.steps[self.axis(axis)], n)
 
     def same_as(self, other: Generators) -> bool:
-        """Whether the other set has the same group and the same values.
+        """Whether another set of generators has the same group and the same values.
 
         Args:
-            other: Another set of generators.
+            other: The other generators.
 
         Example:
             >>> import torch
@@ -132,10 +132,10 @@ class Generators:
         return same_kind and bool((self.steps.detach() == other.steps.detach()).all())
 
     def curved_pair(self, tol: float | None = None) -> tuple[int, int] | None:
-        """The first pair of axes whose generators do not commute, or None when all do.
+        """The first pair of axes whose generators do not commute, or None if all commute.
 
         Args:
-            tol: How far apart the two products may be; √ε of the dtype by default.
+            tol: Tolerance for the distance of the two products; √ε of the dtype by default.
 
         Example:
             >>> import torch
@@ -147,13 +147,13 @@ class Generators:
         return next(((i, j) for i, j in pairs if not self.group.commutes(self.steps[i], self.steps[j], tol)), None)
 
     def require_flat(self, tol: float | None = None) -> Generators:
-        """These generators, once they are known to commute.
+        """Checks that the generators commute and returns them.
 
         Args:
-            tol: How far apart two products may be; √ε of the dtype by default.
+            tol: Tolerance for the distance of two products; √ε of the dtype by default.
 
         Raises:
-            ValueError: If a pair does not commute; the message names it.
+            ValueError: If a pair does not commute; the message names the pair.
 
         Example:
             >>> import torch

@@ -1,10 +1,10 @@
-"""The groups a journey can live in: the torus (angles) and matrices, orthogonal or only invertible.
+"""The groups of journeys: the torus (angles) and matrices, orthogonal or just invertible.
 
     R(φ) = [[cos φ, −sin φ], [sin φ, cos φ]]          on the interleaved pair (2b, 2b+1)
     P_{src→dst} = A_dst⁻¹ A_src                        the journey, in every group
 
 Paper: "Compositional Data Points", "Journey Operator and Score/Value Attention". Everything else in this
-package is written once over `Group`, so it holds for angles and for matrices alike.
+package is written once over `Group`, so it works for both angles and matrices.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from joformer.algebra._checks import in_float64, require_finite, require_tensor, tolerance
 
 TURN = 2 * math.pi
-SCAN_BLOCK = 128  # rows summed in one go: measured fastest between 16 and 256
+SCAN_BLOCK = 128  # rows summed at a time: measured fastest between 16 and 256
 
 Angles = Float[Tensor, "... _planes"]
 Matrices = Float[Tensor, "... _dim _dim"]
@@ -29,7 +29,7 @@ Vectors = Float[Tensor, "... _dim"]
 
 
 class Group(ABC):
-    """A group of operators on ℝ^dim; an element is a tensor whose last `rank` dimensions are its own.
+    """A group of operators on ℝ^dim; an element is a tensor whose last `rank` dimensions belong to the element.
 
     Methods check shapes and broadcast over the dimensions before the element's own.
 
@@ -40,7 +40,7 @@ class Group(ABC):
 
     rank: ClassVar[int]
 
-    if TYPE_CHECKING:  # a real property here would become the default of Orthogonal's field of that name
+    if TYPE_CHECKING:  # a real property would become the default of Orthogonal's field with this name
 
         @property
         def dim(self) -> int: ...
@@ -64,7 +64,7 @@ class Group(ABC):
 
     @abstractmethod
     def power(self, a: Tensor, n: int | float | Tensor) -> Tensor:
-        """The power aⁿ, n a number or a tensor broadcastable to the batch of a."""
+        """The power aⁿ; n is a number or a tensor broadcastable to the batch of a."""
 
     @abstractmethod
     def matrix(self, a: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class Group(ABC):
 
     @abstractmethod
     def act(self, a: Tensor, v: Tensor) -> Tensor:
-        """The operator applied to vectors v (..., dim), in their dtype where it is floating point."""
+        """The operator applied to vectors v (..., dim), in their dtype if it is floating point."""
 
     @abstractmethod
     def distance(self, a: Tensor, b: Tensor) -> Tensor:
@@ -80,10 +80,10 @@ class Group(ABC):
 
     @abstractmethod
     def prefixes(self, steps: Tensor, *, exclusive: bool) -> Tensor:
-        """All left-to-right products along the first dimension; `scan` is the checked, general form."""
+        """All left-to-right products along the first dimension; `scan` is the general form with checks."""
 
     def journey(self, src: Tensor, dst: Tensor) -> Tensor:
-        """P_{src→dst} = A_dst⁻¹ A_src from two absolute operators, batches broadcast."""
+        """P_{src→dst} = A_dst⁻¹ A_src of two absolute operators; batches broadcast."""
         return self.multiply(self.inverse(dst), src)
 
     def commutes(self, a: Tensor, b: Tensor, tol: float | None = None) -> Bool[Tensor, "..."]:
@@ -108,7 +108,7 @@ class Group(ABC):
         raise ValueError(f"{name} has shape {tuple(v.shape)}: {odd}{self} needs (..., {self.dim})")
 
     def check(self, a: Tensor, name: str = "element") -> None:
-        """Raises ValueError unless `a` is in this group: right shape, finite, orthogonal where it is a matrix."""
+        """Raises ValueError unless `a` is in this group: right shape, finite, orthogonal or invertible if a matrix."""
         self.check_shape(a, name)
         require_finite(a, name)
 
@@ -117,11 +117,11 @@ class Group(ABC):
 class Torus(Group):
     """SO(2)^planes: an element is its angles (..., planes), in radians, equal modulo 2π.
 
-    Products and powers are formed in fp64 and kept within one turn, so that an angle in fp32 stays accurate
+    Products and powers are computed in fp64 and reduced to one turn, so that an angle in fp32 stays accurate
     however many steps it sums.
 
     Args:
-        planes: The number of planes, 1 or more; operators act on ℝ^(2·planes).
+        planes: Number of planes, 1 or more; operators act on ℝ^(2·planes).
 
     Example:
         >>> torus = Torus(2)
@@ -137,7 +137,7 @@ class Torus(Group):
 
     def __post_init__(self) -> None:
         if not isinstance(self.planes, int) or self.planes < 1:
-            raise ValueError(f"a torus of {self.planes} planes acts on nothing: planes must be 1 or more")
+            raise ValueError(f"a torus of {self.planes} planes acts on nothing: planes must be an integer, 1 or more")
 
     @classmethod
     def from_dim(cls, dim: int) -> Torus:
@@ -195,7 +195,7 @@ class Torus(Group):
         self.check_vector(v)
         first, second = v[..., 0::2], v[..., 1::2]
         cos, sin = a.cos(), a.sin()
-        # In the content's own dtype, however precise the angles are.
+        # In the dtype of the content, however precise the angles are.
         rotated = torch.stack([cos * first - sin * second, sin * first + cos * second], -1).flatten(-2)
         return rotated.to(v.dtype) if v.is_floating_point() else rotated
 
@@ -209,7 +209,7 @@ class Torus(Group):
         """All prefix sums of angles (steps, ..., planes) modulo 2π."""
         size = steps.shape[0]
         block = min(SCAN_BLOCK, max(size, 1))
-        # Summed in turns, in place, in blocks and then over block totals: at 65,536 steps what costs is
+        # Summed in turns, in place, in blocks and then over block totals: at 65,536 steps the cost is in
         # touching fresh memory, and a cumsum over one long strided dimension is three times slower.
         zero = in_float64(steps[:1]).new_zeros(1, *steps.shape[1:])
         body = [zero, steps[:-1]] if exclusive else [steps]
@@ -258,7 +258,7 @@ class Invertible(Group):
         return a.to(common) @ b.to(common)
 
     def inverse(self, a: Matrices) -> Matrices:
-        """The inverse matrix, formed in fp64, (..., dim, dim)."""
+        """The inverse matrix, computed in fp64, (..., dim, dim)."""
         self.check_shape(a)
         return torch.linalg.inv(in_float64(a)).to(a)
 
@@ -267,7 +267,7 @@ class Invertible(Group):
         self.check_shape(a)
         exponent = torch.as_tensor(n)
         if (exponent.long() != exponent).any():
-            raise ValueError(f"power {n} of a matrix is not whole: give integers, real powers exist on the torus")
+            raise ValueError(f"power {n} of a matrix is not whole: use integers; real powers exist on the torus")
         exponent = exponent.long().to(a.device)[..., None, None]
         base = torch.where(exponent < 0, self.inverse(a), a)
         result, left = self.identity(dtype=a.dtype, device=a.device).expand_as(base), exponent.abs()
@@ -299,7 +299,7 @@ class Invertible(Group):
         """Raises ValueError unless `a` is a finite invertible matrix (..., dim, dim)."""
         super().check(a, name)
         if not (torch.linalg.cond(in_float64(a.detach())) < 1 / torch.finfo(torch.float64).eps).all():
-            raise ValueError(f"{name} is singular: an operator of a journey needs an inverse")
+            raise ValueError(f"{name} is singular: the operators of a journey must be invertible")
 
     def prefixes(self, steps: Float[Tensor, "steps ..."], *, exclusive: bool) -> Float[Tensor, "steps ..."]:
         """All prefix products of matrices (steps, ..., dim, dim), by an associative scan."""
@@ -308,7 +308,7 @@ class Invertible(Group):
             return torch.cat([first[None], self.prefixes(steps[:-1], exclusive=False)]) if len(steps) else steps
         if len(steps) < 2:
             return steps
-        # Neighbours first, then the prefixes of pairs, then the places between: depth 2 log₂ T, 2T products.
+        # Neighbours first, then the prefixes of pairs, then the positions in between: depth 2 log₂ T, 2T products.
         odd = self.prefixes(steps[0:-1:2] @ steps[1::2], exclusive=False)
         even = torch.cat([steps[:1], odd[: (len(steps) - 1) // 2] @ steps[2::2]])
         woven = torch.stack([even[: len(odd)], odd], 1).flatten(0, 1)

@@ -2,14 +2,14 @@
 
     c_k = Σ_j w_kj K_{j→k} v_j          K_{j→k} = C_k⁻¹ C_j
 
-                      K_{j→k}                 C_t                       given
+                      K_{j→k}                 C_t                       input
     attention         I                       I                         nothing
-    linear SSM        R^{k−j}                 R^{−t}                    one step R for all
-    selective SSM     A_k ⋯ A_{j+1}           (A_t ⋯ A_1)⁻¹             a step A_t for each token
+    linear SSM        R^{k−j}                 R^{−t}                    one step R for all tokens
+    selective SSM     A_k ⋯ A_{j+1}           (A_t ⋯ A_1)⁻¹             one step A_t per token
     JoFormer          A_k⁻¹ A_j               A_t                       the absolute operator A_t of each token
 
 Every kernel is a journey between absolute operators C; the four differ in where C comes from. Paper:
-"Value-Path Hierarchy and SSM Bridge", whose product over transitions descends (docs/claims.md rows 21 and 22).
+"Value-Path Hierarchy and SSM Bridge", where the product over transitions is descending (docs/claims.md rows 21 and 22).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from joformer.algebra._journeys import value_path
 Kernel = Literal["attention", "linear_ssm", "selective_ssm", "joformer"]
 KERNELS = get_args(Kernel)
 NEEDS = {
-    "attention": "attention rotates no values and takes neither",
+    "attention": "attention does not rotate values and takes neither",
     "linear_ssm": "linear_ssm takes steps (..., *element), one for all tokens",
     "selective_ssm": "selective_ssm takes steps (..., T, *element), one for each token",
     "joformer": "joformer takes operators (..., T, *element), the absolute operator of each token",
@@ -50,8 +50,8 @@ def hierarchy(
     "selective_ssm"   h_t = A_t h_{t−1} + v_t from h_0 = 0
     "joformer"        K_{j→k} = A_k⁻¹ A_j
 
-    A recurrence that also decays, h_t = λ_t A_t h_{t−1} + v_t, has w_kj = λ_k ⋯ λ_{j+1}: decay is no element of the
-    group.
+    For a recurrence that also decays, h_t = λ_t A_t h_{t−1} + v_t, use w_kj = λ_k ⋯ λ_{j+1}: decay is not an element of
+    the group.
 
     Args:
         kernel: One of the four.
@@ -59,7 +59,8 @@ def hierarchy(
         group: The group of the operators.
         steps: For "linear_ssm" (..., *element), one for all tokens; for "selective_ssm" (..., T, *element).
         operators: For "joformer" the absolute operator of each token, (..., T, *element).
-        weights: (..., T, T). By default 1 for j ≤ k and 0 elsewhere in the two recurrences; the other two need them.
+        weights: (..., T, T). Required for "attention" and "joformer"; for the recurrences 1 for j ≤ k and 0 elsewhere
+            by default.
 
     Returns:
         (..., T, dim).
@@ -79,7 +80,7 @@ def hierarchy(
     frames = _frames(kernel, values, group, steps, operators)
     if weights is None:
         if kernel in ("attention", "joformer"):
-            raise ValueError(f"{kernel} has no weights of its own: give weights (..., T, T), e.g. a softmax of scores")
+            raise ValueError(f"{kernel} has no default weights: give weights (..., T, T), e.g. a softmax of scores")
         weights = torch.ones(values.shape[-2], values.shape[-2], dtype=values.dtype, device=values.device).tril()
     return value_path(weights, values, group=group, src=frames, dst=frames)
 
@@ -90,7 +91,7 @@ def _frames(kernel: str, values: Tensor, group: Group, steps: Tensor | None, ope
         raise ValueError(f"unknown kernel {kernel!r}: it must be one of {', '.join(KERNELS)}")
     for name, its, kernels in (("steps", steps, KERNELS[1:3]), ("operators", operators, KERNELS[3:])):
         if (its is None) == (kernel in kernels):
-            raise ValueError(f"{name} {'are missing' if its is None else 'mean nothing here'}: {NEEDS[kernel]}")
+            raise ValueError(f"{name} {'are missing' if its is None else 'are not used here'}: {NEEDS[kernel]}")
     tokens = values.shape[-2]
     if kernel == "attention":
         return group.identity(tokens).to(values)
@@ -100,6 +101,6 @@ def _frames(kernel: str, values: Tensor, group: Group, steps: Tensor | None, ope
     if kernel == "linear_ssm":
         return group.power(given.unsqueeze(-1 - group.rank), -torch.arange(tokens, device=given.device))
     if given.ndim == group.rank or given.shape[-1 - group.rank] != tokens:
-        raise ValueError(f"{tuple(given.shape)} is not one for each of {tokens} tokens: {NEEDS[kernel]}")
+        raise ValueError(f"{tuple(given.shape)} is not one per token for {tokens} tokens: {NEEDS[kernel]}")
     # (A_t ⋯ A_1)⁻¹ = A_1⁻¹ ⋯ A_t⁻¹: the inverses, multiplied left to right.
     return given if kernel == "joformer" else scan(group, group.inverse(given), exclusive=False)

@@ -1,4 +1,4 @@
-"""Absolute operators, journeys between them, and the value-path formula: the library's one oracle.
+"""Absolute operators, journeys between them, and the value-path formula: the library's reference implementation.
 
     A_n = R_1^{n_1} ⋯ R_D^{n_D}                absolute operator
     P_{src→dst} = A_dst⁻¹ A_src                journey
@@ -26,11 +26,11 @@ from joformer.algebra._groups import Group, Orthogonal
 
 
 def absolute(generators: Generators, positions: Tensor | Sequence[Any]) -> Float[Tensor, "..."]:
-    """A_n = R_1^{n_1} ⋯ R_D^{n_D}, positions counted from 0.
+    """A_n = R_1^{n_1} ⋯ R_D^{n_D}, with positions counted from 0.
 
     Args:
         generators: One per axis.
-        positions: n, (..., axes), a tensor or nested lists; real numbers too on the torus.
+        positions: n, (..., axes), a tensor or nested lists; on the torus also real numbers.
 
     Returns:
         The absolute operators, (..., *element).
@@ -49,7 +49,7 @@ def absolute(generators: Generators, positions: Tensor | Sequence[Any]) -> Float
 
 
 def journey(group: Group, *, src: Tensor, dst: Tensor) -> Float[Tensor, "..."]:
-    """P_{src→dst} = A_dst⁻¹ A_src: takes content at src into the frame of dst.
+    """P_{src→dst} = A_dst⁻¹ A_src: takes content from src into the frame of dst.
 
     Journeys telescope: P_{j→k} P_{i→j} = P_{i→k}.
 
@@ -74,7 +74,7 @@ def journey(group: Group, *, src: Tensor, dst: Tensor) -> Float[Tensor, "..."]:
 def path_transport(generators: Generators, word: Sequence[int]) -> Float[Tensor, "..."]:
     """T(π) = R_{k_1} ⋯ R_{k_m} along a path, left to right.
 
-    From the origin along the canonical path (all of axis 0, then all of axis 1, …) this is A_end = P_{end→start}.
+    Along the canonical path from the origin (all of axis 0, then all of axis 1, …) this is A_end = P_{end→start}.
 
     Args:
         generators: One per axis.
@@ -96,7 +96,7 @@ def path_transport(generators: Generators, word: Sequence[int]) -> Float[Tensor,
 
 
 def unpack_letter(letter: int) -> tuple[int, int]:
-    """The axis and the direction, +1 or −1, of one letter of a path: k goes forward, ~k back.
+    """The axis and the direction, +1 or −1, of one letter of a path: k is a step forward, ~k a step back.
 
     >>> unpack_letter(1), unpack_letter(~1)
     ((1, 1), (1, -1))
@@ -109,9 +109,9 @@ def unpack_letter(letter: int) -> tuple[int, int]:
 def value_path(
     weights: Tensor, values: Tensor, *, group: Group, src: Tensor, dst: Tensor
 ) -> Float[Tensor, "... _queries _dim"]:
-    """c_i = Σ_j w_ij P_{j→i} v_j, every journey built as a matrix: slow, obvious, differentiable in everything.
+    """c_i = Σ_j w_ij P_{j→i} v_j with every journey as a matrix: slow, simple, differentiable in all arguments.
 
-    Leading dimensions broadcast. Shapes are checked and values are not, so that it runs under torch.func and the
+    Leading dimensions broadcast. Shapes are checked but values are not, so that it works under torch.func and the
     compiler.
 
     Args:
@@ -170,7 +170,7 @@ def scores_path(q: Tensor, k: Tensor, *, group: Group, src: Tensor, dst: Tensor)
 
 
 def ssm_kernel(transitions: Tensor, *, group: Group | None = None) -> Tensor:
-    """K_{t→T} = A_T ⋯ A_{t+1} for every t, the last one I.
+    """K_{t→T} = A_T ⋯ A_{t+1} for every t; the last one is I.
 
     h_t = A_t h_{t−1} + v_t from h_0 = 0 ends at h_T = Σ_t K_{t→T} v_t. With C_t = (A_t ⋯ A_1)⁻¹ the kernel is the
     journey C_T⁻¹ C_t.
@@ -189,7 +189,7 @@ def ssm_kernel(transitions: Tensor, *, group: Group | None = None) -> Tensor:
     if group is None:
         if transitions.ndim < 3 or transitions.shape[-1] != transitions.shape[-2]:
             raise ValueError(f"transitions have shape {tuple(transitions.shape)}: matrices are (..., T, d, d)")
-        group = Orthogonal(transitions.shape[-1])  # only its products are used: these need no inverse
+        group = Orthogonal(transitions.shape[-1])  # only products are used, which need no inverse
     group.check_shape(transitions, "transitions")
     if transitions.ndim == group.rank:
         raise ValueError(f"transitions have shape {tuple(transitions.shape)}: there must be a time dimension before it")
@@ -203,7 +203,7 @@ def _journey_matrices(group: Group, src: Tensor, dst: Tensor) -> Float[Tensor, "
     for name, operators in (("src", src), ("dst", dst)):
         group.check_shape(operators, name)
         if operators.ndim == group.rank:
-            raise ValueError(f"{name} has shape {tuple(operators.shape)}: give one operator per token, (tokens, ...)")
+            raise ValueError(f"{name} has shape {tuple(operators.shape)}: pass one operator per token, (tokens, ...)")
     return group.matrix(group.journey(src.unsqueeze(-2 - group.rank), dst.unsqueeze(-1 - group.rank)))
 
 

@@ -1,4 +1,4 @@
-"""Attention whose scores and values travel."""
+"""Attention with journeys on scores and values."""
 
 from joformer._parallel import ContextParallel
 from joformer.attention._cache import JourneyCache

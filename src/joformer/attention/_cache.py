@@ -1,9 +1,9 @@
-"""What attention keeps between calls: keys and values already rotated into the common frame.
+"""The cache of attention between calls: keys and values, already rotated into the common frame.
 
     stored   A_j k_j,  A_j v_j          a new query needs only its own frame:  A_i⁻¹ Σ_j α_ij (A_j v_j)
 
-Rotated once when they come in, never again. Cumulative frames also leave the angle they have reached. In gradient mode
-all of it carries gradients: chunk after chunk gives those of one call.
+They are rotated once, when they are added. Cumulative frames also store the angle they have reached. In gradient mode
+everything carries gradients: processing chunk after chunk gives the gradients of a single call.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ class JourneyCache:
     """Keys ``A_j k_j`` and values ``A_j v_j`` of one attention layer, (batch, tokens, kv_heads, head_dim).
 
     Args:
-        length: Allocate room for this many tokens once, and raise for more; default grows as needed.
+        length: Preallocate room for this many tokens, and raise for more; by default the cache grows as needed.
         window: Keep only the window − 1 tokens that the next query of a windowed layer can still see.
 
     Attributes:
-        tokens: How many tokens came in, so that the next positions are ``positions.sequence(n, offset=cache.tokens)``.
+        tokens: Number of tokens added so far: the next positions are ``positions.sequence(n, offset=cache.tokens)``.
         angles: The state of cumulative frames: ``frames = module(positions, x, state=cache.angles)``.
-        state: What a recurrent layer keeps instead of keys and values, tensors that begin with the batch.
+        state: What a recurrent layer keeps instead of keys and values: tensors whose first dimension is the batch.
 
     Raises:
-        ValueError: If both are given, or one is less than 1.
+        ValueError: If both `length` and `window` are given, or one is less than 1.
 
     Example:
         >>> cache = JourneyCache()
@@ -50,7 +50,7 @@ class JourneyCache:
         self.reset()
 
     def reset(self) -> None:
-        """Empties the cache; preallocated room is kept."""
+        """Empties the cache; preallocated memory is kept."""
         self.tokens = self._held = 0
         self._owner: int | None = None
         self.angles: Tensor | None = None
@@ -71,7 +71,7 @@ class JourneyCache:
             Keys and values of all tokens that the new ones may attend to, the new ones last.
 
         Raises:
-            ValueError: If there is no room, or shape or dtype differ from what is cached.
+            ValueError: If there is no room left, or shape or dtype differ from those of the cached tensors.
         """
         new = (keys, values)
         gradients = torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad)
@@ -87,22 +87,22 @@ class JourneyCache:
         else:
             seen = tuple(torch.cat(both, 1) for both in zip(self.held(), new, strict=True)) if self._store else new
             start = 0 if self.window is None else max(seen[0].shape[1] - (self.window - 1), 0)
-            # A mere slice would keep the whole prefill alive behind it.
+            # A slice alone would keep the whole prefill alive.
             self._store = tuple(its[:, start:].clone() for its in seen) if start else seen
             self._held = self._store[0].shape[1]
         self.tokens += keys.shape[1]
         return seen
 
     def held(self) -> tuple[Tensor, ...]:
-        """Keys and values that are cached, which another query may attend to."""
+        """The cached keys and values."""
         assert self._store is not None
         return self._store[0][:, : self._held], self._store[1][:, : self._held]
 
     def belongs_to(self, layer: object) -> None:
-        """Binds the cache to a layer; raises ValueError where another layer has begun to fill it.
+        """Binds the cache to a layer; raises ValueError if another layer has already used it.
 
         Args:
-            layer: The layer whose keys these are.
+            layer: The layer that the keys belong to.
         """
         if self._owner is None:
             self._owner = id(layer)
@@ -110,10 +110,10 @@ class JourneyCache:
             raise ValueError("this cache holds the keys of another layer: make one JourneyCache for each layer")
 
     def reorder(self, rows: Int[Tensor, "batch"] | Sequence[int]) -> None:
-        """Makes row i continue what row rows[i] began: what beam search does after each step.
+        """Replaces row i by row rows[i], as beam search does after each step.
 
         Args:
-            rows: The row to continue, for each row.
+            rows: For each row, the index of the row to continue.
         """
         rows = torch.as_tensor(rows, device=None if self._store is None else self._store[0].device)
         with Unchanged(self):
@@ -125,7 +125,7 @@ class JourneyCache:
                 self._store = tuple(held.index_select(0, rows) for held in self._store)
 
     def _room(self, new: tuple[Tensor, ...], stop: int) -> tuple[Tensor, ...]:
-        """Storage with room up to `stop`, what is held copied over where it had to grow."""
+        """Storage with room up to `stop`; if it has to grow, its contents are copied over."""
         if self._store is None or stop > self._store[0].shape[1]:
             # Doubling keeps the copying O(1) per token however long the sequence gets.
             room = self.length or max(stop, 2 * self._held, 64)
@@ -139,7 +139,7 @@ class JourneyCache:
         need = self._held + new[0].shape[1]
         if self.length is not None and need > self.length:
             raise ValueError(
-                f"the cache has room for {self.length} tokens but {need} are needed: build it with a greater length"
+                f"the cache has room for {self.length} tokens but {need} are needed: build it with a larger length"
             )
         if self.length is not None and gradients:
             raise ValueError("a preallocated cache cannot carry gradients: use torch.no_grad(), or JourneyCache()")
@@ -147,14 +147,14 @@ class JourneyCache:
             if (its.shape[0], *its.shape[2:]) != (held.shape[0], *held.shape[2:]) or its.dtype != held.dtype:
                 raise ValueError(
                     f"{name} {tuple(its.shape)} {its.dtype} do not continue the cached {tuple(held.shape)} "
-                    f"{held.dtype}: batch, heads, width and dtype must stay; cache.reset() starts anew"
+                    f"{held.dtype}: batch, heads, width and dtype must be the same, or call cache.reset()"
                 )
 
 
 class Unchanged:
-    """A context that restores caches, their owner included, if anything in it raises.
+    """A context manager that restores caches, including their owner, if anything in it raises.
 
-    What is stored is never overwritten, only written after or replaced, so that restoring copies nothing.
+    Stored tensors are never overwritten, only appended to or replaced, so that restoring copies nothing.
 
     >>> cache = JourneyCache()
     >>> try:

@@ -3,9 +3,9 @@
     s_ij = q_iᵀ P_{j→i} k_j / √d  = (A_i⁻ᵀ q_i)ᵀ (A_j k_j) / √d        score side  (RoPE)
     c_i  = Σ_j α_ij P_{j→i} v_j   = A_i⁻¹ Σ_j α_ij (A_j v_j)           value side  (journey transport)
 
-with P_{j→i} = A_i⁻¹ A_j and α the softmax of s over the keys. So: rotate q, k and v by their own frames, call any
-attention, rotate the result back by the queries' frames. For rotations A⁻ᵀ is A; cameras have a `dual`. Paper:
-"Journey Operator and Score/Value Attention".
+with P_{j→i} = A_i⁻¹ A_j and α the softmax of s over the keys. In short: rotate q, k and v by their frames, call any
+attention, and apply the inverse of the queries' frames to the result. For rotations A⁻ᵀ is A; cameras have a `dual`.
+Paper: "Journey Operator and Score/Value Attention".
 """
 
 from __future__ import annotations
@@ -67,34 +67,35 @@ def journey_attention(
 
     Args:
         q: Queries, ``(batch, queries, heads, head_dim)``, the layout of flash-attention.
-        k: Keys, ``(batch, keys, kv_heads, head_dim)``. Fewer heads than q's are shared by groups of query heads.
+        k: Keys, ``(batch, keys, kv_heads, head_dim)``. With fewer heads than q, groups of query heads share a head.
         v: Values, ``(batch, keys, kv_heads, value_dim)``.
-        frames: Of the queries, and of the keys too unless `key_frames` is given.
-        key_frames: Of the keys, where they are other tokens (cross-attention, decoding).
-        value_frames: Other frames at the queries for the value side; default those of the score side.
-        value_key_frames: The same at the keys; default `value_frames`.
+        frames: Frames of the queries, and also of the keys unless `key_frames` is given.
+        key_frames: Frames of the keys, if keys and queries are different tokens (cross-attention, decoding).
+        value_frames: Separate frames at the queries for the value side; by default those of the score side.
+        value_key_frames: Separate frames at the keys for the value side; by default `value_frames`.
         transport: "scores" rotates q and k (RoPE), "values" rotates v and the result, "both" all, "none" nothing.
-        causal: Query i sees key j where j ≤ i. With fewer queries than keys the last query stands at the last key.
-        mask: Boolean (True: may attend) or added to the scores, where −inf forbids, and so does the most negative
-            number of its dtype or of q's, or less. It is broadcastable to ``(batch, heads, queries, keys)``, or
-            ``(queries, keys)``, which raises where it may as well be ``(batch, keys)``. A query that may attend to
-            nothing gets zeros.
+        causal: Query i sees key j if j ≤ i. With fewer queries than keys, the last query is aligned with the last key.
+        mask: Boolean (True: may attend) or added to the scores. In an additive mask −inf forbids, and so does any
+            number at or below the most negative one of its dtype or of q's. It must be broadcastable to
+            ``(batch, heads, queries, keys)``, or be ``(queries, keys)``, which raises if it could also be read as
+            ``(batch, keys)``. A query that may not attend to anything gets zeros.
         segments: Integers, ``(keys,)`` or ``(batch, keys)``; tokens see only their own segment (packed sequences).
-        window: Query i sees key j where ``|i − j| < window``, in O(keys · window) time and memory.
-        scale: Of the scores; default ``1/√head_dim``.
-        dropout: Probability with which a weight is dropped, at least 0 and less than 1; pass 0 in evaluation.
-        weighting: "softmax", or "softplus" for ``log(1 + e^s)``, not normalised, which raises with content-dependent
+        window: Query i sees key j if ``|i − j| < window``, in O(keys · window) time and memory.
+        scale: Factor of the scores; default ``1/√head_dim``.
+        dropout: Dropout probability of the weights, at least 0 and less than 1; pass 0 in evaluation.
+        weighting: "softmax", or "softplus" for unnormalised ``log(1 + e^s)``, which raises with content-dependent
             frames.
-        backend: "auto", "sdpa", "flex", or "reference", which is slow, obvious and the oracle of the tests.
-        format: "bthd", or "bhtd" where q, k, v and the result are ``(batch, heads, tokens, head_dim)``.
-        parallel: The processes that share each sequence. q, k, v and frames are of this process's tokens, and so is the
-            result; mask and segments have the keys of all. Dropout is drawn in each process by its own generator.
+        backend: "auto", "sdpa", "flex", or "reference", a slow and simple implementation that the tests compare with.
+        format: "bthd", or "bhtd" if q, k, v and the result are ``(batch, heads, tokens, head_dim)``.
+        parallel: The processes that share each sequence. q, k, v, frames and the result are those of this process's
+            tokens; mask and segments cover the keys of all processes. Each process draws dropout from its own
+            generator.
 
     Returns:
         ``(batch, queries, heads, value_dim)``, in q's dtype.
 
     Raises:
-        ValueError: If shapes, frames, mask, segments or options do not fit each other.
+        ValueError: If shapes, frames, mask, segments or options are incompatible.
 
     Example:
         >>> from joformer import FixedFrames, positions
@@ -113,7 +114,7 @@ def journey_attention(
     )
     check_options(window, dropout, weighting, backend)
     if frames is key_frames and k.shape[1] != q.shape[1] and transport != "none":
-        raise ValueError(f"{q.shape[1]} queries but {k.shape[1]} keys: give the keys' frames as key_frames=")
+        raise ValueError(f"{q.shape[1]} queries but {k.shape[1]} keys: pass the keys' frames as key_frames=")
     alone, local = frames is key_frames and k.shape[1] == q.shape[1], window is not None or segments is not None
     check_parallel(parallel, frames, causal, backend, alone=alone, local=local)
     keys = k.shape[1] * (1 if parallel is None else parallel.count)
@@ -150,16 +151,16 @@ def attend(
     if parallel is not None:
         return _attend_across(q, k, v, options, backend, parallel)
     plain = weighting == "softmax" and dropout == 0.0
-    # Block-sparse kernels pay on a GPU, compiled along with the model, where there are blocks to skip.
+    # Block-sparse kernels pay off on a GPU, compiled together with the model, if there are blocks to skip.
     sparse = mask is None and (window is not None or segments is not None) and q.device.type == "cuda"
     if backend == "flex" or (backend == "auto" and plain and sparse and torch.compiler.is_compiling()):
         if not plain:
-            raise ValueError("the flex backend has softmax weights and no dropout: use backend='sdpa' or 'auto'")
+            raise ValueError("the flex backend needs softmax weights and no dropout: use backend='sdpa' or 'auto'")
         return _flex(q, k, v, options)
     if window is not None:
         return attend_in_blocks(q, k, v, options)
     queries, keys, mask = q.shape[1], k.shape[1], None if mask is None else in_dtype(mask, q.dtype)
-    # A single query at the last key sees everything; SDPA's own flag aligns the first query with the first key.
+    # A single query at the last key sees everything; SDPA's is_causal aligns the first query with the first key.
     flag = causal and queries == keys and mask is None and segments is None and weighting == "softmax"
     if not flag:
         mask = _visible(mask, queries, keys, causal and queries > 1, segments, q.device)
@@ -176,7 +177,7 @@ def attend(
 def _attend_across(
     q: Tensor, k: Tensor, v: Tensor, options: Options, backend: Backend, parallel: ContextParallel
 ) -> Tensor:
-    """This process's queries and the keys of all: its head, then its tail, each as the last queries of what it sees."""
+    """This process's queries and all keys: its head, then its tail, each as the last queries of the keys it sees."""
     k, v = parallel.gather(torch.cat((k, v), -1)).split((k.shape[-1], v.shape[-1]), -1)
     options = options._replace(parallel=None)
     causal, mask, segments, window, scale, dropout, weighting, _ = options
@@ -189,7 +190,7 @@ def _attend_across(
         if plain and q.device.type == "cuda":
             from torch.nn.attention.bias import causal_lower_right
 
-            # Kernels there know this triangle; a mask of queries × keys would be kept for the backward of every layer.
+            # GPU kernels support this triangle; a queries × keys mask would be kept for the backward of every layer.
             queries, keys, values = (t.transpose(1, 2) for t in (q[:, rows], k[:, :end], v[:, :end]))
             part = F.scaled_dot_product_attention(
                 queries, keys, values, causal_lower_right(size, end), dropout,
@@ -206,7 +207,7 @@ def _attend_across(
 def _visible(
     mask: Tensor | None, queries: int, keys: int, causal: bool, segments: Tensor | None, device: torch.device
 ) -> Tensor | None:
-    """Who may see whom by mask, order and segment; None for all."""
+    """Combines mask, causal order and segments; None if every query sees every key."""
     visible = None
     if causal:
         visible = torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
@@ -219,7 +220,7 @@ def _visible(
 
 
 def _softplus(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, dropout: float) -> Tensor:
-    """Σ_j log(1 + e^s_ij) v_j, head groups kept apart instead of repeating keys."""
+    """Σ_j log(1 + e^s_ij) v_j, with a group dimension instead of repeated keys."""
     grouped = q.unflatten(2, (k.shape[2], -1))
     scores = torch.einsum("bqhgd,bkhd->bhgqk", grouped, k).flatten(1, 2) * scale
     if mask is not None and mask.dtype != torch.bool:

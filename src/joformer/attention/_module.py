@@ -1,6 +1,6 @@
-"""JourneyAttention: projections around journey attention.
+"""JourneyAttention: journey attention with its projections.
 
-q, k, v = W x  →  rotated packed, in place  →  attention  →  A_i⁻¹ per head  →  W_o
+q, k, v = W x  →  rotated while packed, in place  →  attention  →  A_i⁻¹ per head  →  W_o
 """
 
 from __future__ import annotations
@@ -42,23 +42,24 @@ class JourneyAttention(nn.Module):
 
     Args:
         dim: Width of x and of the result.
-        heads: How many query heads there are.
-        kv_heads: Fewer than `heads` is grouped-query attention; frames then have 1 head or a divisor of `kv_heads`.
+        heads: Number of query heads.
+        kv_heads: Number of key/value heads; fewer than `heads` gives grouped-query attention. Frames must have 1 head
+            or a divisor of `kv_heads`.
         head_dim: Width of a query or key head; default dim // heads.
         value_dim: Width of a value head; default head_dim.
         context_dim: Makes it cross-attention: keys and values come from `context` (batch, keys, context_dim) in the
-            call, with frames of their own as `key_frames`.
+            call, with their own frames as `key_frames`.
         transport: "scores" rotates q and k (RoPE), "values" rotates v and the result, "both" all, "none" nothing.
         causal: Hide the tokens after a query.
         window: Let a query see only keys less than `window` tokens away.
-        dropout: Of the weights while training, at least 0 and less than 1.
-        scale: Of the scores; default 1/√head_dim.
+        dropout: Dropout probability of the weights in training, at least 0 and less than 1.
+        scale: Factor of the scores; default 1/√head_dim.
         weighting: "softmax" or "softplus".
-        bias: Whether the projections have one.
+        bias: Whether the projections have a bias.
         backend: "auto", "sdpa", "flex" or "reference".
 
     Raises:
-        ValueError: If widths, heads or options do not fit each other.
+        ValueError: If widths, heads or options are incompatible.
 
     Example:
         >>> import torch
@@ -92,13 +93,13 @@ class JourneyAttention(nn.Module):
         if heads < 1 or kv_heads < 1 or heads % kv_heads:
             raise ValueError(f"heads={heads} must be a positive multiple of kv_heads={kv_heads}")
         if head_dim is None and dim % heads:
-            raise ValueError(f"dim={dim} does not divide into {heads} heads: choose another number, or give head_dim=")
+            raise ValueError(f"dim={dim} does not divide into {heads} heads: choose another number, or pass head_dim=")
         head_dim = dim // heads if head_dim is None else head_dim
         value_dim = head_dim if value_dim is None else value_dim
         if min(dim, head_dim, value_dim) < 1:
             raise ValueError(f"widths must be 1 or more, got dim={dim}, head_dim={head_dim}, value_dim={value_dim}")
         if causal and context_dim is not None:
-            raise ValueError("cross-attention has no causal order of its two sequences: use causal=False and a mask")
+            raise ValueError("cross-attention has no causal order between its sequences: use causal=False and a mask")
         sides(transport)
         check_options(window, dropout, weighting, backend)
         self.dim, self.heads, self.kv_heads, self.context_dim = dim, heads, kv_heads, context_dim
@@ -129,34 +130,34 @@ class JourneyAttention(nn.Module):
         inner: Inner | None = None,
         parallel: ContextParallel | None = None,
     ) -> Float[Tensor, "batch tokens dim"]:
-        """Attends to x, to `context`, or to the tokens of a cache and x.
+        """Attends to x, to `context`, or to the tokens of a cache followed by x.
 
         Args:
-            x: ``(batch, tokens, dim)``; with a cache the new tokens only.
+            x: ``(batch, tokens, dim)``; with a cache, the new tokens only.
             frames: The frames of these tokens.
-            context: Where keys and values come from in cross-attention, ``(batch, keys, context_dim)``.
+            context: The source of keys and values in cross-attention, ``(batch, keys, context_dim)``.
             key_frames: The frames of the context.
-            value_frames: Other frames at the queries for the value side.
-            value_key_frames: Other frames at the keys for the value side.
-            mask: As in `journey_attention`; with a cache its keys are all tokens so far, the new ones last.
-            segments: As in `journey_attention`; with a cache of all tokens so far.
-            cache: Keys and values so far, of this layer alone. It grows in place; a call that raises leaves it as it
-                was. In cross-attention it keeps those of the context, which the first call gives with its key_frames;
-                later calls leave both out.
-            inner: Attends in place of the backend: gets q, k and v rotated into the common frame and returns a tensor
-                that may be overwritten. Masks, caches and dropout are then its own.
-            parallel: The processes that share each sequence, as in `journey_attention`: x and frames are of this
+            value_frames: Separate frames at the queries for the value side.
+            value_key_frames: Separate frames at the keys for the value side.
+            mask: As in `journey_attention`; with a cache, its keys are all tokens so far, the new ones last.
+            segments: As in `journey_attention`; with a cache, those of all tokens so far.
+            cache: The keys and values so far; each layer needs its own cache. It grows in place, and a call that raises
+                leaves it unchanged. In cross-attention it holds the keys and values of the context: pass `context` and
+                `key_frames` in the first call, and omit both in later calls.
+            inner: Replaces the backend: gets q, k and v rotated into the common frame and returns a tensor that may be
+                overwritten. It then has to handle masks, caches and dropout itself.
+            parallel: The processes that share each sequence, as in `journey_attention`: x and frames are those of this
                 process's tokens.
 
         Returns:
             ``(batch, tokens, dim)``.
 
         Raises:
-            ValueError: If shapes, frames, mask, segments or the cache do not fit this layer.
+            ValueError: If shapes, frames, mask, segments or the cache do not match this layer.
         """
         self._check_call(x, context, key_frames, cache)
         if inner is not None and (self.backend == "reference" or any(t is not None for t in (mask, segments, cache))):
-            raise ValueError("inner has masks and caches of its own: give it alone, and no reference backend")
+            raise ValueError("inner handles masks and caches itself: pass it without them, and use a fast backend")
         alone = cache is None and inner is None and context is None
         local = self.window is not None or segments is not None
         check_parallel(parallel, frames, self.causal, self.backend, alone=alone, local=local)
@@ -220,9 +221,9 @@ class JourneyAttention(nn.Module):
         return rotate_packed_(own_projection(self.q, x), ((self.heads, self.head_dim),), [frames])[0]
 
     def _halves_pay(self, frames: FlatFrames) -> bool:
-        """Whether a compiler traces the call, which vectorises halves but not pairs, and weights may be reordered.
+        """Whether a compiler is tracing (which vectorises halves but not pairs) and the weights may be reordered.
 
-        Not with a cache: what it holds must be the same whether a call is compiled or not.
+        Not with a cache: its contents must be the same whether a call is compiled or not.
         """
         return (
             torch.compiler.is_compiling()
@@ -235,8 +236,8 @@ class JourneyAttention(nn.Module):
     def _forward_in_halves(self, x: Tensor, frames: FlatFrames, options: Options) -> Tensor:
         """The same function with the rows of W_q, W_k, W_v and the columns of W_o in the half layout.
 
-        Scores do not see a common reordering of q and k, and that of v is inverted by W_o. Reordering weights costs
-        little beside rotating activations, and contiguous halves are what inductor's C++ vectorises.
+        A common reordering of q and k does not change the scores, and W_o inverts that of v. Reordering weights costs
+        little compared with rotating activations, and inductor's C++ vectorises contiguous halves.
         """
         scores, values = sides(self.transport)
         widths = [(heads, self.head_dim) for heads in (self.heads, self.kv_heads, self.kv_heads)]
@@ -265,7 +266,7 @@ class JourneyAttention(nn.Module):
             if context is not None:
                 raise ValueError("this is self-attention: build it with context_dim= to attend to a context")
             if key_frames is not None:
-                raise ValueError("key_frames belong to cross-attention: in self-attention all tokens share frames")
+                raise ValueError("key_frames are for cross-attention: in self-attention queries and keys share frames")
         elif cache is not None and cache.tokens:
             if context is not None or key_frames is not None:
                 raise ValueError(
@@ -277,7 +278,7 @@ class JourneyAttention(nn.Module):
                 f"cross-attention needs context= ({x.shape[0]}, keys, context_dim={self.context_dim}), got {shape}"
             )
         elif key_frames is None:
-            raise ValueError("cross-attention needs the context's own frames: give key_frames=")
+            raise ValueError("cross-attention needs the frames of the context: pass key_frames=")
         crossing = self.context_dim is not None
         if cache is not None and (not (self.causal or crossing) or self.backend == "reference"):
             raise ValueError("a cache continues a causal sequence: build with causal=True and a fast backend")
@@ -288,7 +289,7 @@ class JourneyAttention(nn.Module):
             )
 
     def extra_repr(self) -> str:
-        """The arguments that decide what is attended to."""
+        """The main arguments, for `repr`."""
         names = ("kv_heads", "transport", "causal", "window")
         return f"{self.dim}, {self.heads}, " + ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 

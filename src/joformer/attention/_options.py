@@ -1,4 +1,4 @@
-"""What a call of attention is given beside q, k and v: checked here once, at the public entries, and trusted below.
+"""The arguments of attention other than q, k and v: checked here once, at the public entry points, then trusted.
 
 boolean mask     True: may attend
 additive mask    added to the scores; −inf forbids, and so does the most negative number of the mask's dtype or of q's
@@ -21,7 +21,7 @@ Backend = Literal["auto", "reference", "sdpa", "flex"]
 
 
 class Options(NamedTuple):
-    """Who sees whom, and how scores become weights; `journey_attention` documents each.
+    """Which keys a query sees, and how scores become weights; see `journey_attention` for each.
 
     Segments are (batch or 1, keys).
     """
@@ -44,7 +44,7 @@ def sides(transport: str) -> tuple[bool, bool]:
 
 
 def check_options(window: int | None, dropout: float, weighting: str, backend: str) -> None:
-    """One-line errors for options that cannot be."""
+    """Raises ValueError for invalid options."""
     if window is not None and (not isinstance(window, int) or window < 1):
         raise ValueError(f"window must be 1 or more tokens, or None for all, got {window}")
     if not 0.0 <= dropout < 1.0:
@@ -56,7 +56,7 @@ def check_options(window: int | None, dropout: float, weighting: str, backend: s
 
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """One-line errors where q, k and v do not fit each other."""
+    """Raises ValueError if q, k and v are incompatible."""
     wrong = None
     if not q.dim() == k.dim() == v.dim() == 4:
         wrong = "q, k and v must be (batch, tokens, heads, head_dim)"
@@ -65,33 +65,33 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     if wrong:
         raise ValueError(f"{wrong}; got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}")
     if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
-        raise ValueError(f"{q.shape[2]} query heads cannot share {k.shape[2]} key heads: need a multiple")
+        raise ValueError(f"{q.shape[2]} query heads cannot share {k.shape[2]} key heads: use a multiple")
     if not q.dtype == k.dtype == v.dtype:
-        raise ValueError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
+        raise ValueError(f"q, k and v must have the same dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
 
 
 def check_parallel(
     parallel: ContextParallel | None, frames: Frames, causal: bool, backend: str, *, alone: bool, local: bool
 ) -> None:
-    """One-line errors across processes: `alone` if a sequence attends to itself, `local` with a window or segments."""
+    """Raises ValueError for misuse of `parallel`: `alone` is self-attention, `local` means a window or segments."""
     if parallel is None:
         return
     if not alone or backend == "reference":
         raise ValueError(
-            "parallel= is for self-attention over a whole sequence, and for fast backends: leave it out with a cache, "
+            "parallel= is for self-attention over a whole sequence with a fast backend: leave it out with a cache, "
             "an inner attention, a context, key_frames or backend='reference'"
         )
     if local and not causal:
-        raise ValueError("a window or segments across processes need causal=True: leave out parallel=, or use a mask")
+        raise ValueError("with parallel=, a window or segments need causal=True: leave out parallel=, or use a mask")
     if frames.end is not None:
-        raise ValueError("these frames accumulate the tokens of this process alone: give parallel= to their module too")
+        raise ValueError("these frames accumulate this process's tokens only: pass parallel= to their module too")
     parallel.check(frames.tokens * parallel.count)
 
 
 def checked_mask(
     mask: Tensor | None, segments: Tensor | None, window: int | None, full: tuple[int, int, int, int]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Mask and segments, these as (batch or 1, keys), that fit `full` = (batch, heads, queries, keys)."""
+    """Mask and segments, the latter as (batch or 1, keys), checked against `full` = (batch, heads, queries, keys)."""
     batch, _, queries, keys = full
     if window is not None and queries > keys:
         raise ValueError(f"a window needs a key for every query, got {queries} queries and {keys} keys")
@@ -100,13 +100,13 @@ def checked_mask(
         if not fits or not (mask.dtype == torch.bool or mask.is_floating_point()):
             raise ValueError(
                 f"mask must be boolean or floating point, (queries, keys) or broadcastable to {full}; "
-                f"got {mask.dtype} {tuple(mask.shape)}; a padding mask (batch, keys) goes in as mask[:, None, None, :]"
+                f"got {mask.dtype} {tuple(mask.shape)}; pass a padding mask (batch, keys) as mask[:, None, None, :]"
             )
         # One exported graph for all lengths cannot depend on whether two of them are equal.
         if mask.dim() == 2 and not exporting() and 1 < mask.shape[0] == batch == queries:
             raise ValueError(
-                f"mask {tuple(mask.shape)} may be (queries, keys) or (batch, keys), both have {batch} rows: "
-                "say mask[None, None] for the one, mask[:, None, None] for the other"
+                f"mask {tuple(mask.shape)} could be (queries, keys) or (batch, keys), both have {batch} rows: "
+                "pass mask[None, None] for the first, mask[:, None, None] for the second"
             )
     if segments is not None:
         given = segments
@@ -114,7 +114,7 @@ def checked_mask(
         fits = segments.dim() == 2 and segments.shape[1] == keys >= queries and segments.shape[0] in (1, batch)
         if not fits or segments.is_floating_point():
             raise ValueError(
-                f"segments must be integers of all tokens, the queries last, ({keys},) or ({batch}, {keys}) for "
+                f"segments must be integers for all tokens, the queries last, ({keys},) or ({batch}, {keys}) for "
                 f"{queries} queries, got {given.dtype} {tuple(given.shape)}; see positions.segments"
             )
     return mask, segments
@@ -129,10 +129,10 @@ def checked_frames(
     value_key_frames: Frames | None,
     widths: tuple[int, int],
 ) -> tuple[Frames, Frames, Frames]:
-    """Frames of keys, of values at the queries and of values at the keys, where not given taken from the others.
+    """Frames of the keys, of the values at the queries and of the values at the keys, with defaults filled in.
 
-    `widths` are those of a query's and of a value's head: frames made for neither are a slip, since a wider head would
-    silently be rotated in part.
+    `widths` are those of a query head and of a value head: frames made for neither are an error, since a wider head
+    would silently be rotated only in part.
     """
     for its in (frames, key_frames, value_frames, value_key_frames):
         if its is not None or its is frames:
@@ -168,7 +168,7 @@ def checked_frames(
 
 
 def _check_pair(at_queries: Frames, at_keys: Frames) -> None:
-    """Both ends of a journey must rotate the same planes; no frames at all (zero planes) go with any."""
+    """Both ends of a journey must rotate the same planes; empty frames (zero planes) go with any."""
     if at_queries is at_keys:
         return
     kinds = {f.kind for f in (at_queries, at_keys) if not f.is_identity}
@@ -180,10 +180,10 @@ def _check_pair(at_queries: Frames, at_keys: Frames) -> None:
 
 
 def in_dtype(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask as it is added to scores of `dtype`, −inf wherever it forbids; boolean ones stay as they are.
+    """A mask as it is added to scores of `dtype`, −inf wherever it forbids; boolean masks are returned unchanged.
 
-    The most negative number is what most programs write for "forbidden". Added to any score it leaves itself, so that
-    a query without a single key would attend to all of them alike.
+    Most programs use the most negative number for "forbidden". Added to any score it gives itself, so that a query
+    without a single key would attend to all of them equally.
 
     >>> in_dtype(torch.tensor([0.5, torch.finfo(torch.float32).min]), torch.bfloat16)
     tensor([0.5000,   -inf], dtype=torch.bfloat16)
@@ -195,5 +195,5 @@ def in_dtype(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def exporting() -> bool:
-    """Whether `torch.export` records a graph, which has to serve all lengths."""
+    """Whether `torch.export` is recording a graph, which has to serve all lengths."""
     return getattr(torch.compiler, "is_exporting", bool)()  # torch 2.6 has none

@@ -1,9 +1,9 @@
-"""The oracle: journey attention straight from its definition, one matrix P_{j→i} for every pair of tokens.
+"""The reference: journey attention straight from its definition, one matrix P_{j→i} for every pair of tokens.
 
     s_ij = scale · q_iᵀ P_{j→i} k_j        c_i = Σ_j w_ij P_{j→i} v_j        P_{j→i} = A_i⁻¹ A_j
 
-It goes through `algebra` and explicit group matrices and shares no line with the fast path, so that the two can be
-held against each other. Memory grows with queries · keys · head_dim²: for tests and small examples.
+It uses `algebra` and explicit group matrices and shares no line with the fast path, so that the two can be compared.
+Memory grows with queries · keys · head_dim²: for tests and small examples.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def reference_attention(
         scores = scores_path(q_h[..., order], k_h[..., order], group=kind, src=src, dst=dst)
     scores = scores * scale
 
-    # The last query stands at the last key.
+    # The last query is aligned with the last key.
     at, key = torch.arange(keys - queries, keys, device=q.device)[:, None], torch.arange(keys, device=q.device)
     see = (key <= at) | (not causal)
     if window is not None:
@@ -68,7 +68,7 @@ def reference_attention(
 
 
 def entry_order(frames: Frames, width: int) -> Tensor:
-    """Where each entry is found in a head: those of plane 0, of plane 1, …, then what is not rotated."""
+    """Where in a head each entry is found: those of plane 0, of plane 1, …, then the entries that are not rotated."""
     order = torch.arange(width)
     if is_joint(frames):
         at = 0
@@ -96,7 +96,7 @@ def _operators(
 
 
 def _angles(frames: FlatFrames, heads: int, planes: int, dtype: torch.dtype) -> Tensor:
-    # Reduced before they are rounded, and in float64: a million radians, or 2π, have few digits in float32.
+    # Reduced before rounding, and in float64: a million radians, or 2π, have few correct digits in float32.
     wide = frames.angles.to(widest(frames.angles.device, frames.angles.dtype))
     angles = torch.atan2(wide.sin(), wide.cos()).to(dtype)
     angles = angles.repeat_interleave(heads // frames.heads, dim=2).transpose(1, 2)

@@ -1,16 +1,16 @@
-r"""Local attention in O(N·w): every query sees only the keys that are near it.
+r"""Local attention in O(N·w): each query sees only nearby keys.
 
     o_i = Σ_j a_ij v_j,   a_i = softmax_j(scale · q_i·k_j)   over   0 ≤ i − j < w   (causal)
                                                              or      |i − j| < w   (not causal)
 
-Queries are cut into blocks; a block sees one contiguous stretch of keys, so that all blocks together are one
-batched call to SDPA. Stretches overlap, blocks of queries do not:
+Queries are divided into blocks. A block sees one contiguous range of keys, so that all blocks together are one
+batched call to SDPA. Ranges of keys overlap, blocks of queries do not:
 
     queries         |  size  |  size  |  size  |
     keys of   |lead|  size  |trail|
     blocks 1, 2, …      |lead|  size  |trail|
 
-Nothing here knows of frames: q, k and v come rotated, and the caller rotates o back (docs/decisions.md).
+Nothing here depends on frames: the caller passes rotated q, k and v and applies the inverse to o (docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ def window_attention(
     dropout: float = 0.0,
     weighting: Weighting = "softmax",
 ) -> Float[Tensor, "batch queries heads value_dim"]:
-    """``o_i = Σ_j a_ij v_j`` over the `window` nearest keys: time and memory grow as tokens × window, backward too.
+    """``o_i = Σ_j a_ij v_j`` over the `window` nearest keys: O(tokens · window) time and memory, backward included.
 
-    A query that may attend to nothing gives zeros, and zero gradients, never NaN.
+    A query that may not attend to anything gives zeros and zero gradients, never NaN.
 
     Args:
-        q: Queries, ``(batch, queries, heads, dim)``. The last one sits at the last key, so that fewer queries than
-            keys are a chunk after a cache.
+        q: Queries, ``(batch, queries, heads, dim)``. The last query is aligned with the last key, so that fewer queries
+            than keys are a chunk that follows a cache.
         k: Keys, ``(batch, keys, kv_heads, dim)``. Query head h reads key/value head ``h // (heads // kv_heads)``.
         v: Values, ``(batch, keys, kv_heads, value_dim)``.
         window: Key j is visible to query i iff ``0 ≤ i − j < window`` (causal) or ``|i − j| < window``.
         causal: Whether keys after the query are hidden.
-        scale: Of the scores.
+        scale: Factor of the scores.
         mask: Boolean (True: may attend) or additive, broadcastable to ``(batch, heads, queries, keys)``, or ``(queries,
-            keys)`` unless that may be ``(batch, keys)``; what forbids: see `journey_attention`. A key-padding mask
+            keys)`` unless that could also be ``(batch, keys)``; see `journey_attention`. A key-padding mask
             ``(batch, 1, 1, keys)`` is never expanded to queries × keys.
-        segments: ``(batch, keys)`` or ``(keys,)``: tokens of packed sequences see only those of equal number.
-        dropout: Probability with which a weight is dropped (the rest is scaled up), at least 0 and less than 1.
+        segments: ``(batch, keys)`` or ``(keys,)``: tokens of packed sequences see only tokens with the same number.
+        dropout: Dropout probability of the weights (the others are scaled up), at least 0 and less than 1.
         weighting: "softmax", or "softplus" for the unnormalised weights log(1 + exp(score)).
 
     Returns:
         ``(batch, queries, heads, value_dim)``.
 
     Raises:
-        ValueError: If shapes, mask, segments or options do not fit each other.
+        ValueError: If shapes, mask, segments or options are incompatible.
 
     Example:
         >>> q = k = v = torch.eye(4).view(1, 4, 1, 4)
@@ -85,30 +85,30 @@ def attend_in_blocks(
     v: Float[Tensor, "batch keys kv_heads value_dim"],
     options: Options,
 ) -> Float[Tensor, "batch queries heads value_dim"]:
-    """`window_attention` for options that were checked."""
+    """`window_attention` with options that have been checked."""
     causal, mask, segments, window, scale, dropout, weighting, _ = options
     assert window is not None
     queries, keys = q.shape[1], k.shape[1]
     if mask is not None:
         mask = (mask[None, None] if mask.ndim == 2 else mask).expand(-1, -1, -1, keys)
     start = max(keys - queries - (window - 1), 0)
-    if start > 0:  # a cache longer than the window: its oldest keys are never looked at
+    if start > 0:  # a cache longer than the window: its oldest keys are never used
         k, v, keys = k[:, start:], v[:, start:], keys - start
         mask = None if mask is None else mask[..., start:]
         segments = None if segments is None else segments[:, start:]
 
-    # Multiples of 8 keep the rows of the block mask aligned, without which fused kernels copy it.
+    # Multiples of 8 keep the rows of the block mask aligned; otherwise fused kernels copy it.
     lead = -(-(window - 1) // 8) * 8
     trail = 0 if causal else lead
-    # Measured: below 64 the keys gathered grow faster than the scores shrink; above, half a window is about as
+    # Measured: below 64 the gathered keys grow faster than the scores shrink; above, half a window is about as
     # fast as a quarter, and gathers 3 keys per token instead of 5.
     size = max(64, -(-window // 16) * 8)
     offset = keys - queries
-    # An exported graph has to serve all lengths, so there a length may decide nothing.
+    # An exported graph has to serve all lengths, so it must not branch on a length.
     whole = queries == 1 or (not exporting() and queries <= lead + trail + size)
     plain = causal and weighting == "softmax" and mask is segments is None
     if whole and plain and (queries == 1 or queries == keys <= window):
-        # All that is left is visible, or the lower triangle, and SDPA is fastest with a flag in place of a mask.
+        # All remaining keys are visible, or the lower triangle, and SDPA is fastest with a flag in place of a mask.
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         few = q.shape[1] != k.shape[1]
         o = F.scaled_dot_product_attention(q, k, v, None, dropout, queries > 1, scale=scale, enable_gqa=few)
@@ -116,7 +116,7 @@ def attend_in_blocks(
     if whole:
         count, size, lead, trail = 1, queries, offset, 0
     else:
-        # Nor may one graph depend on whether there is one block, or a full one: hence one to spare when traced.
+        # Nor may a graph depend on whether there is only one block, or a full one: hence a spare block when tracing.
         spare = size if torch.compiler.is_compiling() else 0
         count = (queries + spare + size - 1) // size
     begin = torch.arange(count, device=q.device)[:, None] * size + offset
@@ -128,7 +128,7 @@ def attend_in_blocks(
         q, k, v = q[:, None], k[:, None], v[:, None]
     else:
         visible = visible & (column[:, None] >= 0)
-        if not causal:  # queries that are padding do see padding, so that no row is empty because of it
+        if not causal:  # padding queries do see padding, so that no row is empty because of it
             visible = visible & ((column[:, None] < keys) | (row[:, :, None] >= keys))
         row, column = row.clamp(max=keys - 1), column.clamp(0, keys - 1)
         q = _pad(q, 0, count * size).unflatten(1, (count, size))
@@ -140,13 +140,13 @@ def attend_in_blocks(
     elif mask is not None:
         mask = mask[:, :, (row - offset)[:, :, None], column[:, None]]
     o = _attend(q, k, v, visible, mask, options)
-    if exporting() and not whole:  # a slice would have to be proved to lie inside, which is beyond the tracer
+    if exporting() and not whole:  # the tracer cannot prove that a slice lies inside
         return o.index_select(1, torch.arange(queries, device=q.device))
     return o if whole or (not torch.compiler.is_compiling() and o.shape[1] == queries) else o[:, :queries]
 
 
 def _pad(x: Tensor, front: int, length: int) -> Tensor:
-    # With nothing to add, `pad` copies; a symbolic length must not be compared.
+    # `pad` copies even with nothing to add; a symbolic length must not be compared.
     if not torch.compiler.is_compiling() and x.shape[1] == length:
         return x
     return F.pad(x, (0, 0, 0, 0, front, length - front - x.shape[1]))
@@ -165,8 +165,8 @@ def _gather(x: Tensor, front: int, count: int, size: int, span: int) -> Tensor:
 class _Gather(torch.autograd.Function):
     """`_gather` for eager mode, as a view.
 
-    Autograd's own backward of `unfold`, and of slices, goes over full-length tensors of zeros several times, half
-    of a training step; here every gradient is written once and only the overlaps are added.
+    Autograd's own backward of `unfold` and of slices makes several passes over full-length tensors of zeros, half of a
+    training step. Here each gradient is written once and only the overlaps are added.
     """
 
     generate_vmap_rule = True
@@ -211,7 +211,7 @@ def _attend(
         additive = given.dtype != torch.bool
         mask = torch.where(visible, in_dtype(given, q.dtype), -torch.inf) if additive else given & visible
         live = (mask > -torch.inf if additive else mask).any(-1, keepdim=True)
-        # What a kernel makes of a row without keys differs between devices: give it some, and drop the result.
+        # The result of a row without keys differs between devices: give it some keys, and drop the result.
         mask = mask.masked_fill(~live, 0.0 if additive else True)
 
     # The queries of a group become rows of one head, so that keys and values need not be repeated.

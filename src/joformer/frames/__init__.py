@@ -1,4 +1,4 @@
-"""Frames: the rotation that each token carries (not a video frame), and the modules that make them."""
+"""Frames: the rotation that each token carries (not a video frame), and the modules that compute them."""
 
 from joformer.frames._base import FramesModule
 from joformer.frames._cameras import CameraFrames

@@ -1,8 +1,8 @@
-"""What all frames modules share: ``frames = module(positions, x)``, and angles that are never downcast.
+"""The base of all frames modules: ``frames = module(positions, x)``, with angles that are never downcast.
 
     θ_t = Σ_k ω_k n_tk      (linear in the coordinates n of the token)
 
-Angles are float64 reduced modulo 2π before anything is rounded to float32: a shift of a million positions then
+Angles are float64 and are reduced modulo 2π before anything is rounded to float32: a shift by a million positions then
 changes scores by no more than float32 rounding. Paper: "Architecture Variants"; docs/conventions.md, convention 7.
 """
 
@@ -24,7 +24,7 @@ Split = Literal["axial", "combined", "diagonal"]
 
 
 class Inputs(NamedTuple):
-    """What a frames module was called with; `FramesModule.forward` documents each."""
+    """The arguments of a call to a frames module; see `FramesModule.forward` for each."""
 
     positions: Tensor
     x: Tensor | None
@@ -36,16 +36,16 @@ class Inputs(NamedTuple):
 
 
 class FramesModule(KeepsPrecision):
-    """Base of all frames modules: a subclass sets the attributes and defines `make`, or `forward` itself.
+    """Base class of all frames modules: a subclass sets the attributes and defines `make`, or overrides `forward`.
 
     Attributes:
-        content: Whether frames depend on the tokens' content.
-        stateful: Whether a sequence that is continued must be given the `state` in which it stopped.
-        shift_invariant: Whether the same displacement of all positions leaves every journey as it was.
+        content: Whether frames depend on the content of the tokens.
+        stateful: Whether continuing a sequence requires the `state` in which it stopped.
+        shift_invariant: Whether displacing all positions by the same amount leaves every journey unchanged.
         head_dim: Width of a head.
-        heads: How many heads have frames of their own.
-        axes: How many coordinates a token has.
-        layers: How many sets of angles there are, chosen by `layer`; one set serves all layers.
+        heads: Number of heads that have their own frames.
+        axes: Number of coordinates per token.
+        layers: Number of sets of angles, selected by `layer`; a single set is shared by all layers.
 
     Example:
         >>> class Alternating(FramesModule):
@@ -77,46 +77,46 @@ class FramesModule(KeepsPrecision):
         every: bool = False,
         parallel: ContextParallel | None = None,
     ) -> Frames:
-        """The frame ``A_t`` of each token. Every module takes all arguments and ignores what it does not need.
+        """The frame ``A_t`` of each token. All modules accept all arguments and ignore those they do not need.
 
         Args:
-            positions: ``(tokens, axes)`` or ``(batch, tokens, axes)``, see `joformer.positions`.
-            x: The tokens' content, ``(batch, tokens, dim)``; needed only where `content` is True.
-            layer: The index of the calling layer; read by modules that hold one set of angles per layer.
-            grid: The shape that the last tokens form; read by cumulative frames on several axes.
-            state: Where the sequence stopped, the `end` of the frames before; read where `stateful` is True.
-            every: Return the `end` after each token rather than after the last; read where `stateful` is True.
-            parallel: The processes that share the sequence, of which positions and x are this one's tokens; read where
-                `stateful` is True.
+            positions: ``(tokens, axes)`` or ``(batch, tokens, axes)``; see `joformer.positions`.
+            x: The content of the tokens, ``(batch, tokens, dim)``; required only if `content` is True.
+            layer: The index of the calling layer; used by modules that hold one set of angles per layer.
+            grid: The shape of the grid that the last tokens form; used by cumulative frames on several axes.
+            state: Where the sequence stopped, the `end` of the previous frames; used if `stateful` is True.
+            every: Return the `end` after each token instead of after the last only; used if `stateful` is True.
+            parallel: The processes that share the sequence; positions and x are then those of this process's tokens.
+                Used if `stateful` is True.
 
         Returns:
-            A frames value broadcastable to ``(batch, tokens, heads, planes)``, on x's device where x is given, on the
-            positions' otherwise.
+            A frames value broadcastable to ``(batch, tokens, heads, planes)``, on the device of x if given, otherwise
+            on that of the positions.
 
         Raises:
-            ValueError: If positions or x have another shape, or positions are infinite or in half precision.
+            ValueError: If positions or x have the wrong shape, or positions are infinite or in half precision.
         """
         return self.make(Inputs(positions, x, layer, grid, state, every, parallel))
 
     def make(self, given: Inputs) -> Frames:
-        """The frames of one call."""
+        """The frames for one call."""
         raise NotImplementedError(f"{type(self).__name__} must define make(given) or forward(positions, x)")
 
     @property
     def ground(self) -> FramesModule | None:
-        """The frames that content is added to; these themselves where it is not, None where it is added to nothing."""
+        """The frames that content is added to: `self` without content, None if content is added to nothing."""
         return None if self.content else self
 
     def spectra(self) -> tuple[Tensor, Tensor] | None:
-        """Frequencies at the start of training and now, (axes, layers, heads, planes of an axis) each, float64.
+        """Frequencies at the start of training and now, each (axes, layers, heads, planes of an axis), float64.
 
-        None where frames have no frequencies.
+        None if the frames have no frequencies.
         """
         return None
 
 
 class FlatModule(FramesModule):
-    """Frames that are angles: the planes of a head that all of them have in common."""
+    """Base class of frames that are angles on the planes of a head."""
 
     def __init__(
         self, head_dim: int, *, axes: int, heads: int, split: Split, planes: int | None, at: At, layout: Layout
@@ -125,7 +125,7 @@ class FlatModule(FramesModule):
         check_planes(layout, at)
         check_heads(heads)
         if head_dim < 2 or head_dim % 2:
-            raise ValueError(f"head_dim must be even, since planes are pairs of entries; got {head_dim}")
+            raise ValueError(f"head_dim must be even, because planes are pairs of entries, got {head_dim}")
         if axes < 1:
             raise ValueError(f"axes must be 1 or more, got {axes}")
         if split not in ("axial", "combined", "diagonal"):
@@ -136,19 +136,19 @@ class FlatModule(FramesModule):
             raise ValueError(f"planes must be between 1 and head_dim / 2 = {most}, got {planes}")
         if split == "axial" and planes < axes:
             raise ValueError(
-                f"an axial split gives each of {axes} axes planes of its own, but there are only {planes}: "
+                f"an axial split gives each of {axes} axes its own planes, but there are only {planes} planes: "
                 "use a wider head or split='combined'"
             )
         self.head_dim, self.axes, self.heads, self.split = head_dim, axes, heads, split
         self.planes, self.at, self.layout = planes - planes % axes if split == "axial" else planes, at, layout
 
     def flat(self, angles: Tensor, **more: Any) -> FlatFrames:
-        """Angles as frames on the planes of this module."""
+        """Frames with these angles, on the planes of this module."""
         return FlatFrames.of(angles, layout=self.layout, at=self.at, head_dim=self.head_dim, **more)
 
 
 def check_heads(heads: int) -> None:
-    """Raises ValueError unless there is a head."""
+    """Raises ValueError unless there is at least one head."""
     if heads < 1:
         raise ValueError(f"heads must be 1 (shared by all heads) or the number of key/value heads, got {heads}")
 
@@ -156,13 +156,13 @@ def check_heads(heads: int) -> None:
 def coordinates(positions: Tensor, axes: int, x: Tensor | None = None) -> Float[Tensor, "batch tokens axes"]:
     """Positions as float64 (batch or 1, tokens, axes); tokens without coordinates get 0, whose angle is 0.
 
-    Raises ValueError for a wrong shape, half precision and, in eager mode on the CPU, infinite coordinates; elsewhere
-    reading them would wait for the device or break a graph, and they give NaN.
+    Raises ValueError for a wrong shape, half precision and, in eager mode on the CPU, infinite coordinates. Elsewhere
+    reading values would wait for the device or break the graph; infinite coordinates then give NaN.
     """
     if not isinstance(positions, Tensor) or positions.dim() not in (2, 3) or positions.shape[-1] != axes:
         shape = tuple(positions.shape) if isinstance(positions, Tensor) else type(positions).__name__
         raise ValueError(
-            f"positions must be (tokens, {axes}) or (batch, tokens, {axes}), got {shape}; see joformer.positions, "
+            f"positions must be (tokens, {axes}) or (batch, tokens, {axes}), got {shape}: see joformer.positions, "
             "or add the axis dimension with position_ids.unsqueeze(-1)"
         )
     rows = positions.shape[0] if positions.dim() == 3 else 1
@@ -174,18 +174,18 @@ def coordinates(positions: Tensor, axes: int, x: Tensor | None = None) -> Float[
     check_precision(positions, "positions are")
     known = positions.to(exact_device(positions.device), torch.float64)
     known = known.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
-    # A sum, finite only if all are, is the cheapest look at them: 3 µs.
+    # A sum, which is finite only if all entries are, is the cheapest check: 3 µs.
     if readable(known) and not isfinite(known.sum().item()):
-        raise ValueError("positions are infinite: give finite coordinates, or NaN on every axis to a token without any")
+        raise ValueError("positions are infinite: use finite coordinates, or NaN on every axis for tokens without any")
     return known if known.dim() == 3 else known.unsqueeze(0)
 
 
 def linear_angles(
     known: Float[Tensor, "batch tokens axes"], steps: Float[Tensor, "heads axes each"], split: Split, x: Tensor | None
 ) -> Float[Tensor, "batch tokens heads planes"]:
-    """θ = ω·n on x's device: planes side by side axis by axis where axial, summed over the axes otherwise.
+    """θ = ω·n on x's device: axis after axis on separate planes if axial, otherwise summed over the axes.
 
-    Left unreduced: cos and sin of a float64 angle are exact at any size, and `wrap` goes before any rounding.
+    Not reduced: cos and sin of a float64 angle are exact at any size, and `wrap` is called before any rounding.
     """
     if split == "axial":
         return place((known[:, :, None, :, None] * steps).flatten(-2), x)
@@ -194,7 +194,7 @@ def linear_angles(
 
 def wrap(angles: Tensor) -> Tensor:
     """The same angles in [−π, π]; the gradient passes through."""
-    circle = 6.283185307179586  # 2π, written out: the compiler takes a global float for an input that may change
+    circle = 6.283185307179586  # 2π, a literal: the compiler treats a global float as an input that may change
     return angles - circle * (angles / circle).round()
 
 

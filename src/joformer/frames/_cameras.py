@@ -1,12 +1,12 @@
-"""Frames of cameras (PRoPE; GTA without intrinsics): the operator of a token takes its camera's image to the world.
+"""Camera frames (PRoPE; GTA without intrinsics): the operator of a token maps its camera's image to the world.
 
-    P_t = [K′ 0; 0 1] [R t; 0 1]               world → camera → image, K′ for an image of one by one around its centre
+    P_t = [K′ 0; 0 1] [R t; 0 1]               world → camera → image, K′ for an image of size 1 × 1 around its centre
     A_t = diag(P_t⁻¹, …, P_t⁻¹, R(ω·row), R(ω·column))
     A_i⁻¹ A_j = diag(P_i P_j⁻¹, …)            from the image of key j through the world into the image of query i
 
-P_t need not be orthogonal, so that queries are multiplied by A⁻ᵀ. The choice of the world is gauge: P_t → P_t W leaves
-every journey as it was. Li et al., "Cameras as Relative Positional Encoding", 2025; Miyato et al., "GTA", 2024. Their
-D_t is A_t⁻¹, and their order of entries a permutation of ours (docs/conventions.md, convention 9).
+P_t need not be orthogonal, so queries are multiplied by A⁻ᵀ. The choice of world coordinates is gauge: P_t → P_t W
+changes no journey. Li et al., "Cameras as Relative Positional Encoding", 2025; Miyato et al., "GTA", 2024. Their
+D_t is A_t⁻¹, and their order of entries is a permutation of ours (docs/conventions.md, convention 9).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from joformer.positions import located
 
 
 class CameraFrames(FramesModule):
-    """``A_t = diag(I ⊗ P_t⁻¹, R(ω·row), R(ω·column))``: half a head for the camera, a quarter each for both axes.
+    """``A_t = diag(I ⊗ P_t⁻¹, R(ω·row), R(ω·column))``: half a head for the camera, a quarter for each image axis.
 
-    Nothing is trained. Positions come from `positions.cameras`, one row ``(P, row, column)`` of 16 + 2 numbers per
-    token; P may differ from token to token, and gradients reach it. Keep the scene a few units wide: values are carried
-    by P_t⁻¹, whose entries grow with the distance of a camera from the origin, and half precision keeps three digits.
+    There are no parameters. Positions come from `positions.cameras`, one row ``(P, row, column)`` of 16 + 2 numbers per
+    token; P may differ from token to token and receives gradients. Keep the scene a few units wide: P_t⁻¹ transports
+    the values, its entries grow with the distance of the camera from the origin, and half precision keeps three digits.
 
     Args:
-        head_dim: Width of a head, a multiple of 8.
-        base: Of the frequencies ω of rows and columns.
+        head_dim: Width of a head; must be a multiple of 8.
+        base: Base of the frequencies ω of rows and columns.
 
     Raises:
-        ValueError: If `head_dim` is no multiple of 8; in the call, on the CPU, if a camera is singular.
+        ValueError: If `head_dim` is not a multiple of 8; in the call, on the CPU, if a camera is singular.
 
     Example:
         >>> from joformer import positions
@@ -43,23 +43,23 @@ class CameraFrames(FramesModule):
         (48, 64)
     """
 
-    shift_invariant = False  # what is added to a matrix is no displacement
+    shift_invariant = False  # adding to a matrix is not a displacement
 
     def __init__(self, head_dim: int, *, base: float = 100.0) -> None:
         super().__init__()
         if head_dim < 8 or head_dim % 8:
             raise ValueError(
                 f"head_dim must be a multiple of 8, half for blocks of 4 and a quarter each for the planes of rows and "
-                f"columns; got {head_dim}"
+                f"columns, got {head_dim}"
             )
         self.head_dim, self.heads, self.axes = head_dim, 1, 18
         self.patches = FixedFrames(head_dim // 2, axes=2, base=base)
 
     def make(self, given: Inputs) -> JointFrames:
-        """The frames of one call."""
+        """The frames for one call."""
         known = coordinates(given.positions, self.axes, given.x)
         patches = self.patches(given.positions[..., 16:], given.x)
-        # A token with a NaN among its numbers is no token without coordinates: its frame is NaN, or raises.
+        # A token with some NaN numbers still has coordinates: its frame is NaN, or raises.
         where = given.positions.to(known).expand_as(known)
         one = torch.eye(4, dtype=known.dtype, device=known.device)
         projection = torch.where(located(where)[..., None, None], where[..., :16].unflatten(-1, (4, 4)), one)

@@ -1,13 +1,13 @@
-"""Cumulative frames: θ_t = ω·t + Σ_{s<t} φ(x_s), so that a journey sees all that lies between its ends.
+"""Cumulative frames: θ_t = ω·t + Σ_{s<t} φ(x_s), so that a journey depends on everything between its ends.
 
-Pointwise projected angles do not have the property the paper proves for content-dependent operators
-(context-sensitive separation); only the accumulated ones do (docs/claims.md row 33). On a grid each axis accumulates
+Pointwise projected angles do not have the property that the paper proves for content-dependent operators
+(context-sensitive separation); only accumulated angles do (docs/claims.md row 33). On a grid each axis accumulates
 along the canonical path from the origin, axis 1 first:
 
     θ_(i,j) = ω·(i, j) + Σ_{s<i} φ₁(x_(s,0)) + Σ_{s<j} φ₂(x_(i,s))
 
-which is a potential, hence flat whatever φ is (row 7). Only the first sum reaches beyond a row: a grid that grows along
-axis 1, as a stream does in time, is continued from that sum.
+which is a potential, hence flat for any φ (row 7). Only the first sum extends beyond a row: a grid that grows along
+axis 1, like a stream in time, can be continued from that sum.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ from joformer.positions import located
 class CumulativeFrames(ContentFrames):
     """``θ_t = ω·t + Σ_{s<t} φ(x_s)``, ``φ = W₂ GELU(W₁ LN(x))``: (batch, tokens, heads, planes). φ starts at zero.
 
-    Tokens are accumulated in their order; a token at the identity adds nothing. A sequence is continued with `state=`
-    the `end` of the frames before, which a `JourneyCache` keeps as `cache.angles`. With several axes the call names
-    the `grid` that the last tokens form, e.g. ``grid=(14, 14)``, and `state=` continues it along its first axis. With
-    ``every=True`` the `end` is the state after each token, (batch, tokens, heads, planes), for a caller that may have
-    to go back. With `parallel=` the tokens are one of several processes', and the sum is over those of all.
+    Tokens are accumulated in order; a token at the identity adds nothing. To continue a sequence, pass the `end` of the
+    previous frames as `state=`; a `JourneyCache` keeps it as `cache.angles`. With several axes, pass the shape of the
+    `grid` that the last tokens form, e.g. ``grid=(14, 14)``; `state=` then continues it along its first axis. With
+    ``every=True`` the `end` is the state after each token, (batch, tokens, heads, planes), for callers that may have to
+    go back. With `parallel=` the tokens are those of one of several processes, and the sum is over the tokens of all.
 
-    With ``steps="selective"`` or ``"carope"`` they are the angles of Selective RoPE (Movahedi et al. 2025) and CARoPE
-    (Veisi et al. 2025), ``θ_t = Σ_{s≤t} φ(x_s)``: another φ, which counts the token itself too (s ≤ t, not s < t), and
-    no ω·t beside the sum. The papers rotate queries and keys; here values travel by the same frames.
+    With ``steps="selective"`` or ``"carope"`` the angles are those of Selective RoPE (Movahedi et al. 2025) and CARoPE
+    (Veisi et al. 2025), ``θ_t = Σ_{s≤t} φ(x_s)``: they use a different φ, include the token itself (s ≤ t, not s < t)
+    and have no ω·t term. The papers rotate queries and keys; here the same frames also transport the values.
 
         selective   φ_b = ω_b σ(w·x̂ + c) (W₂ W₁ x̂)_b           of rank 16, a gate per head; x̂ has length 1 in each head
         carope      φ_b = f^b, f = 1 / (1 + softplus(w·x + c))    bounded, one f per head; starts as RoPE
 
     Args:
         dim: Width of the tokens x.
-        head_dim: Width of a head, even.
-        heads: How many heads have angles of their own; with grouped queries the number of key/value heads.
-        axes: How many coordinates a token has.
-        on: Which angles ω·t the content is added to: "fixed" (the default), "learned" or "none", which is all that
-            selective and carope take. With "none" the frames know content but no order: use a causal mask then.
-        steps: φ: "projected" (ours), "selective" or "carope", along one axis.
-        split: How several axes share the planes, see `joformer.frequencies.per_axis`.
-        base: Of the spectrum ω; selective RoPE's authors use 500000.
-        planes: Fewer than head_dim / 2 rotate only 2·planes entries of each head.
-        at: Which entries these are: the first ("front") or the last ("end").
-        layout: Which entries of a head form a plane, see `joformer.rotation`.
+        head_dim: Width of a head; must be even.
+        heads: Number of heads that have their own angles; with grouped queries, the number of key/value heads.
+        axes: Number of coordinates per token.
+        on: Which angles ω·t the content is added to: "fixed" (the default), "learned" or "none"; selective and carope
+            accept "none" only. With "none" the frames encode content but no order: use a causal mask.
+        steps: φ: "projected" (ours), "selective" or "carope"; the last two need a single axis.
+        split: How several axes share the planes; see `joformer.frequencies.per_axis`.
+        base: Base of the spectrum ω; the authors of Selective RoPE use 500000.
+        planes: Number of planes; fewer than head_dim / 2 rotate only 2·planes entries of each head.
+        at: Which entries of a head are rotated: the first ("front") or the last ("end").
+        layout: Which entries of a head form a plane; see `joformer.rotation`.
         frequency_base: Deprecated name of `base`.
 
     Raises:
-        ValueError: If widths, axes, planes or heads do not fit each other.
+        ValueError: If widths, axes, planes or heads are incompatible.
 
     Example:
         >>> from joformer import positions
@@ -80,15 +80,15 @@ class CumulativeFrames(ContentFrames):
         return Projector(self.dim, self.axes * self.heads * self.planes, zero=True)
 
     def make(self, given: Inputs) -> FlatFrames:
-        """The frames of one call."""
+        """The frames for one call."""
         x, known = self.checked(given)
         shape = (x.shape[0], 1, self.heads, self.planes)
         if given.parallel is not None and (given.state is not None or given.every or self.axes > 1):
-            raise ValueError("processes share whole sequences on one axis: leave out parallel=, or state= and every=")
+            raise ValueError("parallel= is for whole sequences on one axis: leave it out, or state= and every=")
         if given.state is not None and tuple(given.state.shape) not in (shape, (1, *shape[1:])):
             raise ValueError(f"state must be the `end` of earlier frames, {shape}, got {tuple(given.state.shape)}")
         steps = self.projector(x).unflatten(-1, (self.axes, self.heads, self.planes))
-        # Sums of thousands of angles lose float32 digits; devices without float64 keep what they have.
+        # Sums of thousands of angles lose digits in float32; devices without float64 stay in float32.
         own, wide = steps.dtype, widest(x.device, steps.dtype)
         steps = steps.to(wide) * known[..., None, None, None]
         end: Tensor | None = None
@@ -113,17 +113,17 @@ class CumulativeFrames(ContentFrames):
 def _along_grid(
     steps: Tensor, grid: tuple[int, ...] | None, positions: Tensor, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The angle of each token, and that of the cell which would follow the first one of the last row."""
+    """The angle of each token, and that of the cell that would follow the first cell of the last row."""
     axes, tokens = steps.shape[2], steps.shape[1]
     if grid is None or len(grid) != axes or prod(grid) > tokens:
         raise ValueError(
-            f"cumulative frames on {axes} axes need the shape of the grid the last tokens form, "
+            f"cumulative frames on {axes} axes need the shape of the grid that the last tokens form, "
             f"grid=(n_1, …, n_{axes}) with at most {tokens} cells; got {grid}"
         )
     prefix = tokens - prod(grid)
     if state is not None and prefix:
         raise ValueError(f"state continues a grid along its first axis: leave out the {prefix} tokens before it")
-    # Reading values would stall a GPU and break a graph, so only where it is free.
+    # Reading values would stall a GPU and break a graph: only where it is free.
     if readable(positions):
         where = positions[..., prefix:, :].to(torch.float64)
         regular = torch.equal(where - where[..., :1, :], make_grid(*grid).expand_as(where))

@@ -1,9 +1,9 @@
-"""Frames that are matrices, A_t, orthogonal or with their inverses.
+"""Frames that are matrices A_t, either orthogonal or given with their inverses.
 
     scores   q_iᵀ A_i⁻¹ A_j k_j = (A_i⁻ᵀ q_i)ᵀ (A_j k_j)        values   A_i⁻¹ Σ_j α_ij A_j v_j
 
-For orthogonal matrices A⁻¹ = Aᵀ, so that queries and keys are treated alike; an invertible matrix (a camera) has a
-dual, A⁻ᵀ, for the queries.
+For orthogonal matrices A⁻¹ = Aᵀ, and queries and keys are multiplied by the same matrices. For other invertible
+matrices (cameras) queries are multiplied by the dual, A⁻ᵀ.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from joformer.frames._tensors import moved, register, select
 
 @dataclass(frozen=True, eq=False)
 class CurvedFrames:
-    """A frame per token that need not commute with the others: a matrix ``A_t``, block by block.
+    """Frames that need not commute, one per token: a block-diagonal matrix ``A_t``.
 
     Scores are ``q_iᵀ A_i⁻¹ A_j k_j = (A_i⁻ᵀ q_i)ᵀ (A_j k_j)``: queries are multiplied by the `dual` frames, which
-    differ from the frames themselves only where these are not orthogonal.
+    differ from the frames themselves only if these are not orthogonal.
 
     Args:
         matrices: ``(batch or 1, tokens, heads or 1, blocks, block, block)``, for the first repeat·blocks·block
             entries of each head. One block is LieRE; one block per axis is axial-dense; blocks of 4 are cameras.
-        content: Whether the matrices depend on the tokens' content.
-        inverses: ``A_t⁻¹``, of the same shape. None: orthogonal matrices, whose inverse is the transpose.
-        repeat: How many times the blocks follow each other in a head, ``I ⊗ A_t``: a camera acts on every four entries.
+        content: Whether the matrices depend on the content of the tokens.
+        inverses: ``A_t⁻¹``, of the same shape; None for orthogonal matrices, whose inverse is the transpose.
+        repeat: How many times the blocks are repeated in a head, ``I ⊗ A_t``: a camera acts on every four entries.
 
     Raises:
         ValueError: If `inverses` are not the inverses, or a block without one is not orthogonal. In eager mode on the
-            CPU up to eight tokens are looked at; elsewhere that would wait for the device or break a graph.
+            CPU at most 15 tokens are checked; elsewhere that would wait for the device or break the graph.
 
     Example:
         >>> CurvedFrames(torch.eye(8).expand(1, 5, 1, 1, 8, 8))
@@ -50,7 +50,7 @@ class CurvedFrames:
     content: bool = False
     inverses: Float[Tensor, "batch tokens heads blocks block block"] | None = None
     repeat: int = 1
-    _checked: bool = field(default=False, repr=False)  # whether it was made of frames that were
+    _checked: bool = field(default=False, repr=False)  # True if derived from frames that were checked
 
     is_identity: ClassVar[bool] = False
     end: ClassVar[None] = None
@@ -59,7 +59,7 @@ class CurvedFrames:
         given, inverses = self.matrices, self.inverses
         if inverses is not None and inverses.shape != given.shape:
             raise ValueError(
-                f"inverses are {tuple(inverses.shape)} but matrices {tuple(given.shape)}: give one for each"
+                f"inverses are {tuple(inverses.shape)} but matrices {tuple(given.shape)}: give one for each matrix"
             )
         if self._checked or not readable(given) or not given.numel() or given.dtype.itemsize < 4:
             return
@@ -69,12 +69,12 @@ class CurvedFrames:
         if inverses is None:
             if not torch.allclose(some.mT @ some, one, atol=1e-3):
                 raise ValueError(
-                    "matrices must be orthogonal, AᵀA = I, where their inverse is taken to be the transpose: give that "
-                    "of a camera or another invertible matrix as inverses=torch.linalg.inv(A)"
+                    "matrices must be orthogonal, AᵀA = I, unless their inverses are given: for cameras and other "
+                    "invertible matrices pass inverses=torch.linalg.inv(A)"
                 )
         elif readable(inverses):
             back = inverses[:, ::step].detach().to(torch.float64)
-            # Relative to what is summed: far cameras have large entries, which float32 rounds.
+            # Relative to the size of the terms: distant cameras have large entries, which float32 rounds.
             if not ((back @ some - one).abs() <= 1e-3 * (back.abs() @ some.abs() + 1)).all():
                 raise ValueError("inverses must be A⁻¹ of the matrices, finite: use torch.linalg.inv(A)")
 
@@ -85,27 +85,27 @@ class CurvedFrames:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What both ends of a journey must have in common."""
+        """What the frames at both ends of a journey must have in common."""
         return ("curved", *self.matrices.shape[3:], self.repeat)
 
     @property
     def tokens(self) -> int:
-        """How many tokens there are."""
+        """Number of tokens."""
         return self.matrices.shape[1]
 
     @property
     def heads(self) -> int:
-        """How many heads have frames of their own; 1 is shared by all."""
+        """Number of heads that have their own frames; 1 means that all heads share them."""
         return self.matrices.shape[2]
 
     @property
     def width(self) -> int:
-        """How many entries of a head are rotated."""
+        """Number of entries of a head that are rotated."""
         return self.repeat * self.matrices.shape[3] * self.matrices.shape[4]
 
     @property
     def dual(self) -> CurvedFrames:
-        """``A_t⁻ᵀ``, which queries are multiplied by: themselves where orthogonal.
+        """``A_t⁻ᵀ``, by which queries are multiplied; `self` if orthogonal.
 
         Example:
             >>> scaled = 2 * torch.eye(4).expand(1, 5, 1, 2, 4, 4)
@@ -122,15 +122,15 @@ class CurvedFrames:
         return replace(self, matrices=select(self.matrices, tokens), inverses=inverses, _checked=True)
 
     def shift(self, by: Float[Tensor, "*#shape block block"]) -> CurvedFrames:
-        """Frames ``S A_t`` with one operator S for all tokens: the frames change, no journey does (gauge).
+        """Frames ``S A_t`` with one operator S for all tokens: the frames change, but no journey does (gauge).
 
-        S is orthogonal where the frames are, and any invertible matrix where they come with their inverses.
+        S must be orthogonal if the frames are; with frames that have inverses it may be any invertible matrix.
         """
         inverses = None if self.inverses is None else self.inverses @ inverse(by, "by")
         return replace(self, matrices=by @ self.matrices, inverses=inverses, _checked=False)
 
     def to(self, device: Device) -> CurvedFrames:
-        """The same frames on another device, or themselves where that is theirs or None; precision is never changed."""
+        """The same frames on another device (`self` if already there, or for None); precision never changes."""
         if device is None or torch.device(device) == self.matrices.device:
             return self
         inverses = None if self.inverses is None else moved(self.inverses, device)
@@ -138,10 +138,10 @@ class CurvedFrames:
 
 
 def inverse(matrices: Float[Tensor, "*batch n n"], name: str) -> Float[Tensor, "*batch n n"]:
-    """``A⁻¹``; raises ValueError for singular or non-finite matrices, which `name` names, where looking is free."""
+    """``A⁻¹``; where reading values is free, raises ValueError for singular or non-finite matrices, called `name`."""
     found, _ = torch.linalg.inv_ex(matrices)
     if readable(matrices):
-        # Their product bounds the condition number; it is NaN or infinite where an entry is.
+        # The product bounds the condition number; it is NaN or infinite if an entry is.
         size = torch.linalg.matrix_norm(matrices.detach()) * torch.linalg.matrix_norm(found.detach())
         if not (size < 0.1 / torch.finfo(matrices.dtype).eps).all():
             raise ValueError(f"{name} must be invertible and finite: a singular matrix has no journey back")

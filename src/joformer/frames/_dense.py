@@ -2,11 +2,11 @@
 
     combined                S_k of every axis in every block                     curved (LieRE)
     combined, commuting     S_k = θ_k (M − Mᵀ), one M per block                  flat (ComRoPE-LD)
-    axial                   S_k in blocks of its own, zero in the others'        flat (axial-dense, ComRoPE-AP)
+    axial                   S_k in its own blocks, zero in the others            flat (axial-dense, ComRoPE-AP)
 
-The operator is fixed by the token's coordinates but a journey A_m⁻¹A_n is not a function of n − m alone unless the
-S_k commute (docs/claims.md row 20). Any S_k that commute are rotations of planes in one common basis, S_k = Q Ω_k Qᵀ
-(STRING), and W_q, W_k, W_v and W_o can hold Q: then `LearnedFrames(split="combined")` is the same function, cheaper.
+The operator depends only on the token's coordinates, but a journey A_m⁻¹A_n is not a function of n − m alone unless
+the S_k commute (docs/claims.md row 20). Commuting S_k are rotations of planes in a common basis, S_k = Q Ω_k Qᵀ
+(STRING), and W_q, W_k, W_v and W_o can absorb Q: `LearnedFrames(split="combined")` is then the same function, cheaper.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from joformer.frames._curved import CurvedFrames
 class DenseFrames(FramesModule):
     """``A_n = expm(Σ_k n_k S_k)``: matrices (batch or 1, tokens, heads, blocks, block, block).
 
-    ``S = M − Mᵀ`` with M the parameter `generators`, (axes, heads, block, block), or with `block` (axes, heads, blocks,
-    block, block). Commuting and combined, ``S_k = θ_k (M − Mᵀ)`` with M (heads, blocks, block, block) and θ the
-    parameter `rates`, (axes, heads, blocks).
+    ``S = M − Mᵀ`` where M is the parameter `generators`, (axes, heads, block, block), or with `block` (axes, heads,
+    blocks, block, block). If commuting and combined, ``S_k = θ_k (M − Mᵀ)`` with M (heads, blocks, block, block) and
+    the parameter `rates` for θ, (axes, heads, blocks).
 
     Args:
         head_dim: Width of a head.
-        axes: How many coordinates a token has.
-        heads: 1, shared by all heads, or the number of key/value heads.
-        split: "combined" is LieRE: one block of head_dim, all axes in it. "axial" is axial-dense: a block of
-            head_dim // axes for each axis.
-        block: Blocks of this width instead, as many as fit: 8 makes LieRE₈, or ComRoPE's blocks.
-        commuting: Generators that commute by construction, so that journeys depend on displacements alone: one per
+        axes: Number of coordinates per token.
+        heads: 1 (shared by all heads) or the number of key/value heads.
+        split: "combined" is LieRE: one block of width head_dim with all axes in it. "axial" is axial-dense: one block
+            of width head_dim // axes per axis.
+        block: Width of smaller blocks, as many as fit: 8 gives LieRE₈, or ComRoPE's blocks.
+        commuting: Use generators that commute by construction, so that journeys depend on displacements alone: one per
             block, times a number per axis (ComRoPE-LD). An axial split (ComRoPE-AP) commutes either way.
 
     Raises:
-        ValueError: If the head is too narrow for its axes, or not a multiple of its blocks.
+        ValueError: If the head is too narrow for its axes, or its width is not a multiple of `block`.
 
     Example:
         >>> from joformer import positions
@@ -68,7 +68,7 @@ class DenseFrames(FramesModule):
         width = head_dim if split == "combined" else head_dim // max(axes, 1)
         size = width if block is None else block
         if axes < 1 or size < 2:
-            raise ValueError(f"each block needs 2 entries or more: head_dim={head_dim} is too narrow for axes={axes}")
+            raise ValueError(f"each block needs at least 2 entries: head_dim={head_dim} is too narrow for axes={axes}")
         if width % size:
             raise ValueError(
                 f"blocks of {size} do not fill the {width} entries of {split} axes: block must divide them"
@@ -85,13 +85,13 @@ class DenseFrames(FramesModule):
 
     def reset_parameters(self) -> None:
         """Draws new generators."""
-        # Eigenvalues of M − Mᵀ then lie within about ± 1.4 radians per step, as RoPE's fastest planes do.
+        # The eigenvalues of M − Mᵀ are then within about ± 1.4 radians per step, like RoPE's fastest planes.
         nn.init.normal_(self.generators, std=0.5 / self.generators.shape[-1] ** 0.5)
         if self.rates is not None:
             nn.init.normal_(self.rates)
 
     def make(self, given: Inputs) -> CurvedFrames:
-        """The frames of one call."""
+        """The frames for one call."""
         known = coordinates(given.positions, self.axes, given.x)
         device = self.generators.device if given.x is None else given.x.device
         # In float32 the exponential of a thousand steps is no longer orthogonal.
@@ -106,7 +106,7 @@ class DenseFrames(FramesModule):
             if self.split == "combined":
                 matrices = torch.matrix_exp(torch.einsum("btk,khnij->bthnij", known, skew))
             else:
-                # A product keeps the order of its factors' memory, and matrix_exp wants its own.
+                # A product keeps the memory order of its factors; matrix_exp needs contiguous matrices.
                 steps = known[:, :, None, :, None, None, None] * skew.movedim(0, 1)
                 matrices = torch.matrix_exp(steps.flatten(3, 4).contiguous())
         return CurvedFrames(matrices.to(self.generators.dtype))

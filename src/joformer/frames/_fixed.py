@@ -1,4 +1,4 @@
-"""JoFormer-fixed: θ_t = ω·t with a given spectrum. RoPE's angles, for scores and values alike. Also no frames."""
+"""JoFormer-fixed: θ_t = ω·t with a given spectrum, the angles of RoPE, for scores and values. Also `NoFrames`."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from joformer.frames._base import FlatModule, FramesModule, Inputs, Split, coord
 from joformer.frames._types import At, FlatFrames, Layout
 from joformer.frequencies import NTK, DynamicNTK, Linear, Llama3, LongRoPE, Scaling, YaRN, per_axis
 
-# Scalings that give the same frequencies at every call.
+# Scalings that return the same frequencies at every call.
 _UNCHANGING = (Linear, NTK, DynamicNTK, YaRN, Llama3, LongRoPE, type(None))
 
 
 class FixedFrames(FlatModule):
     """``θ_tp = Σ_k ω_kp n_tk`` with given frequencies ω: angles (1, tokens, 1, planes) from positions (tokens, axes).
 
-    There is nothing to save: frequencies are made from the arguments, on the device of the positions.
+    There are no parameters or buffers: frequencies are computed from the arguments, on the device of the positions.
 
     Args:
-        head_dim: Width of a head, even.
-        axes: How many coordinates a token has.
-        base: Of the geometric spectrum: 10000 for text, 100 for axial vision.
-        split: How several axes share the planes, see `joformer.frequencies.per_axis`.
+        head_dim: Width of a head; must be even.
+        axes: Number of coordinates per token.
+        base: Base of the geometric spectrum: 10000 for text, 100 for axial vision.
+        split: How several axes share the planes; see `joformer.frequencies.per_axis`.
         scaling: One of `joformer.frequencies.Linear`, `NTK`, `DynamicNTK`, `YaRN`, `Llama3`, `LongRoPE`.
-        planes: Fewer than head_dim / 2 rotate only 2·planes entries of each head (partial rotation).
-        at: Which entries these are: the first ("front") or the last ("end", as in DeepSeek's keys).
-        layout: Which entries of a head form a plane, see `joformer.rotation`.
-        frequencies: A table of your own in place of `base`, `split` and `planes`: ``(axes, planes)``, or ``(heads,
-            axes, planes)`` where heads differ. A zero says that an axis does not rotate a plane, so that sections
-            (M-RoPE, `joformer.frequencies.mrope`), uneven splits and axes per head are all tables.
+        planes: Number of planes; fewer than head_dim / 2 rotate only 2·planes entries of each head (partial rotation).
+        at: Which entries of a head are rotated: the first ("front") or the last ("end", as in DeepSeek's keys).
+        layout: Which entries of a head form a plane; see `joformer.rotation`.
+        frequencies: A custom table that replaces `base`, `split` and `planes`: ``(axes, planes)``, or ``(heads, axes,
+            planes)`` if heads differ. A zero means that an axis does not rotate a plane. Tables can therefore express
+            sections (M-RoPE, `joformer.frequencies.mrope`), uneven splits and different axes per head.
 
     Raises:
-        ValueError: If widths, axes, planes or the table do not fit each other.
+        ValueError: If widths, axes, planes or the table are incompatible.
 
     Example:
         >>> from joformer import positions
@@ -66,7 +66,7 @@ class FixedFrames(FlatModule):
     ) -> None:
         if not isinstance(base, (int, float)) or (scaling is not None and not hasattr(scaling, "apply")):
             raise ValueError(
-                "base is a number, scaling one of those in joformer.frequencies; a table of frequencies goes to "
+                "base must be a number, scaling one of those in joformer.frequencies; pass a table of frequencies as "
                 f"frequencies=; got base={base!r}, scaling={scaling!r}"
             )
         heads, table = 1, None
@@ -85,7 +85,7 @@ class FixedFrames(FlatModule):
         return table if self.scaling is None else self.scaling.apply(table, self.base)
 
     def spectra(self) -> tuple[Tensor, Tensor]:
-        """The spectrum twice, (axes, 1, heads, planes of an axis): it stays as it starts."""
+        """The spectrum twice, (axes, 1, heads, planes of an axis): it is not trained."""
         steps = self._steps(torch.device("cpu")).transpose(0, 1).unsqueeze(1)
         return steps, steps
 
@@ -95,7 +95,7 @@ class FixedFrames(FlatModule):
             return self._ready[device]
         steps = self.frequencies(device)
         steps = steps if steps.dim() == 3 else steps.unsqueeze(0)
-        # Kept, unless it must not outlive its mode or a scaling of the user's own may change by itself.
+        # Cached, unless it must not outlive its mode, or a custom scaling may change.
         if not traced and type(steps) is Tensor and not steps.is_inference() and isinstance(self.scaling, _UNCHANGING):
             self._ready[device] = steps
         return steps
@@ -103,7 +103,7 @@ class FixedFrames(FlatModule):
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name in ("base", "scaling", "split", "axes", "planes", "table"):
-            self.__dict__["_ready"] = {}  # made with what was set before
+            self.__dict__["_ready"] = {}  # cached values depend on these
 
     def angles(self, positions: Tensor, x: Tensor | None = None) -> Float[Tensor, "batch tokens heads planes"]:
         """θ = ω·t, float64."""
@@ -111,11 +111,11 @@ class FixedFrames(FlatModule):
         return linear_angles(known, self._steps(known.device), self.split, x)
 
     def make(self, given: Inputs) -> FlatFrames:
-        """The frames of one call."""
+        """The frames for one call."""
         return self.flat(self.angles(given.positions, given.x))
 
     def extra_repr(self) -> str:
-        """The arguments that decide the angles."""
+        """The arguments that determine the angles."""
         made = f"base={self.base}, split={self.split!r}" if self.table is None else f"table, heads={self.heads}"
         return f"{self.head_dim}, axes={self.axes}, {made}, planes={self.planes}"
 
@@ -123,7 +123,7 @@ class FixedFrames(FlatModule):
 def _checked_table(
     given: Sequence[Any] | Tensor, head_dim: int, axes: int, planes: int | None, scaling: Scaling | None
 ) -> Float[Tensor, "heads axes planes"]:
-    """The table in float64 on the CPU; one line where it does not fit."""
+    """The table in float64 on the CPU; raises ValueError if it does not fit."""
     table = torch.as_tensor(given, dtype=torch.float64, device="cpu")
     table = table.unsqueeze(0) if table.dim() == 2 else table
     if table.dim() != 3 or table.shape[1] != axes or not 1 <= table.shape[2] <= head_dim // 2 or not len(table):
@@ -132,19 +132,19 @@ def _checked_table(
             f"planes, got {tuple(torch.as_tensor(given).shape)}"
         )
     if planes not in (None, table.shape[2]):
-        raise ValueError(f"the table of frequencies has {table.shape[2]} planes, not planes={planes}: give one of both")
+        raise ValueError(f"the table of frequencies has {table.shape[2]} planes, not {planes}: leave out planes=")
     if not table.isfinite().all():
-        raise ValueError("frequencies must be finite: 0 says that an axis does not rotate a plane")
+        raise ValueError("frequencies must be finite: use 0 where an axis does not rotate a plane")
     if scaling is not None and not isinstance(scaling, Linear):
-        raise ValueError("scalings other than Linear need a base: give base=10000.0, or scale the table yourself")
+        raise ValueError("scalings other than Linear need a base: pass base=10000.0, or scale the table yourself")
     return table
 
 
 class NoFrames(FramesModule):
-    """``A_t = I`` for every token: no positions at all (NoPE). Rotating with it returns its argument.
+    """``A_t = I`` for every token: no positions at all (NoPE). Rotating with these frames returns its argument.
 
     Args:
-        axes: How many coordinates a token has; any number is accepted in the call.
+        axes: Number of coordinates per token; calls accept any number.
 
     Example:
         >>> from joformer import positions
@@ -157,6 +157,6 @@ class NoFrames(FramesModule):
         self.head_dim, self.heads, self.axes = 0, 1, 1 if axes is None else axes
 
     def make(self, given: Inputs) -> FlatFrames:
-        """The frames of one call."""
+        """The frames for one call."""
         device = given.positions.device if given.x is None else given.x.device
         return FlatFrames.of(torch.zeros(1, given.positions.shape[-2], 1, 0, dtype=torch.float32, device=device))

@@ -1,4 +1,4 @@
-"""JoFormer-learned: θ_t = ω·t with ω trained, shared by all layers or one set for each."""
+"""JoFormer-learned: θ_t = ω·t with trained ω, shared by all layers or one set per layer."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from joformer.frequencies import per_axis
 
 
 class LearnedFrames(FlatModule):
-    """``θ_tp = Σ_k ω_kp n_tk`` with ω a parameter that starts from the fixed spectrum of `base`.
+    """``θ_tp = Σ_k ω_kp n_tk`` where ω is a parameter that starts from the fixed spectrum of `base`.
 
-    The parameter `frequencies` is ``(axes, layers, heads, planes)``. Where axial each axis has planes of its own, so
-    that its last dimension is planes // axes and a layer has heads·planes parameters; combined has axes times as many
-    (docs/claims.md row 55).
+    The parameter `frequencies` is ``(axes, layers, heads, planes)``. With an axial split each axis has its own planes,
+    so that the last dimension is planes // axes and a layer has heads·planes parameters; a combined split has axes
+    times as many (docs/claims.md row 55).
 
     Args:
-        head_dim: Width of a head, even.
-        axes: How many coordinates a token has.
-        heads: 1, shared by all heads, or the number of key/value heads.
-        layers: 1, shared by all layers, or the number of layers, chosen by `layer` in the call.
-        split: How several axes share the planes, see `joformer.frequencies.per_axis`.
-        base: Of the spectrum at the start.
-        planes: Fewer than head_dim / 2 rotate only 2·planes entries of each head.
-        at: Which entries these are: the first ("front") or the last ("end").
-        layout: Which entries of a head form a plane, see `joformer.rotation`.
+        head_dim: Width of a head; must be even.
+        axes: Number of coordinates per token.
+        heads: 1 (shared by all heads) or the number of key/value heads.
+        layers: 1 (shared by all layers) or the number of layers, selected by `layer` in the call.
+        split: How several axes share the planes; see `joformer.frequencies.per_axis`.
+        base: Base of the initial spectrum.
+        planes: Number of planes; fewer than head_dim / 2 rotate only 2·planes entries of each head.
+        at: Which entries of a head are rotated: the first ("front") or the last ("end").
+        layout: Which entries of a head form a plane; see `joformer.rotation`.
 
     Raises:
-        ValueError: If widths, axes, planes, heads or layers do not fit each other.
+        ValueError: If widths, axes, planes, heads or layers are incompatible.
 
     Example:
         >>> from joformer import positions
@@ -71,7 +71,7 @@ class LearnedFrames(FlatModule):
         return start[:, None, None, :].expand_as(self.frequencies)
 
     def spectra(self) -> tuple[Tensor, Tensor]:
-        """Frequencies at the start, rounded as the parameter is, and now: (axes, layers, heads, planes of an axis)."""
+        """Frequencies at the start, rounded like the parameter, and now: (axes, layers, heads, planes of an axis)."""
         now = self.frequencies.detach()
         return self._start().to(now.dtype).double(), now.double()
 
@@ -80,15 +80,15 @@ class LearnedFrames(FlatModule):
     ) -> Float[Tensor, "batch tokens heads planes"]:
         """θ = ω·t, float64."""
         if not 0 <= layer < self.layers:
-            raise ValueError(f"layer must be 0 … {self.layers - 1} of these frames, got {layer}")
+            raise ValueError(f"layer must be 0 … {self.layers - 1} for these frames, got {layer}")
         known = coordinates(positions, self.axes, x)
         steps = self.frequencies[:, layer].movedim(0, 1).to(device=known.device, dtype=known.dtype)
         return linear_angles(known, steps, self.split, x)
 
     def make(self, given: Inputs) -> FlatFrames:
-        """The frames of one call."""
+        """The frames for one call."""
         return self.flat(self.angles(given.positions, given.x, layer=given.layer))
 
     def extra_repr(self) -> str:
-        """The arguments that decide the parameters."""
+        """The arguments that determine the parameters."""
         return f"{self.head_dim}, axes={self.axes}, heads={self.heads}, layers={self.layers}, split={self.split!r}"

@@ -1,7 +1,7 @@
-"""JoFormer-projected: θ_t = ω·t + W₂ GELU(W₁ LN(x_t)), angles read from the residual stream.
+"""JoFormer-projected: θ_t = ω·t + W₂ GELU(W₁ LN(x_t)), angles computed from the residual stream.
 
-The paper's formula has no ω·t, and zeroing all of the projector kills its gradient: here only W₂ starts at zero, and
-only where there is ω·t to start from (docs/claims.md rows 23 and 24). W₂ has no bias: it would be gauge.
+The paper's formula has no ω·t, and initialising the whole projector to zero kills its gradient: here only W₂ starts at
+zero, and only if there is an ω·t to start from (docs/claims.md rows 23 and 24). W₂ has no bias: it would be gauge.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Steps = Literal["projected", "selective", "carope"]
 
 
 class Projector(nn.Module):
-    """``W₂ GELU(W₁ LN(x))``: (batch, tokens, dim) → (batch, tokens, out), never in less than float32.
+    """``W₂ GELU(W₁ LN(x))``: (batch, tokens, dim) → (batch, tokens, out), in float32 or wider.
 
     Args:
         dim: Width of x.
@@ -57,7 +57,7 @@ class Projector(nn.Module):
 
     def forward(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens out"]:
         """The projection of each token."""
-        (dim,) = self.norm.normalized_shape  # of the norm, since servers replace linear layers by ones of their own
+        (dim,) = self.norm.normalized_shape  # from the norm, since serving engines replace linear layers
         if x.shape[-1] != dim:
             raise ValueError(f"x must be (batch, tokens, dim={dim}), got {tuple(x.shape)}")
         with without_autocast(x.device):
@@ -65,7 +65,7 @@ class Projector(nn.Module):
 
 
 class ContentFrames(FlatModule):
-    """Angles from content on top of fixed or learned ones: what projected and cumulative frames have in common."""
+    """Base class of projected and cumulative frames: angles from content, added to fixed or learned ones."""
 
     content = True
 
@@ -86,7 +86,7 @@ class ContentFrames(FlatModule):
         frequency_base: float | None = None,
     ) -> None:
         if isinstance(base, str):
-            warnings.warn(f"base is a number: write on={base!r}", DeprecationWarning, stacklevel=2)
+            warnings.warn(f"base must be a number: write on={base!r}", DeprecationWarning, stacklevel=2)
             on, base = base, 10000.0
         if frequency_base is not None:
             warnings.warn(f"frequency_base is now base={frequency_base}", DeprecationWarning, stacklevel=2)
@@ -97,12 +97,12 @@ class ContentFrames(FlatModule):
             on = "fixed" if steps == "projected" else "none"
         if steps != "projected" and (on != "none" or axes > 1 or not self.stateful):
             raise ValueError(
-                f"steps={steps!r} are summed along a sequence and have frequencies of their own: use them in "
+                f"steps={steps!r} are summed along a sequence and have their own frequencies: use them in "
                 f"CumulativeFrames with one axis and on='none'"
             )
         super().__init__(head_dim, axes=axes, heads=heads, split=split, planes=planes, at=at, layout=layout)
         self.dim, self.on, self.steps, planes = dim, on, steps, self.planes
-        # Named as in saved files, whose keys are base.frequencies.
+        # The name must match saved files, whose keys are base.frequencies.
         self.base: FixedFrames | LearnedFrames | None = None
         if on == "fixed":
             self.base = FixedFrames(head_dim, axes=axes, split=split, base=base, planes=planes)
@@ -113,7 +113,7 @@ class ContentFrames(FlatModule):
         self.projector: Any = self.make_projector(base)
 
     def make_projector(self, base: float) -> nn.Module:
-        """Content to angles; zero at the start where there are others to start from."""
+        """Maps content to angles; zero at the start if there are other angles to start from."""
         return Projector(self.dim, self.heads * self.planes, zero=self.base is not None)
 
     def reset_parameters(self) -> None:
@@ -124,17 +124,17 @@ class ContentFrames(FlatModule):
 
     @property
     def ground(self) -> FixedFrames | LearnedFrames | None:
-        """The frames of ω·t that content is added to, None where it is added to nothing."""
+        """The frames of ω·t that content is added to; None if it is added to nothing."""
         return self.base
 
     def spectra(self) -> tuple[Tensor, Tensor] | None:
-        """Those of ω·t, None without it."""
+        """The spectra of ω·t; None without it."""
         return None if self.base is None else self.base.spectra()
 
     def checked(self, given: Inputs) -> tuple[Tensor, Bool[Tensor, "batch tokens"]]:
         """The content, and which tokens have coordinates; raises ValueError for a missing x."""
         if given.x is None:
-            raise ValueError(f"{type(self).__name__} needs the tokens' content: call it as module(positions, x)")
+            raise ValueError(f"{type(self).__name__} needs the content of the tokens: call it as module(positions, x)")
         coordinates(given.positions, self.axes, given.x)  # for its checks
         known = located(given.positions).to(given.x.device)
         return given.x, known if known.dim() == 2 else known.unsqueeze(0)
@@ -145,25 +145,25 @@ class ProjectedFrames(ContentFrames):
 
     About 1.5·dim² parameters.
 
-    Selective RoPE and CARoPE sum their angles up: see `CumulativeFrames`.
+    Selective RoPE and CARoPE sum their angles: see `CumulativeFrames`.
 
     Args:
         dim: Width of the tokens x.
-        head_dim: Width of a head, even.
-        heads: How many heads have angles of their own; with grouped queries the number of key/value heads.
-        axes: How many coordinates a token has.
+        head_dim: Width of a head; must be even.
+        heads: Number of heads that have their own angles; with grouped queries, the number of key/value heads.
+        axes: Number of coordinates per token.
         on: Which angles ω·t the content is added to: "fixed" (the default), "learned" or "none". With "none" the frames
-            know content but no order: use a causal mask then.
+            encode content but no order: use a causal mask.
         steps: "projected"; the others are for `CumulativeFrames`.
-        split: How several axes share the planes, see `joformer.frequencies.per_axis`.
-        base: Of the spectrum ω.
-        planes: Fewer than head_dim / 2 rotate only 2·planes entries of each head.
-        at: Which entries these are: the first ("front") or the last ("end").
-        layout: Which entries of a head form a plane, see `joformer.rotation`.
+        split: How several axes share the planes; see `joformer.frequencies.per_axis`.
+        base: Base of the spectrum ω.
+        planes: Number of planes; fewer than head_dim / 2 rotate only 2·planes entries of each head.
+        at: Which entries of a head are rotated: the first ("front") or the last ("end").
+        layout: Which entries of a head form a plane; see `joformer.rotation`.
         frequency_base: Deprecated name of `base`.
 
     Raises:
-        ValueError: If widths, axes, planes or heads do not fit each other.
+        ValueError: If widths, axes, planes or heads are incompatible.
 
     Example:
         >>> from joformer import positions
@@ -173,7 +173,7 @@ class ProjectedFrames(ContentFrames):
     """
 
     def make(self, given: Inputs) -> FlatFrames:
-        """The frames of one call."""
+        """The frames for one call."""
         x, known = self.checked(given)
         angles = self.projector(x).unflatten(-1, (self.heads, self.planes)) * known[..., None, None]
         if self.base is not None:

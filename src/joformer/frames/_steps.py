@@ -1,4 +1,4 @@
-"""Steps φ(x_s) that others sum up to angles, in place of our W₂ GELU(W₁ LN(x)); both count the token itself, s ≤ t.
+"""Steps φ(x_s) of other methods, used instead of W₂ GELU(W₁ LN(x)); both sums include the token itself, s ≤ t.
 
     selective   φ_b = ω_b σ(w·x̂ + c) (W₂ W₁ x̂)_b      x̂ = x, each head's part of it at length 1       (Selective RoPE)
     carope      φ_b = f^b,  f = 1 / (1 + softplus(w·x + c))                                             (CARoPE)
@@ -21,11 +21,11 @@ RANK = 16  # of W₂ W₁, the authors' default
 
 
 class SelectiveSteps(nn.Module):
-    """``ω_b σ(w·x̂ + c) (W₂ W₁ x̂)_b``: (batch, tokens, dim) → (batch, tokens, heads · planes), a gate for each head.
+    """``ω_b σ(w·x̂ + c) (W₂ W₁ x̂)_b``: (batch, tokens, dim) → (batch, tokens, heads · planes), one gate per head.
 
-    It is the authors' module (github.com/timurcarstensen/selective-rope) with its gate and a convolution of width 1,
-    whose one weight per plane W₂ has already. Wider ones mix the steps of neighbours: a sequence could then not be
-    continued from an angle, and in a packed row they would reach into the sequence before.
+    This is the authors' module (github.com/timurcarstensen/selective-rope) with its gate and a convolution of width 1,
+    whose single weight per plane is absorbed in W₂. Wider convolutions mix the steps of neighbours: a sequence could
+    then not be continued from an angle, and in a packed row they would reach into the previous sequence.
 
     Example:
         >>> SelectiveSteps(8, heads=2, planes=3, base=10000.0)(torch.rand(2, 5, 8)).shape
@@ -35,7 +35,7 @@ class SelectiveSteps(nn.Module):
     def __init__(self, dim: int, heads: int, planes: int, base: float) -> None:
         super().__init__()
         if dim % heads:
-            raise ValueError(f"selective steps need a dim that divides into heads, got dim={dim} and heads={heads}")
+            raise ValueError(f"selective steps need dim to be a multiple of heads, got dim={dim} and heads={heads}")
         self.dim, self.heads, self.planes, self.base = dim, heads, planes, base
         self.w1 = nn.Linear(dim, RANK, bias=False, dtype=torch.float32)
         self.w2 = nn.Linear(RANK, heads * planes, bias=False, dtype=torch.float32)
@@ -60,7 +60,7 @@ class SelectiveSteps(nn.Module):
 class BoundedSteps(nn.Module):
     """``f^b``, b = 0 … planes − 1, ``f = 1 / (1 + softplus(w·x + c))`` in (0, 1): (batch, tokens, heads · planes).
 
-    The paper has no c. It is here so that f starts at base^(−1 / planes) with w = 0: RoPE, as the paper wants it.
+    The paper has no c. It is added so that f starts at base^(−1 / planes) with w = 0: RoPE, as the paper intends.
 
     Example:
         >>> from joformer.frequencies import geometric

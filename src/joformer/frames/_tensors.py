@@ -1,4 +1,4 @@
-"""What all frames values do with their tensors: select tokens, move to a device, be a pytree."""
+"""What all frames values share: selecting tokens, moving to a device, registration as a pytree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def select(t: Tensor, tokens: slice | Sequence[int] | Tensor) -> Tensor:
         return t[:, tokens]
     index = torch.as_tensor(tokens, device=t.device)
     if index.dtype == torch.bool:
-        raise ValueError("tokens to select are given by their indices: use mask.nonzero().flatten()")
+        raise ValueError("tokens must be selected by their indices, not by a mask: use mask.nonzero().flatten()")
     if index.dim() == 1:
         return t.index_select(1, index)
     if index.dim() != 2:
@@ -34,7 +34,7 @@ def select(t: Tensor, tokens: slice | Sequence[int] | Tensor) -> Tensor:
 
 
 def register(cls: type, tensors: tuple[str, ...], rest: tuple[str, ...]) -> None:
-    """Frames are pytrees, so that vmap, export and checkpointing see the tensors inside."""
+    """Registers a class of frames as a pytree, so that vmap, export and checkpointing see the tensors inside."""
 
     def flatten(value: Any) -> tuple[list[Any], tuple[Any, ...]]:
         return [getattr(value, name) for name in tensors], tuple(getattr(value, name) for name in rest)

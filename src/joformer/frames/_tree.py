@@ -1,13 +1,13 @@
-"""Tree frames: a node's frame is composed of its branches' generators, on the path from the root down.
+"""Tree frames: the frame of a node is the product of the generators of the branches on its path from the root.
 
     A_node = R_{b_1} R_{b_2} ⋯ R_{b_L}          or, with a generator per depth,   R_{1,b_1} R_{2,b_2} ⋯ R_{L,b_L}
-    θ_node = Σ_d ω[b_d]                         or   Σ_d ω[d, b_d]                where they commute: angles add
+    θ_node = Σ_d ω[b_d]                         or   Σ_d ω[d, b_d]                if they commute: angles add
 
-A journey A_dst⁻¹ A_src goes up from src to the common ancestor and down to dst: what the two paths share cancels,
-commuting or not. Commuting generators see the order of branches only where each depth has its own; dense ones
-always do. The encoding of Shiv and Quirk (2019) is depth-indexed, commuting, with right angles: `one_hot`.
-Paper: "Toral Classification", which names tree encodings as a special case without deriving them (docs/claims.md
-row 14).
+A journey A_dst⁻¹ A_src goes up from src to the common ancestor and down to dst: the shared part of the two paths
+cancels, whether generators commute or not. Commuting generators distinguish the order of branches only if each depth
+has its own; dense ones always do. The encoding of Shiv and Quirk (2019) is depth-indexed, commuting, with right angles:
+`one_hot`. Paper: "Toral Classification", which mentions tree encodings as a special case without deriving them
+(docs/claims.md row 14).
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from joformer.frequencies import per_axis
 
 
 class OnTrees(FramesModule):
-    """Frames whose positions are paths: what commuting and dense tree frames have in common."""
+    """Base class of frames whose positions are paths, commuting or dense."""
 
-    shift_invariant = False  # paths have no displacement
+    shift_invariant = False  # paths cannot be displaced
 
     def set_tree(self, branches: int, depth: int | None) -> None:
-        """Sets the tree that paths are on."""
+        """Sets the size of the tree."""
         if branches < 1 or (depth is not None and depth < 1):
             raise ValueError(f"branches and depth must be 1 or more, got branches={branches}, depth={depth}")
         self.axes, self.branches, self.depth = branches, branches, depth
 
     def paths(self, positions: Tensor, x: Tensor | None) -> Int[Tensor, "batch nodes depth"]:
-        """The branch taken at each depth, and `branches`, which is none of them, below the node."""
+        """The branch taken at each depth; below the node `branches`, which is not a branch."""
         if not isinstance(positions, Tensor) or positions.dim() not in (2, 3) or not positions.shape[-1]:
             given = tuple(positions.shape) if isinstance(positions, Tensor) else type(positions).__name__
             raise ValueError(
@@ -51,7 +51,7 @@ class OnTrees(FramesModule):
         below = positions.to(known.device).isnan().view(known.shape)
         if self.depth is not None and known.shape[-1] > self.depth:
             raise ValueError(f"paths are {known.shape[-1]} deep but the frames have depth={self.depth}")
-        # Reading values would stall a GPU and break a graph, so only where it is free.
+        # Reading values would stall a GPU and break a graph: only where it is free.
         if known.device.type == "cpu" and not torch.compiler.is_compiling() and not below.all():
             if (below[..., :-1] & ~below[..., 1:]).any():
                 raise ValueError("a path has a branch below its end (NaN in the middle): see positions.tree")
@@ -64,30 +64,30 @@ class OnTrees(FramesModule):
         return known.masked_fill(below, self.branches).long()
 
     def extra_repr(self) -> str:
-        """The arguments that decide the parameters."""
+        """The arguments that determine the parameters."""
         return f"{self.head_dim}, branches={self.branches}, depth={self.depth}, heads={self.heads}"
 
 
 class TreeFrames(OnTrees, FlatModule):
     """``θ_node = Σ_d ω[d, b_d]``, one trained generator per branch and depth: (batch or 1, nodes, heads, planes).
 
-    Positions are paths, (nodes, depth) or (batch, nodes, depth), as `positions.tree` makes them: the branch taken at
+    Positions are paths, (nodes, depth) or (batch, nodes, depth), as returned by `positions.tree`: the branch taken at
     each depth, NaN below the node. The parameter `generators` is (depth or 1, heads, branches, planes). These frames
     commute; `DenseTreeFrames` do not.
 
     Args:
-        head_dim: Width of a head, even.
-        branches: How many branches a node may have.
-        depth: Of the deepest node, for generators of its own at each depth; None shares them.
-        heads: 1, shared by all heads, or the number of key/value heads.
-        base: Of the spectrum that generators start from.
-        angles: A table to start from in place of it, ``(depth or 1, branches, planes)``.
-        planes: Fewer than head_dim / 2 rotate only 2·planes entries of each head.
-        at: Which entries these are: the first ("front") or the last ("end").
-        layout: Which entries of a head form a plane, see `joformer.rotation`.
+        head_dim: Width of a head; must be even.
+        branches: Maximum number of branches of a node.
+        depth: Maximum depth of a node, for separate generators at each depth; None shares them.
+        heads: 1 (shared by all heads) or the number of key/value heads.
+        base: Base of the spectrum that the generators start from.
+        angles: A table to start from instead, ``(depth or 1, branches, planes)``.
+        planes: Number of planes; fewer than head_dim / 2 rotate only 2·planes entries of each head.
+        at: Which entries of a head are rotated: the first ("front") or the last ("end").
+        layout: Which entries of a head form a plane; see `joformer.rotation`.
 
     Raises:
-        ValueError: If widths, planes, heads, the tree or the table do not fit each other.
+        ValueError: If widths, planes, heads, the tree or the table are incompatible.
 
     Example:
         >>> from joformer import positions
@@ -109,7 +109,7 @@ class TreeFrames(OnTrees, FlatModule):
         layout: Layout = "interleaved",
     ) -> None:
         if not isinstance(base, (int, float)):
-            warnings.warn("base is a number: write angles= for a table", DeprecationWarning, stacklevel=2)
+            warnings.warn("base must be a number: write angles= for a table", DeprecationWarning, stacklevel=2)
             base, angles = 10000.0, base
         super().__init__(head_dim, axes=1, heads=heads, split="combined", planes=planes, at=at, layout=layout)
         self.set_tree(branches, depth)
@@ -134,24 +134,24 @@ class TreeFrames(OnTrees, FlatModule):
         heads: int = 1,
         layout: Layout = "interleaved",
     ) -> TreeFrames:
-        """Shiv and Quirk's encoding as frames: branch b at depth d rotates one plane of its own, (d, b), by π/2.
+        """Shiv and Quirk's encoding as frames: branch b at depth d rotates its own plane (d, b) by π/2.
 
-        Their code x of a node is one slot per depth, the slot the one-hot vector of the branch, scaled by
-        decay^depth. With depth·branches planes and the angles arccos(1 − decay^{2 depth}), which is π/2 where there is
-        no decay, the journey between two nodes knows the distance of their codes exactly,
+        Their code x of a node has one slot per depth, which holds the one-hot vector of the branch scaled by
+        decay^depth. With depth·branches planes and the angles arccos(1 − decay^{2 depth}), which is π/2 without decay,
+        the journey between two nodes determines the distance of their codes exactly,
 
             Σ_planes cos(θ_src − θ_dst) = planes − ‖x_src − x_dst‖²,
 
-        hence their inner product, as the root's code is 0. Depth is counted from the root here, so that what
-        two nodes share cancels. Theirs is a stack with the newest branch first: give paths reversed for that.
-        The angles are a start, trained like any others unless ``requires_grad_(False)`` fixes them.
+        hence also their inner product, because the code of the root is 0. Here depth is counted from the root, so that
+        the shared part of two paths cancels. Theirs is a stack with the newest branch first: pass reversed paths for
+        that. The angles are initial values and are trained, unless ``requires_grad_(False)`` freezes them.
 
         Args:
             head_dim: Width of a head; default 2·depth·branches.
-            branches: How many branches a node may have.
-            depth: Of the deepest node.
+            branches: Maximum number of branches of a node.
+            depth: Maximum depth of a node.
             decay: Factor from one depth to the next, in (0, 1].
-            heads: 1, shared by all heads, or the number of key/value heads.
+            heads: 1 (shared by all heads) or the number of key/value heads.
             layout: Which entries of a head form a plane.
 
         Returns:
@@ -168,7 +168,7 @@ class TreeFrames(OnTrees, FlatModule):
             [[0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [1, 0, 1, 0]]
         """
         if not 0 < decay <= 1:
-            raise ValueError(f"decay {decay} is not a factor from one depth to the next: it must be in (0, 1]")
+            raise ValueError(f"decay is the factor from one depth to the next and must be in (0, 1], got {decay}")
         planes = depth * branches
         head_dim = 2 * planes if head_dim is None else head_dim
         each = [math.acos(1 - decay ** (2 * d)) for d in range(depth) for _ in range(branches)]
@@ -177,7 +177,7 @@ class TreeFrames(OnTrees, FlatModule):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Sets the generators to their start."""
+        """Sets the generators to their initial values."""
         # One axis per branch and depth, so that no two of them start with the same angles.
         start, count = self.start, self.generators.shape[0] * self.branches
         if start is None:
@@ -185,7 +185,7 @@ class TreeFrames(OnTrees, FlatModule):
         self.generators.copy_(start.view(-1, 1, self.branches, self.planes).expand_as(self.generators))
 
     def make(self, given: Inputs) -> FlatFrames:
-        """The frames of one call."""
+        """The frames for one call."""
         paths = self.paths(given.positions, given.x)
         generators = self.generators.to(device=paths.device, dtype=torch.float64)
         taken = (paths.unsqueeze(-1) == torch.arange(self.branches, device=paths.device)).to(generators.dtype)
@@ -200,13 +200,13 @@ class DenseTreeFrames(OnTrees):
     """``R_b = expm(M_b − M_bᵀ)`` over the whole head: matrices (batch or 1, nodes, heads, 1, head_dim, head_dim).
 
     Positions are paths as for `TreeFrames`. M is the parameter `generators`, (depth or 1, heads, branches, head_dim,
-    head_dim). Curved: left-right is another node than right-left even where all depths share their generators.
+    head_dim). Curved: left-right and right-left are different nodes even if all depths share their generators.
 
     Args:
         head_dim: Width of a head, 2 or more.
-        branches: How many branches a node may have.
-        depth: Of the deepest node, for generators of its own at each depth; None shares them.
-        heads: 1, shared by all heads, or the number of key/value heads.
+        branches: Maximum number of branches of a node.
+        depth: Maximum depth of a node, for separate generators at each depth; None shares them.
+        heads: 1 (shared by all heads) or the number of key/value heads.
 
     Raises:
         ValueError: If width, heads or the tree are too small.
@@ -223,7 +223,7 @@ class DenseTreeFrames(OnTrees):
         check_heads(heads)
         self.set_tree(branches, depth)
         if head_dim < 2:
-            raise ValueError(f"head_dim {head_dim} has no rotations: it must be 2 or more")
+            raise ValueError(f"head_dim {head_dim} is too small for a rotation: it must be 2 or more")
         self.head_dim, self.heads = head_dim, heads
         shape = (depth or 1, heads, branches, head_dim, head_dim)
         self.generators = nn.Parameter(torch.empty(shape, dtype=torch.float32))
@@ -231,11 +231,11 @@ class DenseTreeFrames(OnTrees):
 
     def reset_parameters(self) -> None:
         """Draws new generators."""
-        # Eigenvalues of M − Mᵀ then lie within about ± 1.4 radians per branch, as with `DenseFrames`.
+        # The eigenvalues of M − Mᵀ are then within about ± 1.4 radians per branch, as in `DenseFrames`.
         nn.init.normal_(self.generators, std=0.5 / self.head_dim**0.5)
 
     def make(self, given: Inputs) -> CurvedFrames:
-        """The frames of one call."""
+        """The frames for one call."""
         device = self.generators.device if given.x is None else given.x.device
         paths = self.paths(given.positions, given.x).to(device)
         # In float32 the product of a hundred branches is no longer orthogonal.
@@ -247,7 +247,7 @@ class DenseTreeFrames(OnTrees):
             each = [steps[0 if self.depth is None else d] for d in range(paths.shape[-1])]
             if readable(paths):
                 matrices = _shared_products(each, paths.flatten(0, 1)).unflatten(0, paths.shape[:2])
-            else:  # where counting what is shared would wait for the device or break a graph
+            else:  # finding shared paths would wait for the device or break a graph
                 matrices = reduce(torch.matmul, (step[paths[..., d]] for d, step in enumerate(each)))
         return CurvedFrames(matrices.unsqueeze(3).to(self.generators.dtype))
 
@@ -255,7 +255,7 @@ class DenseTreeFrames(OnTrees):
 def _shared_products(
     steps: Sequence[Float[Tensor, "branches heads n n"]], paths: Int[Tensor, "nodes depth"]
 ) -> Float[Tensor, "nodes heads n n"]:
-    """∏_d steps[d][b_d] of each path, the last branch being the identity; what paths share is multiplied once.
+    """∏_d steps[d][b_d] of each path; the last branch is the identity, and shared parts are multiplied once.
 
     >>> twice = 2 * torch.eye(2).view(1, 1, 2, 2)
     >>> steps = [torch.cat((twice, twice / 2))] * 2

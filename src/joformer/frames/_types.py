@@ -1,10 +1,11 @@
-"""Frames as values: what each token carries, A_t, and what is derived from it once and shared.
+"""Frames values: the operator A_t of each token, and the tensors derived from it once and shared.
 
     FlatFrames     A_t = diag(R(θ_t1), …, R(θ_tP))   one angle per plane; all frames commute
-    CurvedFrames   A_t a block-diagonal matrix       in general they do not; orthogonal, or given with its inverse
+    CurvedFrames   A_t a block-diagonal matrix       frames need not commute; orthogonal, or given with its inverse
     JointFrames    A_t = diag(A_t¹, A_t², …)         both kinds side by side in a head
 
-A value is made by a frames module, serves q, k, v and o of every layer that shares it, and lives for one forward pass.
+A value is computed by a frames module, is used for q, k, v and o of every layer that shares it, and lives for one
+forward pass.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from joformer.frames._tensors import register, select
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-# Which entries of a head form a plane, see `joformer.rotation`.
+# Which entries of a head form a plane; see `joformer.rotation`.
 Layout = Literal["interleaved", "half"]
 # Which entries of a head wider than its planes are rotated: the first or the last.
 At = Literal["front", "end"]
 
 
 def check_planes(layout: str, at: str = "front") -> None:
-    """Raises ValueError for what is no layout, or no end of a head."""
+    """Raises ValueError for an unknown `layout` or `at`."""
     if layout not in ("interleaved", "half"):
         raise ValueError(f"layout must be 'interleaved' or 'half', got {layout!r}")
     if at not in ("front", "end"):
@@ -40,9 +41,9 @@ def check_planes(layout: str, at: str = "front") -> None:
 
 
 def cos_sin(angles: Tensor, dtype: torch.dtype, layout: Layout) -> Float[Tensor, "... planes 2"]:
-    """(…, planes) angles as (…, planes, 2), evaluated in the angles' own precision before rounding.
+    """cos and sin of angles (…, planes) as (…, planes, 2), evaluated in the angles' own precision before rounding.
 
-    The memory order is the one that the layout's kernel reads contiguously; the logical shape is the same.
+    The memory order is the one that the kernel of this layout reads contiguously; the logical shape is the same.
     """
     wide = angles if angles.dtype == torch.float64 else angles.to(dtype)
     both = wide.cos(), wide.sin()
@@ -52,19 +53,19 @@ def cos_sin(angles: Tensor, dtype: torch.dtype, layout: Layout) -> Float[Tensor,
 
 @dataclass(frozen=True, eq=False)
 class FlatFrames:
-    """A commuting frame per token, ``A_t = diag(R(θ_t1), …, R(θ_tP))``. Build it with `FlatFrames.of(angles)`.
+    """Commuting frames, one per token: ``A_t = diag(R(θ_t1), …, R(θ_tP))``. Build them with `FlatFrames.of(angles)`.
 
     Args:
-        angles: ``(batch or 1, tokens, heads or 1, planes)``, float32 or float64. Zero planes is the identity.
+        angles: ``(batch or 1, tokens, heads or 1, planes)``, float32 or float64. Zero planes are the identity.
         cos_sin: ``(…, planes, 2)``, float32, computed once and shared by q, k, v, o and by every layer that uses the
             same frames.
-        layout: Which entries of a head form a plane, see `joformer.rotation`.
-        content: Whether the angles depend on the tokens' content.
-        end: The angle one step after the last token, ``(batch, 1, heads, planes)``, or after each one: the state with
+        layout: Which entries of a head form a plane; see `joformer.rotation`.
+        content: Whether the angles depend on the content of the tokens.
+        end: The angle one step after the last token, ``(batch, 1, heads, planes)``, or after each token: the state from
             which cumulative frames continue.
         at: Which entries of a head wider than 2·planes are rotated, the first ("front") or the last ("end"); the
-            others stay as they are (partial rotation).
-        head_dim: Width of the heads that they are for, in attention; None for any that is wide enough.
+            others are left unchanged (partial rotation).
+        head_dim: Width of the heads these frames are made for, checked by attention; None for any that is wide enough.
 
     Example:
         >>> frames = FlatFrames.of(torch.zeros(1, 5, 1, 4))
@@ -98,8 +99,8 @@ class FlatFrames:
             angles: ``(batch or 1, tokens, heads or 1, planes)``, float32 or float64.
             layout: Which entries of a head form a plane: "interleaved" or "half" (GPT-NeoX, Hugging Face).
             at: Which entries of a wider head are rotated: the first ("front") or the last ("end").
-            content: Whether the angles depend on the tokens' content.
-            end: The angles one step after the last token, which continue cumulative frames.
+            content: Whether the angles depend on the content of the tokens.
+            end: The angles one step after the last token, from which cumulative frames continue.
             head_dim: Width of the heads that they are for, as frames modules say it: attention with others raises. By
                 default any that is wide enough.
 
@@ -107,7 +108,7 @@ class FlatFrames:
             Frames with cos and sin computed in the angles' precision.
 
         Raises:
-            ValueError: If the shape, the precision or an option is none of these.
+            ValueError: If the shape, the precision or an option is invalid.
 
         Example:
             >>> FlatFrames.of(torch.zeros(1, 5, 1, 4), at="end")
@@ -125,12 +126,12 @@ class FlatFrames:
 
     @classmethod
     def from_cos_sin(cls, cos: Tensor, sin: Tensor, *, layout: Layout = "half", at: At = "front") -> FlatFrames:
-        """Frames from tables that you already have: ``θ = atan2(sin, cos)``.
+        """Frames from existing tables of cosines and sines: ``θ = atan2(sin, cos)``.
 
         Args:
             cos: One cosine per plane, ``(tokens, planes)``, ``(batch, tokens, planes)`` or ``(batch, tokens, heads,
-                planes)``, float32 or float64. Tables that hold every plane twice (Hugging Face's, as wide as a head)
-                are cut to one half first: ``cos[..., : head_dim // 2]``.
+                planes)``, float32 or float64. If the tables hold every plane twice (like Hugging Face's, which are as
+                wide as a head), pass one half: ``cos[..., : head_dim // 2]``.
             sin: The sines, of the same shape.
             layout: Which entries of a head form a plane: "half" (GPT-NeoX, Hugging Face) or "interleaved".
             at: Which entries of a wider head are rotated: the first ("front") or the last ("end").
@@ -139,7 +140,7 @@ class FlatFrames:
             Frames that rotate by these tables.
 
         Raises:
-            ValueError: If the shapes do not fit, the precision is too low, or, in eager mode on the CPU, the tables are
+            ValueError: If the shapes are wrong, the precision is too low or, in eager mode on the CPU, the tables are
                 scaled: ``cos² + sin² ≠ 1``.
 
         Example:
@@ -158,8 +159,8 @@ class FlatFrames:
             cos, sin = (t.unsqueeze(-2) if t.dim() == 3 else t[None, :, None] for t in (cos, sin))
         if readable(cos) and not torch.allclose(cos**2 + sin**2, torch.ones_like(cos), atol=1e-4):
             raise ValueError(
-                "cos and sin are scaled (cos² + sin² is not 1), as YaRN's tables may be: divide both by that factor "
-                "and give attention scale= instead, since values must be rotated, not stretched"
+                "cos and sin are scaled (cos² + sin² is not 1), as YaRN's tables may be: divide both by the factor "
+                "and pass scale= to attention instead, since values must be rotated, not stretched"
             )
         angles = torch.atan2(sin.to(widest(sin.device)), cos.to(widest(cos.device)))
         return cls.of(angles, layout=layout, at=at)
@@ -171,37 +172,37 @@ class FlatFrames:
 
     @property
     def tokens(self) -> int:
-        """How many tokens there are."""
+        """Number of tokens."""
         return self.angles.shape[1]
 
     @property
     def heads(self) -> int:
-        """How many heads have frames of their own; 1 is shared by all."""
+        """Number of heads that have their own frames; 1 means that all heads share them."""
         return self.angles.shape[2]
 
     @property
     def planes(self) -> int:
-        """How many planes of a head are rotated."""
+        """Number of planes of a head that are rotated."""
         return self.angles.shape[3]
 
     @property
     def width(self) -> int:
-        """How many entries of a head are rotated."""
+        """Number of entries of a head that are rotated."""
         return 2 * self.angles.shape[3]
 
     @property
     def is_identity(self) -> bool:
-        """Whether rotating with these frames returns its argument: no planes."""
+        """Whether rotating with these frames returns its argument, because there are no planes."""
         return self.angles.shape[3] == 0
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What both ends of a journey must have in common."""
+        """What the frames at both ends of a journey must have in common."""
         return self.layout, self.planes, self.at
 
     @property
     def dual(self) -> FlatFrames:
-        """``A_t⁻ᵀ``, which queries are multiplied by: rotations are their own."""
+        """``A_t⁻ᵀ``, by which queries are multiplied; rotations are their own dual."""
         return self
 
     def select(self, tokens: slice | Sequence[int] | Tensor) -> FlatFrames:
@@ -224,7 +225,7 @@ class FlatFrames:
         return replace(self, angles=angles, cos_sin=cos_sin, end=None, _prepared=None)
 
     def shift(self, by: Float[Tensor, "*#shape planes"]) -> FlatFrames:
-        """Frames with the angles ``θ_t + by``: the frames change, no journey does (gauge).
+        """Frames with the angles ``θ_t + by``: the frames change, but no journey does (gauge).
 
         Args:
             by: Angles broadcastable to ``(batch, tokens, heads, planes)``, the same for all tokens.
@@ -245,7 +246,7 @@ class FlatFrames:
         )
 
     def to(self, device: Device) -> FlatFrames:
-        """The same frames on another device, or themselves where that is theirs or None; precision is never changed."""
+        """The same frames on another device (`self` if already there, or for None); precision never changes."""
         if device is None or torch.device(device) == self.angles.device:
             return self
         angles = self.angles
@@ -257,14 +258,14 @@ class FlatFrames:
 
 @dataclass(frozen=True, eq=False)
 class JointFrames:
-    """``A_t = diag(A_t¹, A_t², …)``: frames side by side in a head, each on entries of its own, the first part first.
+    """``A_t = diag(A_t¹, A_t², …)``: several frames side by side in a head, each on its own entries, in order.
 
     Args:
         parts: Flat and curved frames of the same tokens, e.g. camera blocks and rotary planes. Entries of a head after
-            the last part stay as they are.
+            the last part are left unchanged.
 
     Raises:
-        ValueError: If there is no part, the parts have other tokens, or one has a state to continue (cumulative
+        ValueError: If there are no parts, the parts differ in their tokens, or one has a state to continue (cumulative
             frames), which this value does not carry.
 
     Example:
@@ -282,11 +283,11 @@ class JointFrames:
         if not self.parts or any(part.tokens != self.parts[0].tokens for part in self.parts):
             raise ValueError(f"parts must be frames of the same tokens, got {self.parts}")
         if any(part.end is not None for part in self.parts):
-            raise ValueError("cumulative frames cannot be a part of others: nothing would carry their state")
+            raise ValueError("cumulative frames cannot be part of joint frames, which do not carry their state")
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What both ends of a journey must have in common."""
+        """What the frames at both ends of a journey must have in common."""
         return tuple(part.kind for part in self.parts)
 
     @property
@@ -296,22 +297,22 @@ class JointFrames:
 
     @property
     def tokens(self) -> int:
-        """How many tokens there are."""
+        """Number of tokens."""
         return self.parts[0].tokens
 
     @property
     def heads(self) -> int:
-        """How many heads have frames of their own; 1 is shared by all."""
+        """Number of heads that have their own frames; 1 means that all heads share them."""
         return math.lcm(*(part.heads for part in self.parts))
 
     @property
     def width(self) -> int:
-        """How many entries of a head are rotated."""
+        """Number of entries of a head that are rotated."""
         return sum(part.width for part in self.parts)
 
     @property
     def dual(self) -> JointFrames:
-        """``A_t⁻ᵀ``, which queries are multiplied by."""
+        """``A_t⁻ᵀ``, by which queries are multiplied."""
         return JointFrames(tuple(part.dual for part in self.parts))
 
     def select(self, tokens: slice | Sequence[int] | Tensor) -> JointFrames:
@@ -319,11 +320,11 @@ class JointFrames:
         return JointFrames(tuple(part.select(tokens) for part in self.parts))
 
     def shift(self, *by: Tensor) -> JointFrames:
-        """Frames shifted part by part, each as its own `shift` says: no journey changes (gauge)."""
+        """Frames shifted part by part, each by its own `shift`: no journey changes (gauge)."""
         return JointFrames(tuple(part.shift(its) for part, its in zip(self.parts, by, strict=True)))
 
     def to(self, device: Device) -> JointFrames:
-        """The same frames on another device; precision is never changed."""
+        """The same frames on another device; precision never changes."""
         return JointFrames(tuple(part.to(device) for part in self.parts))
 
 
@@ -341,12 +342,12 @@ def is_flat(frames: Frames) -> TypeIs[FlatFrames]:
 
 
 def is_joint(frames: Frames) -> TypeIs[JointFrames]:
-    """Whether frames have parts, each on entries of its own."""
+    """Whether frames have parts, each on its own entries."""
     return isinstance(frames, JointFrames)
 
 
 def check_is_frames(frames: object) -> None:
-    """Raises ValueError for what no frames module has returned."""
+    """Raises ValueError unless `frames` is a frames value."""
     if not isinstance(frames, (FlatFrames, CurvedFrames, JointFrames)):
         raise ValueError(
             f"frames must be what a frames module returns, got {type(frames).__name__}: "
@@ -355,7 +356,7 @@ def check_is_frames(frames: object) -> None:
 
 
 def check_fits(x: Tensor, frames: Frames) -> None:
-    """One-line errors for what cannot be rotated; looks at shapes only."""
+    """Raises ValueError for what cannot be rotated; checks shapes only."""
     if x.dim() != 4:
         raise ValueError(f"x must be (batch, tokens, heads, head_dim), got {tuple(x.shape)}")
     if not x.is_floating_point():
@@ -365,7 +366,7 @@ def check_fits(x: Tensor, frames: Frames) -> None:
 
 
 def check_shapes(batch: int, tokens: int, heads: int, head_dim: int, device: torch.device, frames: Frames) -> None:
-    """One-line errors where frames do not fit a tensor (batch, tokens, heads, head_dim)."""
+    """Raises ValueError if frames do not fit a tensor (batch, tokens, heads, head_dim)."""
     check_is_frames(frames)
     if isinstance(frames, JointFrames):
         for part in frames.parts:
@@ -374,18 +375,18 @@ def check_shapes(batch: int, tokens: int, heads: int, head_dim: int, device: tor
         return
     its = frames.angles if isinstance(frames, FlatFrames) else frames.matrices
     rows, its_tokens, its_heads = its.shape[:3]
-    if its.dtype.itemsize < 4:  # as whatever casts a module's inputs may do
+    if its.dtype.itemsize < 4:  # something may have cast the inputs of a module
         raise ValueError(
-            f"frames are {its.dtype}, which makes other rotations of them: keep float32 or float64, and under FSDP "
+            f"frames are {its.dtype}, which changes the rotations: keep float32 or float64; under FSDP use "
             "MixedPrecisionPolicy(cast_forward_inputs=False)"
         )
     if tokens != its_tokens:
         if heads == its_tokens:
             raise ValueError(
                 f"x {(batch, tokens, heads, head_dim)} looks heads-first: frames have {its_tokens} tokens; "
-                "say format='bhtd', or use x.transpose(1, 2) to get (batch, tokens, heads, head_dim)"
+                "pass format='bhtd', or use x.transpose(1, 2) to get (batch, tokens, heads, head_dim)"
             )
-        raise ValueError(f"x has {tokens} tokens but the frames have {its_tokens}: give each token one frame")
+        raise ValueError(f"x has {tokens} tokens but the frames have {its_tokens}: each token needs one frame")
     if heads % its_heads:
         raise ValueError(
             f"x has {heads} heads but the frames have {its_heads}: frames need 1 head, or a divisor of x's"

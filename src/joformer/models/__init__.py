@@ -1,4 +1,4 @@
-"""Whole layers and models built of journeys: a recurrence, relations, sets in space, the paper's transformers.
+"""Layers and models built with journeys: a recurrence, relations, point sets, the paper's transformers.
 
 >>> import torch
 >>> JourneySSM(32, heads=2)(torch.rand(1, 5, 32))[0].shape

@@ -1,4 +1,4 @@
-"""The pre-norm transformer block that every model here stacks, and the one loop over the layers.
+"""The pre-norm transformer block that all models here stack, and the loop over the layers.
 
 x ← x + Attention(LN(x), frames)        x ← x + W_down GELU(W_up LN(x))
 """
@@ -19,7 +19,7 @@ from joformer.frames import Frames, FramesModule
 
 
 def require_counts(config: object, *names: str) -> None:
-    """Raises ValueError where one of these fields is not 1 or more; None, where it stands for a default, is fine.
+    """Raises ValueError if one of these fields is less than 1; None, which stands for a default, is allowed.
 
     >>> from types import SimpleNamespace
     >>> require_counts(SimpleNamespace(heads=0), "heads")
@@ -33,7 +33,7 @@ def require_counts(config: object, *names: str) -> None:
 
 
 def require_probabilities(**values: float) -> None:
-    """Raises ValueError where one is not in 0 ≤ p < 1.
+    """Raises ValueError unless all values are probabilities, 0 ≤ p < 1.
 
     >>> require_probabilities(dropout=1.0)
     Traceback (most recent call last):
@@ -48,11 +48,11 @@ class Block(nn.Module):
     """x ← x + Attention(LN(x), frames), then x ← x + W_down GELU(W_up LN(x)).
 
     Args:
-        attention: Journey attention of width dim, or another layer that is called like it (_mixers.py).
-        hidden: Width of the feed-forward.
-        bias: Whether the feed-forward has biases.
-        dropout: Probability of dropout, 0 ≤ p < 1, on what each of the two adds.
-        drop_path: Probability, 0 ≤ p < 1, with which a sample skips an addition in training (stochastic depth); the
+        attention: Journey attention of width dim, or another layer with the same call (_mixers.py).
+        hidden: Width of the feed-forward network.
+        bias: Whether the feed-forward network has biases.
+        dropout: Dropout probability, 0 ≤ p < 1, on both residual branches.
+        drop_path: Probability, 0 ≤ p < 1, that a sample skips a residual branch in training (stochastic depth); the
             other samples are scaled up by 1 / (1 − p).
 
     Example:
@@ -90,15 +90,15 @@ class Block(nn.Module):
         inner: Inner | None = None,
         parallel: ContextParallel | None = None,
     ) -> Float[Tensor, "batch tokens dim"]:
-        """What the block makes of its tokens.
+        """Applies the block.
 
         Args:
             x: Tokens, ``(batch, tokens, dim)``.
             frames: Their frames.
             cache: The keys and values of earlier tokens, extended in place.
-            segments: Integers: tokens attend to those of the same segment alone (packed sequences).
-            mask: Who may attend to whom, as in `journey_attention`; only of layers that are journey attention.
-            inner: Computes the weighted sum of the values instead, see `JourneyAttention`.
+            segments: Integers: tokens attend only to tokens of the same segment (packed sequences).
+            mask: As in `journey_attention`; only for layers that are journey attention.
+            inner: Replaces the attention backend; see `JourneyAttention`.
             parallel: The processes that share each sequence.
 
         Returns:
@@ -122,10 +122,10 @@ class Block(nn.Module):
 
 
 def encoder(config: Any, *, bias: bool = True, drop_path: float = 0.0, **attention: Any) -> nn.ModuleList:
-    """The layers of an encoder, by the fields that all configurations have: dim, layers, heads, hidden, …
+    """The layers of an encoder, from the fields that all configurations have: dim, layers, heads, hidden, …
 
-    Deeper layers are skipped more often: never the first, with probability `drop_path` the last. `attention` are
-    further arguments of `JourneyAttention`.
+    Deeper layers are skipped more often: the first never, the last with probability `drop_path`. `attention` are
+    additional arguments of `JourneyAttention`.
 
     >>> from joformer.models import PointsConfig
     >>> len(encoder(PointsConfig(dim=32, layers=3)))
@@ -148,15 +148,15 @@ def encoder(config: Any, *, bias: bool = True, drop_path: float = 0.0, **attenti
 class LayerFrames:
     """The frames of each layer in one forward pass: ``frames = layer_frames(layer, x)``.
 
-    Frames that do not depend on content are made beforehand, once for all layers that share them; the others from the
-    tokens that the layer reads.
+    Frames that do not depend on content are computed in advance, once for all layers that share them; the others are
+    computed from the input of each layer.
 
     Args:
         modules: One frames module per layer; several layers may share one.
         positions: ``(tokens, axes)`` or ``(batch, tokens, axes)``.
-        x: The tokens of the first layer, ``(batch, tokens, dim)``.
-        grid: The shape that the last tokens form.
-        caches: One cache per layer, whose `angles` continue cumulative frames.
+        x: The input of the first layer, ``(batch, tokens, dim)``.
+        grid: The shape of the grid that the last tokens form.
+        caches: One cache per layer; cumulative frames continue from their `angles`.
         parallel: The processes that share each sequence.
 
     Example:
@@ -190,7 +190,7 @@ class LayerFrames:
         return self.by_content(layer, x) if made is None else made
 
     def by_content(self, layer: int, x: Float[Tensor, "batch tokens dim"]) -> Frames:
-        """The frames of a layer whose module reads the tokens."""
+        """The frames of a layer whose module reads the content."""
         state = None if self.caches is None else self.caches[layer].angles
         return self.modules[layer](self.positions, x, layer=layer, grid=self.grid, state=state, **self._across)
 
@@ -207,14 +207,14 @@ def run_blocks(
     caches: Sequence[JourneyCache] | None = None,
     call: Callable[[int, nn.Module, Tensor], Tensor] | None = None,
 ) -> Iterator[Float[Tensor, "batch tokens dim"]]:
-    """What leaves each block: ``x ← block_l(x, frames_l)``, layer after layer.
+    """The output of each block: ``x ← block_l(x, frames_l)``, layer after layer.
 
     Args:
         blocks: The blocks, called as ``block(x, frames, cache=cache)``.
         frames: The frames of each layer.
-        x: What the first block reads, ``(batch, tokens, dim)``.
+        x: The input of the first block, ``(batch, tokens, dim)``.
         caches: One cache per layer.
-        call: Runs a block instead, as ``call(layer, block, x)``: with another attention inside, or checkpointed.
+        call: Runs each block instead, as ``call(layer, block, x)``, e.g. with other arguments or checkpointing.
 
     Yields:
         The tokens after each block.
@@ -235,7 +235,7 @@ def run_blocks(
 
 
 def last(states: Iterable[Tensor]) -> Tensor:
-    """What leaves the last block.
+    """The output of the last block.
 
     >>> last(iter([torch.zeros(1), torch.ones(1)]))
     tensor([1.])

@@ -1,4 +1,4 @@
-"""MonoidalClassifier: a whole grid as one vector, then a small MLP.
+"""MonoidalClassifier: a whole grid as one vector, followed by a small MLP.
 
     logits = W₂ ReLU(W₁ E + b₁) + b₂,        E = Σ_n A_n (x_n e), or the cells themselves (the paper's MLP baseline)
 
@@ -22,16 +22,16 @@ Reading = Literal["learned", "dft", "diagonal", "pixels"]
 
 @dataclass(frozen=True)
 class ClassifierConfig:
-    """What a `MonoidalClassifier` is made of; the defaults are the paper's on MNIST at d = 32.
+    """Configuration of a `MonoidalClassifier`; the defaults are those of the paper for MNIST at d = 32.
 
     Attributes:
-        dim: Length of the vector that stands for a grid.
-        shape: Sides of the grid.
-        classes: How many classes there are.
+        dim: Length of the vector that represents a grid.
+        shape: Shape of the grid.
+        classes: Number of classes.
         hidden: Width of the hidden layer.
-        frequencies: How a grid becomes a vector: frequencies of `MonoidalEmbedding`, or its cells as they are
-            ("pixels", the paper's baseline).
-        spread: Half-width of the start of learned frequencies, see `MonoidalEmbedding`.
+        frequencies: How a grid becomes a vector: the frequencies of `MonoidalEmbedding`, or "pixels" for the cells
+            themselves (the paper's baseline).
+        spread: Half-width of the initial distribution of learned frequencies; see `MonoidalEmbedding`.
 
     Example:
         >>> ClassifierConfig(dim=8).hidden
@@ -51,7 +51,7 @@ class ClassifierConfig:
             raise ValueError(f"dim={self.dim} with pixels: a grid {self.shape} has {prod(self.shape)} of them")
 
     def build(self) -> MonoidalClassifier:
-        """The model of this configuration, with random weights."""
+        """Builds a model with this configuration and random weights."""
         return MonoidalClassifier(self)
 
 
@@ -59,7 +59,7 @@ class MonoidalClassifier(nn.Module):
     """logits = W₂ ReLU(W₁ E + b₁) + b₂ of the embedding E of a grid.
 
     Args:
-        config: What the model is made of.
+        config: The model's configuration.
 
     Example:
         >>> import torch

@@ -1,11 +1,12 @@
-"""How models start: weights that depend on the seed and on their own names alone, and models grown from others.
+"""Initialisation: weights that depend only on the seed and on their own names, and models extended from others.
 
     initialise   every module draws from a generator seeded by hash(seed, its name)
     adapt        another configuration, with every weight of the model kept
 
-Two variants that share a module then start with the same weights in it, bit for bit, whatever else they contain, and
-their difference after training is due to the variant and not to the draw. A model extended by frames that start at
-zero computes what it computed before: the third stage of the paper's recipe ("Length Generalization") starts there.
+Two variants that share a module then start with bit-identical weights in it, whatever else they contain, and their
+difference after training is due to the variant and not to the random initialisation. A model extended by frames that
+start at zero computes the same function as before: the third stage of the paper's recipe ("Length Generalization")
+starts there.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def initialise(model: Model, seed: int) -> Model:
-    """Draws all weights, in place, each module by its `reset_parameters` with the seed hash(seed, its name).
+    """Draws all weights in place, each module by its `reset_parameters` with the seed hash(seed, its name).
 
-    Submodules are drawn first: what a module draws of theirs overrides it. Torch's own generator stays as it is; on
-    other devices than the CPU the weights are those of the CPU.
+    Submodules are drawn first; a module may then override their weights. The state of torch's generator is not changed,
+    and the weights on any device are those drawn on the CPU.
 
     Args:
-        model: Any module whose parts that hold parameters have `reset_parameters`.
-        seed: What the weights depend on, beside the names of the modules.
+        model: Any module in which every part with parameters has `reset_parameters`.
+        seed: The seed; the weights depend only on it and on the names of the modules.
 
     Returns:
         The same model.
@@ -49,7 +50,7 @@ def initialise(model: Model, seed: int) -> Model:
     """
     devices = {p.device.type for p in model.parameters()}
     if "meta" in devices:
-        raise ValueError("the model is on the meta device and has no weights to draw: model.to_empty(device=…) first")
+        raise ValueError("the model is on the meta device and has no weights: call model.to_empty(device=…) first")
     drawn = model if devices <= {"cpu"} else copy.deepcopy(model).cpu()
     with torch.random.fork_rng(devices=[]):
         for name, module in reversed(list(drawn.named_modules())):
@@ -70,15 +71,15 @@ def adapt(model: Model, /, *, seed: int = 0, **changes: Any) -> Model:
     """A new model with some fields of the configuration changed, and every weight of the old one in its place.
 
     Args:
-        model: A model of joformer.
-        seed: New weights are those of `initialise` with this seed.
+        model: A model of `joformer.models`.
+        seed: New weights are drawn by `initialise` with this seed.
         **changes: Fields of the model's configuration.
 
     Returns:
         Another model, on the device and in the dtype of the old one.
 
     Raises:
-        ValueError: If the configuration has no such field, or a weight of the old model would be lost.
+        ValueError: If the configuration does not have a field, or a weight of the old model would be lost.
 
     Example:
         >>> from joformer.models import JoFormerLM, LMConfig
@@ -101,7 +102,7 @@ def adapt(model: Model, /, *, seed: int = 0, **changes: Any) -> Model:
     with torch.no_grad():
         for name, weight in here.items():
             goal = there.get(name)
-            # Two weights cannot both be kept in one, as when untied ones are tied.
+            # Two weights cannot be kept in a single one, e.g. when tying untied weights.
             if goal is None or goal.shape != weight.shape or taken.setdefault(id(goal), weight) is not weight:
                 change = ", ".join(f"{field}={value!r}" for field, value in changes.items())
                 raise ValueError(f"{change} would lose {name} {tuple(weight.shape)}: adapt only adds to a model")

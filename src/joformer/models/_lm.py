@@ -4,8 +4,8 @@
     W   attention within a window, with frames: 0 ≤ i − j < window
     N   full causal attention without frames ("NoPE"), P = I on values too
     L   linear attention with frames
-    R   a recurrence with one rotation and decay for all tokens (linear SSM), S one that depends on content (selective)
-    A   full causal attention with ALiBi's bias, C with Shaw's clipped distances; neither has frames
+    R   recurrence with one rotation and decay for all tokens (linear SSM); S with content-dependent ones (selective)
+    A   full causal attention with ALiBi's bias; C with Shaw's clipped distances; neither has frames
 
 The last three lines are in _mixers.py. Paper: "JoFormer Wikipedia Language Modeling", "Length Generalization"
 (docs/claims.md rows 56 and 58), "Value-Path Hierarchy and SSM Bridge".
@@ -44,7 +44,7 @@ FRAMED = "FWL"
 
 @dataclass(frozen=True)
 class LMConfig:
-    """What a `JoFormerLM` is made of; `pattern`, and `frames` where several, are repeated, or cut, to `layers`.
+    """Configuration of a `JoFormerLM`; `pattern`, and `frames` if a tuple, are repeated or cut to `layers`.
 
     Raises:
         ValueError: If the fields contradict each other.
@@ -57,15 +57,15 @@ class LMConfig:
     """
 
     vocab: int = 8000
-    """Size of the vocabulary; in training 256 stands for bytes."""
+    """Size of the vocabulary; in training 256 means bytes."""
     dim: int = 256
-    """The width."""
+    """Width of the model."""
     layers: int = 4
     heads: int = 4
     hidden: int | None = None
-    """Width of the feed-forward; four times dim by default."""
+    """Width of the feed-forward network; four times dim by default."""
     frames: FramesName | tuple[FramesName, ...] = "fixed"
-    """How tokens rotate: fixed as in RoPE, learned, or by their content (projected, cumulative); or one per layer."""
+    """How tokens are rotated: fixed as in RoPE, learned, or by content (projected, cumulative); or one per layer."""
     projected_base: Literal["none", "fixed", "learned"] = "fixed"
     """What projected and cumulative angles are added to."""
     transport: Transport = "both"
@@ -74,9 +74,9 @@ class LMConfig:
     """One letter per layer: F full attention, W within the window, N full without positions; L linear attention, R and
     S linear and selective recurrence, A ALiBi, C Shaw's clipped distances."""
     window: int | None = None
-    """How many tokens a token of a W layer attends to, itself included."""
+    """Number of tokens that a token of a W layer attends to, itself included."""
     tied: bool = True
-    """Whether the output shares the embedding's weights."""
+    """Whether the output layer shares the weights of the embedding."""
     base: float = 10000.0
     """Base of the fixed frequencies."""
     dropout: float = 0.0
@@ -103,20 +103,20 @@ class LMConfig:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The frames of each layer, where its letter is not N."""
+        """The frames of each layer, if its letter is not N."""
         several = self.frames if isinstance(self.frames, tuple) else (self.frames,)
         return (several * self.layers)[: self.layers]
 
     def build(self) -> JoFormerLM:
-        """The model of this configuration, with random weights."""
+        """Builds a model with this configuration and random weights."""
         return JoFormerLM(self)
 
 
 class JoFormerLM(nn.Module):
-    """Logits of the token that follows each token.
+    """A decoder language model: logits of the next token after each token.
 
     Args:
-        config: What the model is made of.
+        config: The model's configuration.
 
     Example:
         >>> model = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2))
@@ -130,7 +130,7 @@ class JoFormerLM(nn.Module):
         super().__init__()
         self.config, dim = config, config.dim
         self.embed = nn.Embedding(config.vocab, dim)
-        # Frames without parameters of their own are one module for all layers, and are computed once.
+        # Frames without parameters are one module for all layers, and are computed once.
         fixed, none = FixedFrames(dim // config.heads, base=config.base), NoFrames()
         self.frames = nn.ModuleList(
             none
@@ -155,7 +155,7 @@ class JoFormerLM(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the embedding, which a tied head shares."""
+        """Draws the embedding, which a tied output layer shares."""
         nn.init.normal_(self.embed.weight, std=0.02)
 
     def forward(
@@ -169,28 +169,28 @@ class JoFormerLM(nn.Module):
         reduction: Literal["mean", "none"] = "mean",
         parallel: ContextParallel | None = None,
     ) -> Float[Tensor, "batch tokens vocab"] | Float[Tensor, "batch tokens"] | Float[Tensor, ""]:
-        """Logits, or with `targets` the mean loss, or that of each token.
+        """Logits, or with `targets` the mean loss, or the loss of each token.
 
         Args:
             tokens: Integers, ``(batch, tokens)``.
-            where: Positions, ``(tokens, 1)`` or ``(batch, tokens, 1)``; by default those after what `caches` hold, or
-                0, 1, … from the beginning of each segment.
+            where: Positions, ``(tokens, 1)`` or ``(batch, tokens, 1)``; by default those that follow the cached tokens,
+                or 0, 1, … from the beginning of each segment.
             segments: Which of several packed sequences each token belongs to, ``(tokens,)`` or ``(batch, tokens)``, as
-                `positions.segments` makes them; tokens attend to their own alone. The last token of a sequence has no
-                next one: give −100 in `targets`.
+                returned by `positions.segments`; tokens attend only to their own sequence. The last token of a sequence
+                has no next token: set its target to −100.
             caches: One cache per layer, see `caches()`; extended in place.
-            targets: The token that should follow each, ``(batch, tokens)``; −100 does not count. The logits then never
-                exist as a whole, unless the head is more than its weights (hooks, adapters).
-            reduction: With `targets`: "mean", or "none" for the loss of each token, 0 where it does not count.
-            parallel: The processes that share each sequence: all but `segments`, which are of all tokens, is of this
-                process's, and so is the loss. Its mean over the processes is that of all tokens where each counts as
-                many.
+            targets: The next token after each token, ``(batch, tokens)``; −100 is ignored. The full logits are then
+                never materialised, unless the head is more than its weights (hooks, adapters).
+            reduction: With `targets`: "mean", or "none" for the loss of each token, 0 where the target is ignored.
+            parallel: The processes that share each sequence. All arguments except `segments`, which covers all tokens,
+                are those of this process's tokens, and so is the loss. The mean of the losses over the processes is the
+                loss of all tokens if each process has the same number of targets.
 
         Returns:
-            Logits ``(batch, tokens, vocab)``, or the mean cross-entropy, a scalar, or ``(batch, tokens)`` of them.
+            Logits ``(batch, tokens, vocab)``, or the mean cross-entropy, a scalar, or that of each ``(batch, tokens)``.
 
         Raises:
-            ValueError: If there are not as many caches as layers, or caches with segments or with `parallel`.
+            ValueError: If the number of caches is not that of layers, or caches are used with segments or `parallel`.
 
         Example:
             >>> model, tokens = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2)), torch.randint(50, (3, 8))
@@ -212,18 +212,18 @@ class JoFormerLM(nn.Module):
         segments: Tensor | None = None,
         parallel: ContextParallel | None = None,
     ) -> Float[Tensor, "batch tokens dim"]:
-        """What the head reads its logits from."""
+        """The input of the output layer."""
         if caches is not None and len(caches) != len(self.blocks):
             raise ValueError(f"{len(caches)} caches for {len(self.blocks)} layers: make them with model.caches()")
         if caches is not None and (segments is not None or parallel is not None):
             name = "segments" if parallel is None else "processes (parallel=)"
-            raise ValueError(f"{name} are for sequences that are read whole: leave out caches, or {name}")
+            raise ValueError(f"{name} need whole sequences: leave out caches, or {name}")
         if where is None:
             count = tokens.shape[1] * (1 if parallel is None else parallel.count)
             where = positions.sequence(count, offset=caches[0].tokens if caches else 0, device=tokens.device)
             where = where if segments is None else _restarted(where, segments)
             where = where if parallel is None else parallel.share(where, dim=-2)
-        with nullcontext() if caches is None else Unchanged(*caches):  # all of them, whichever layer raises
+        with nullcontext() if caches is None else Unchanged(*caches):  # restores all caches, whichever layer raises
             x = self.embed(tokens)
             frames = LayerFrames(self.frames, where, x, caches=caches, parallel=parallel)
             if segments is None and parallel is None:
@@ -235,7 +235,7 @@ class JoFormerLM(nn.Module):
             return self.norm(last(run_blocks(self.blocks, frames, x, call=packed)))
 
     def caches(self) -> list[JourneyCache]:
-        """One empty cache per layer, sliding where the layer has a window.
+        """One empty cache per layer; those of windowed layers slide.
 
         Returns:
             Caches for one batch of sequences.
@@ -258,21 +258,21 @@ class JoFormerLM(nn.Module):
         top_p: int | float | None = None,
         generator: torch.Generator | None = None,
     ) -> Int[Tensor, "batch _more"]:
-        """The tokens and `count` more, drawn one after the other as by `stream`.
+        """The tokens followed by `count` new ones, sampled one at a time as by `stream`.
 
         Args:
-            tokens: How the sequences begin, ``(batch, tokens)``.
-            count: How many tokens to add.
-            temperature: Divides the logits; 0 takes the likeliest token.
-            top_k: Draw among the k likeliest tokens only.
-            top_p: Draw among the fewest likeliest tokens only that together have at least this probability.
-            generator: What to draw from; torch's own by default.
+            tokens: The prompts, ``(batch, tokens)``.
+            count: Number of tokens to generate.
+            temperature: Divides the logits; 0 always takes the most likely token.
+            top_k: Sample only from the k most likely tokens.
+            top_p: Sample only from the smallest set of most likely tokens with at least this total probability.
+            generator: Random generator; torch's default one if None.
 
         Returns:
             ``(batch, tokens + count)``.
 
         Raises:
-            ValueError: If there is no token to begin with, or an option is out of range.
+            ValueError: If a prompt is empty, or an option is out of range.
 
         Example:
             >>> model = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2)).eval()
@@ -292,23 +292,23 @@ class JoFormerLM(nn.Module):
         top_p: int | float | None = None,
         generator: torch.Generator | None = None,
     ) -> Iterator[Int[Tensor, "batch 1"]]:
-        """`count` more tokens, each as it is drawn from softmax(logits / temperature).
+        """Yields `count` new tokens, each sampled from softmax(logits / temperature).
 
-        The mode of the model stays as it is: call `model.eval()` first to switch dropout off.
+        The mode of the model is not changed: call `model.eval()` first to disable dropout.
 
         Args:
-            tokens: How the sequences begin, ``(batch, tokens)``.
-            count: How many tokens to add.
-            temperature: Divides the logits; 0 takes the likeliest token.
-            top_k: Draw among the k likeliest tokens only.
-            top_p: Draw among the fewest likeliest tokens only that together have at least this probability.
-            generator: What to draw from; torch's own by default.
+            tokens: The prompts, ``(batch, tokens)``.
+            count: Number of tokens to generate.
+            temperature: Divides the logits; 0 always takes the most likely token.
+            top_k: Sample only from the k most likely tokens.
+            top_p: Sample only from the smallest set of most likely tokens with at least this total probability.
+            generator: Random generator; torch's default one if None.
 
         Yields:
             The next token of each sequence, ``(batch, 1)``.
 
         Raises:
-            ValueError: If there is no token to begin with, or an option is out of range.
+            ValueError: If a prompt is empty, or an option is out of range.
 
         Example:
             >>> model = JoFormerLM(LMConfig(vocab=50, dim=32, layers=2, heads=2)).eval()
@@ -316,7 +316,7 @@ class JoFormerLM(nn.Module):
             [torch.Size([3, 1]), torch.Size([3, 1])]
         """
         if tokens.dim() != 2 or not tokens.shape[1]:
-            raise ValueError(f"tokens must be (batch, tokens), at least one to begin with, got {tuple(tokens.shape)}")
+            raise ValueError(f"tokens must be (batch, tokens) with at least one token, got {tuple(tokens.shape)}")
         if count < 0 or not 0 <= temperature < math.inf or (top_k is not None and top_k < 1):
             got = f"{count}, {temperature} and {top_k}"
             raise ValueError(f"count and temperature must be 0 or more and top_k 1 or more, got {got}")
@@ -337,7 +337,7 @@ class JoFormerLM(nn.Module):
                     drawn = torch.multinomial(chances, 1, generator=generator)
                 else:
                     drawn = logits.argmax(-1, keepdim=True)
-            new = drawn.to(tokens.dtype, copy=True)  # out here it is a plain tensor, fit for training too
+            new = drawn.to(tokens.dtype, copy=True)  # outside inference mode: a normal tensor, usable in training too
             yield new
 
 
@@ -350,7 +350,7 @@ def _restarted(where: Tensor, segments: Tensor) -> Tensor:
 
 
 def _mixer(config: LMConfig, letter: str) -> Any:
-    """The layer of this letter that lets tokens see each other."""
+    """The attention layer, or its replacement, for this letter."""
     dim, heads, dropout = config.dim, config.heads, config.dropout
     if letter == "L":
         return LinearAttention(dim, heads, transport=config.transport)

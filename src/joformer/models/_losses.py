@@ -1,11 +1,11 @@
-"""Cross-entropy of a linear head without its logits: chunks of tokens, each of which leaves its gradients.
+"""Cross-entropy of a linear head without full logits: tokens are processed in chunks that accumulate the gradients.
 
     z = W h          L = mean_n (log Σ_v e^{z_nv} − z_n,target)
     g = e^{z − m} / s − onehot(target),    s = Σ_v e^{z_v − m},    m = max_v z_v
     ∂L/∂h_n = Wᵀ g_n / N          ∂L/∂W = Σ_n g_n h_nᵀ / N
 
-The gradient is known as soon as the loss is, so that (tokens, vocab) never exists as a whole, forward or backward:
-8 × 512 tokens and 8,000 words are 131 MB of logits and as much again for their gradient, and here 16 MB.
+The gradient is known as soon as the loss is, so that (tokens, vocab) is never materialised, forward or backward:
+8 × 512 tokens and 8,000 words are 131 MB of logits and as much again for their gradient; here it is 16 MB.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch.nn import functional as F
 from joformer._precision import is_traced, without_autocast
 
 IGNORED = -100
-"""The target of a token that does not count, as everywhere in torch."""
+"""The target of an ignored token, as everywhere in torch."""
 
-# At 8,000 words the fastest of 64 … 1,024 on one core, and on two within 4 % of 1,024, which takes twice the memory.
+# At 8,000 words the fastest of 64 … 1,024 on one core; on two within 4 % of 1,024, which needs twice the memory.
 ROWS = 512
 
 
@@ -31,19 +31,19 @@ def linear_cross_entropy(
 ) -> Float[Tensor, ""]:
     """L = mean_n −log softmax(W h_n)[target_n] over the tokens whose target is not −100.
 
-    The same as `F.cross_entropy(hidden @ weight.T, targets)`, faster and in a fraction of its memory. Under autocast
-    the products are in its dtype; exponentials and sums are never narrower than fp32. Differentiable once.
+    Computes the same as `F.cross_entropy(hidden @ weight.T, targets)`, faster and with a fraction of the memory. Under
+    autocast the products are in its dtype; exponentials and sums are always fp32 or wider. Differentiable once.
 
     Args:
-        hidden: What the head reads, ``(*tokens, dim)``.
-        weight: The head's weights, ``(vocab, dim)``.
-        targets: Integers, ``(*tokens)``; −100 does not count.
+        hidden: The input of the output layer, ``(*tokens, dim)``.
+        weight: The weights of the output layer, ``(vocab, dim)``.
+        targets: Integers, ``(*tokens)``; −100 is ignored.
 
     Returns:
         A scalar, float32 or float64.
 
     Raises:
-        ValueError: If shapes or dtypes do not fit each other, or a target is out of range.
+        ValueError: If shapes or dtypes are incompatible, or a target is out of range.
 
     Example:
         >>> hidden, weight = torch.eye(3).requires_grad_(), torch.eye(3)
@@ -54,7 +54,7 @@ def linear_cross_entropy(
     """
     y = _checked(hidden, weight, targets)
     x = hidden.flatten(0, -2)
-    if torch._C._are_functorch_transforms_active():  # which see through plain operations only
+    if torch._C._are_functorch_transforms_active():  # which can only trace plain operations
         return cross_entropy(F.linear(x, weight), y)
     return LinearCrossEntropy.apply(x, weight, y, torch.is_grad_enabled())
 
@@ -62,7 +62,7 @@ def linear_cross_entropy(
 def cross_entropy(
     logits: Float[Tensor, "*tokens vocab"], targets: Integer[Tensor, "*tokens"], reduction: str = "mean"
 ) -> Float[Tensor, ""] | Float[Tensor, "*tokens"]:
-    """mean_n −log softmax(z_n)[target_n] of logits that exist, fp32 or wider, like `linear_cross_entropy`'s.
+    """mean_n −log softmax(z_n)[target_n] of given logits, in fp32 or wider, like `linear_cross_entropy`.
 
     >>> round(cross_entropy(torch.eye(3), torch.tensor([0, 1, -100])).item(), 4)
     0.5514
@@ -78,7 +78,7 @@ def token_losses(
 ) -> Float[Tensor, "*tokens"]:
     """−log softmax(W h_n)[target_n] of each token, 0 where the target is −100; their mean is `linear_cross_entropy`.
 
-    Only the logits of tokens that count are computed, in chunks.
+    Only the logits of tokens that are not ignored are computed, in chunks.
 
     >>> [round(loss, 4) for loss in token_losses(torch.eye(3), torch.eye(3), torch.tensor([0, 2, -100])).tolist()]
     [0.5514, 1.5514, 0.0]
@@ -92,7 +92,7 @@ def token_losses(
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """hidden (n, dim), weight (vocab, dim), targets (n,) → the mean loss; the backward scales gradients made before."""
+    """hidden (n, dim), weight (vocab, dim), targets (n,) → mean loss; backward scales precomputed gradients."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, gradients: bool) -> Tensor:
@@ -107,7 +107,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=wide, device=device)
         with without_autocast(device):
             x, w = hidden.to(dtype), weight.to(dtype)
-            # One buffer for all chunks: a new one each time would be mapped, and its pages cleared, again and again.
+            # One buffer for all chunks: allocating each time would map and clear its pages again and again.
             products = torch.empty(min(ROWS, len(x)), len(w), dtype=dtype, device=device)
             buffer = products if dtype == wide else torch.empty_like(products, dtype=wide)
             for start in range(0, len(x), ROWS):
@@ -121,9 +121,9 @@ class LinearCrossEntropy(torch.autograd.Function):
                 total += ((most - own + s.log()) * live[part]).sum()
                 if not (to_hidden or to_weight):
                     continue
-                e.scatter_(1, y, (own - most).exp() - s)  # s·g: dividing what it is multiplied with is less work
+                e.scatter_(1, y, (own - most).exp() - s)  # s·g: dividing the other factor instead is less work
                 share = live[part] / s
-                if dtype != wide:  # s may be more than half precision holds
+                if dtype != wide:  # s may overflow in half precision
                     e, share = torch.mul(e, share, out=product), torch.ones_like(share, dtype=dtype)
                 if d_hidden is not None:
                     d_hidden[part] = torch.mm(e, w) * share
@@ -138,8 +138,8 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of the forward, times that of the loss."""
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph: what is saved is constant
+        """The gradients from the forward, times that of the loss."""
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph: saved tensors are constant
             raise ValueError("linear_cross_entropy has no second derivative: use F.cross_entropy(hidden @ weight.T, …)")
         *sums, count = ctx.saved_tensors
         # Only now narrowed: a gradient of 1 / N underflows in fp16, unless the loss has been scaled up.
@@ -159,7 +159,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _checked(hidden: Tensor, weight: Tensor, targets: Tensor) -> Int[Tensor, "_all"]:
-    """The targets in one row, as the indices torch takes."""
+    """The targets, flattened, as int64 indices."""
     shape, given = tuple(hidden.shape), tuple(targets.shape)
     if hidden.dim() < 2 or weight.dim() != 2 or hidden.shape[-1] != weight.shape[1]:
         raise ValueError(f"hidden must be (…, dim) and weight (vocab, dim), got {shape} and {tuple(weight.shape)}")
@@ -168,10 +168,10 @@ def _checked(hidden: Tensor, weight: Tensor, targets: Tensor) -> Int[Tensor, "_a
     if given != shape[:-1] or targets.is_floating_point() or targets.dtype == torch.bool:
         raise ValueError(f"targets must be whole numbers {shape[:-1]}, one per token, got {targets.dtype} {given}")
     flat = targets.flatten().to(torch.int64)
-    # Elsewhere reading them would wait for the device or break a graph; there `gather` raises.
+    # Elsewhere reading values would wait for the device or break the graph; there `gather` raises.
     if type(flat) is Tensor and flat.device.type == "cpu" and len(flat) and not is_traced():
         least, most = torch.where(flat == IGNORED, 0, flat).aminmax()
         if least < 0 or most >= len(weight):
-            within = f"within 0 … {len(weight) - 1}, or {IGNORED} for a token that does not count"
+            within = f"within 0 … {len(weight) - 1}, or {IGNORED} for an ignored token"
             raise ValueError(f"targets go from {int(least)} to {int(most)}: they must be {within}")
     return flat

@@ -1,4 +1,4 @@
-"""What mixes tokens in a layer that is not journey attention: the paper's hierarchy, and positions that are no frames.
+"""Layers that mix tokens without journey attention: the paper's hierarchy, and positions other than frames.
 
     A   ALiBi                       c_i = Σ_j softmax_j(qᵢ·kⱼ/√d − m_h (i − j)) vⱼ
     C   Shaw's clipped distances    c_i = Σ_j softmax_j(qᵢ·(kⱼ + aᴷ_δ)/√d) (vⱼ + aⱽ_δ)          δ = min(i − j, clip)
@@ -6,9 +6,9 @@
     R   a linear recurrence         h_t = λ R(ω) h_{t−1} + v_t                               `JourneySSM(content=False)`
     S   a selective recurrence      h_t = λ_t R(φ_t) h_{t−1} + v_t                           `JourneySSM`
 
-All are causal (j ≤ i) and are called as attention is; each keeps in a cache what it needs of earlier tokens: keys and
-values, or a state. Rotating φ(q) and φ(k) in the numerator alone is RoFormer's (Su et al. 2021, eq. 19). ALiBi: Press
-et al. 2022; clipped distances: Shaw et al. 2018, which is the older way in which a value knows where it came from.
+All are causal (j ≤ i) and have the same call as attention; each caches what it needs of earlier tokens: keys and
+values, or a state. Rotating φ(q) and φ(k) only in the numerator follows RoFormer (Su et al. 2021, eq. 19). ALiBi: Press
+et al. 2022; clipped distances: Shaw et al. 2018, an older way to make values depend on where they come from.
 Paper: "Value-Path Hierarchy and SSM Bridge".
 """
 
@@ -29,12 +29,12 @@ from joformer.models._ssm import JourneySSM
 from joformer.rotation import rotate, unrotate_linear
 
 CLIP = 16
-"""Distances beyond this are one: what Shaw et al. took."""
+"""Distances beyond this are treated as equal; the value of Shaw et al."""
 CHUNK = 64
 
 
 def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
-    """ALiBi's m_h = 2^(−8 h / H), h = 1 … H; where H is no power of two, those of the next lower one and some between.
+    """ALiBi's m_h = 2^(−8 h / H), h = 1 … H; if H is not a power of two, those of the next lower one and some between.
 
     >>> alibi_slopes(4).tolist()
     [0.25, 0.0625, 0.015625, 0.00390625]
@@ -47,10 +47,10 @@ def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
 
 
 class Mixer(nn.Module):
-    """A causal layer that is called as attention is; a subclass defines `mix`.
+    """A causal layer with the same call as attention; a subclass defines `mix`.
 
     Attributes:
-        called: What errors call it.
+        called: Its name in error messages.
         packs: Whether it can keep packed sequences apart.
     """
 
@@ -67,37 +67,37 @@ class Mixer(nn.Module):
         inner: None = None,
         parallel: ContextParallel | None = None,
     ) -> Float[Tensor, "batch tokens dim"]:
-        """Mixes x, or what a cache holds of earlier tokens and x.
+        """Mixes x, or the cached earlier tokens and x.
 
         Args:
             x: ``(batch, tokens, dim)``; with a cache the new tokens only.
-            frames: The frames of these tokens, for layers that have some.
-            cache: What earlier tokens left, updated in place.
+            frames: The frames of these tokens, for layers that use frames.
+            cache: The state of earlier tokens, updated in place.
             segments: Which packed sequence each token belongs to.
-            inner: Not possible here.
-            parallel: Not possible here.
+            inner: Not supported.
+            parallel: Not supported.
 
         Returns:
             ``(batch, tokens, dim)``.
 
         Raises:
-            ValueError: If processes are given, or segments to a layer that keeps one sum of all tokens.
+            ValueError: If `parallel` is given, or segments to a layer that keeps one sum of all tokens.
         """
         _alone(self.called, parallel, None if self.packs else segments)
         return self.mix(x, frames, cache, segments)
 
     def mix(self, x: Tensor, frames: Frames, cache: JourneyCache | None, segments: Tensor | None) -> Tensor:
-        """What the tokens get from those before them."""
+        """The outputs of the tokens, from those before them."""
         raise NotImplementedError
 
 
 class BiasedAttention(JourneyAttention):
-    """Causal attention whose scores fall with the distance (ALiBi): ``qᵢ·kⱼ/√d − m_h (i − j)``; frames are not used.
+    """Causal attention with scores that decrease with distance (ALiBi): ``qᵢ·kⱼ/√d − m_h (i − j)``; ignores frames.
 
     Args:
         dim: Width of the tokens.
-        heads: How many heads share it.
-        dropout: Of the attention weights.
+        heads: Number of heads.
+        dropout: Dropout probability of the attention weights.
 
     Example:
         >>> from joformer import NoFrames, positions
@@ -121,7 +121,7 @@ class BiasedAttention(JourneyAttention):
         inner: None = None,
         parallel: ContextParallel | None = None,
     ) -> Float[Tensor, "batch tokens dim"]:
-        """Attends to x, or to the tokens of a cache and x; see `JourneyAttention`."""
+        """Attends to x, or to the tokens of a cache followed by x; see `JourneyAttention`."""
         _alone("ALiBi", parallel)
         far = _distances(x.shape[1], 0 if cache is None else cache.tokens, x.device)
         bias = (-self.slopes[:, None, None] * far).to(x.dtype)
@@ -129,13 +129,13 @@ class BiasedAttention(JourneyAttention):
 
 
 class ClippedAttention(Mixer):
-    """Causal attention with a learned vector per distance, added to keys and to values (Shaw); frames are not used.
+    """Causal attention with a learned vector per distance, added to keys and to values (Shaw); ignores frames.
 
     Args:
         dim: Width of the tokens.
-        heads: How many heads share it, and the vectors.
-        clip: The distance from which on all are one.
-        dropout: Of the attention weights.
+        heads: Number of heads, which share the vectors.
+        clip: The distance from which on all distances are treated as equal.
+        dropout: Dropout probability of the attention weights.
 
     Example:
         >>> from joformer import NoFrames, positions
@@ -162,7 +162,7 @@ class ClippedAttention(Mixer):
             nn.init.normal_(at, std=0.02)
 
     def mix(self, x: Tensor, frames: Frames, cache: JourneyCache | None, segments: Tensor | None) -> Tensor:
-        """What the tokens get from those before them."""
+        """The outputs of the tokens, from those before them."""
         before = 0 if cache is None else cache.tokens
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
         if cache is not None:
@@ -180,7 +180,7 @@ class ClippedAttention(Mixer):
         scores = scores.to(torch.promote_types(q.dtype, torch.float32)) / math.sqrt(q.shape[-1])
         scores = scores.masked_fill(forbidden, -torch.inf)
         weights = F.dropout(scores.softmax(-1).to(v.dtype), self.dropout, self.training)
-        # How much weight lies at each distance: read off the diagonals, the rest lies beyond them.
+        # The weight at each distance is on the diagonals; the rest is beyond them.
         rows = torch.arange(x.shape[1], device=x.device)[:, None] + before
         columns = rows - torch.arange(self.clip, device=x.device)
         at = weights.gather(-1, columns.clamp(min=0).expand(*weights.shape[:-1], -1)).where(columns >= 0, 0)
@@ -195,7 +195,7 @@ class LinearAttention(Mixer):
 
     Args:
         dim: Width of the tokens.
-        heads: How many heads share it.
+        heads: Number of heads.
         transport: On which sides the frames act.
 
     Example:
@@ -216,7 +216,7 @@ class LinearAttention(Mixer):
         self.qkv, self.out = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim, bias=False)
 
     def mix(self, x: Tensor, frames: Frames, cache: JourneyCache | None, segments: Tensor | None) -> Tensor:
-        """What the tokens get from those before them."""
+        """The outputs of the tokens, from those before them."""
         scores, values = sides(self.transport)
         q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
         with without_autocast(x.device):
@@ -226,7 +226,7 @@ class LinearAttention(Mixer):
             memory = k.new_zeros(*total.shape, k.shape[-1])
             if cache is not None and cache.state is not None:
                 memory, total = cache.state
-            # The denominator is a sum of the positive features as they are.
+            # The denominator uses the positive features without rotation.
             weight, total = _causal_sums(q, k, v.new_ones(*v.shape[:-1], 1), total.unsqueeze(-1))
             if scores:
                 q, k = rotate(q, frames), rotate(k, frames)
@@ -238,12 +238,12 @@ class LinearAttention(Mixer):
 
 
 class Recurrence(Mixer):
-    """A state that every token rotates, lets decay and adds to: `JourneySSM` as a layer of a model; no frames.
+    """A state that each token rotates, decays and adds to: `JourneySSM` as a layer of a model; ignores frames.
 
     Args:
         dim: Width of the tokens.
-        heads: How many heads share it.
-        content: Whether angles and decay depend on the tokens (selective), or are one for all.
+        heads: Number of heads.
+        content: Whether angles and decay depend on the tokens (selective), or are the same for all.
         base: Base of the initial frequencies.
 
     Example:
@@ -261,7 +261,7 @@ class Recurrence(Mixer):
         self.ssm = JourneySSM(dim, heads=heads, content=content, base=base)
 
     def mix(self, x: Tensor, frames: Frames, cache: JourneyCache | None, segments: Tensor | None) -> Tensor:
-        """What the tokens get from those before them."""
+        """The outputs of the tokens, from those before them."""
         y, state = self.ssm(x, None if cache is None or cache.state is None else cache.state[0])
         if cache is not None:
             _keep(cache, self, x.shape[1], (state,), frames)
@@ -269,7 +269,7 @@ class Recurrence(Mixer):
 
 
 def _causal_sums(q: Tensor, k: Tensor, v: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ_{j≤i} (qᵢ·kⱼ) vⱼ for all i, after what `memory` = Σ k vᵀ holds of earlier tokens; and the memory then.
+    """Σ_{j≤i} (qᵢ·kⱼ) vⱼ for all i, including earlier tokens in `memory` = Σ k vᵀ; and the updated memory.
 
     >>> one = torch.ones(1, 3, 1, 1)
     >>> sums, memory = _causal_sums(one, one, one, torch.zeros(1, 1, 1, 1))
@@ -303,7 +303,7 @@ def _keep(cache: JourneyCache, layer: nn.Module, tokens: int, state: tuple[Tenso
 def _alone(name: str, parallel: ContextParallel | None, segments: Tensor | None = None) -> None:
     if parallel is not None:
         raise ValueError(
-            f"{name} cannot be shared by processes: leave out --context-parallel, or use F, W and N layers"
+            f"{name} does not support context parallelism: leave out --context-parallel, or use F, W and N layers"
         )
     if segments is not None:
         raise ValueError(f"{name} cannot keep packed sequences apart: give one per row, or use F, W, N, A, C")

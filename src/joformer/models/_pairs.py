@@ -3,12 +3,12 @@
     alone    v_image = mean(encoder(patches)),  v_text = mean(encoder(tokens))      retrieval: cosine of the two
     fused    encoder(tokens, some of them masked; patches) → the masked tokens      journeys between modalities
 
-    journeys   where tokens are                                      word i → patch (r, c)
+    journeys   positions of tokens                                   word i → patch (r, c)
     joint      (0, i, 0, 0) and (1, 0, r, c)                         R_mod⁻¹ A_image⁻¹ A_text (docs/claims.md row 47)
-    shared     token i lies on patch i, in reading order: (r, c)     no step where word and patch lie on the same place
-    off        as joint, and each modality attends to itself alone   none: two towers in one encoder
+    shared     token i is at patch i, in reading order: (r, c)       the identity if word and patch are at one place
+    off        as joint, and each modality attends only to itself    none: two towers in one encoder
 
-One encoder, so that an image alone, a text alone, and both together are read by the same weights.
+There is a single encoder, so that an image alone, a text alone, and both together are encoded by the same weights.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ from joformer.models._blocks import LayerFrames, encoder, last, require_counts, 
 from joformer.models._vit import patches
 
 PADDING = -1
-"""The token that fills up a caption."""
+"""The token that pads a caption."""
 FramesName = Literal["fixed", "learned"]
 Journeys = Literal["joint", "shared", "off"]
 WARMEST = 100.0
-"""The most that a cosine is multiplied by."""
+"""Upper bound of the factor of the cosines."""
 
 
 @dataclass(frozen=True)
 class PairsConfig:
-    """What a `JoFormerPairs` is made of.
+    """Configuration of a `JoFormerPairs`.
 
     Attributes:
-        frames: How patches and tokens rotate: "fixed" as in RoPE, or "learned" frequencies.
+        frames: How patches and tokens are rotated: "fixed" as in RoPE, or by "learned" frequencies.
         transport: What is transported: "scores" (RoPE), "values", "both" (JoFormer) or "none".
-        journeys: How a word and a patch see each other: "joint" (modality, word, row, column), "shared" (row, column,
-            words in reading order over the patches) or "off" (not at all).
+        journeys: How words and patches see each other: "joint" (modality, word, row, column), "shared" (row, column,
+            with words in reading order over the patches) or "off" (not at all).
         split: How the axes share the planes: "axial", "combined" or "diagonal".
-        vocab: Size of the vocabulary; 256 stands for bytes.
+        vocab: Size of the vocabulary; 256 means bytes.
         shape: Height and width of an image.
         patch: Height and width of a patch.
-        channels: Numbers per pixel.
-        dim: The width, and the length of the vectors that are compared.
-        layers: How many layers there are.
+        channels: Number of channels per pixel.
+        dim: Width of the model, and length of the vectors that are compared.
+        layers: Number of layers.
         heads: Attention heads per layer.
-        hidden: Width of the feed-forward; four times `dim` by default.
+        hidden: Width of the feed-forward network; four times `dim` by default.
         base: Base of the fixed frequencies.
-        dropout: Probability in 0 ≤ p < 1 on what each layer adds, and on the attention weights.
+        dropout: Dropout probability, 0 ≤ p < 1, on each residual branch and on the attention weights.
 
     Raises:
         ValueError: If the fields contradict each other.
@@ -90,7 +90,7 @@ class PairsConfig:
         known = {"frames": FramesName, "transport": Transport, "journeys": Journeys, "split": Split}
         for name, names in known.items():
             if getattr(self, name) not in get_args(names):
-                raise ValueError(f"{name} is one of {', '.join(get_args(names))}, got {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be one of {', '.join(get_args(names))}, got {getattr(self, name)!r}")
         sizes = zip(self.shape, self.patch, strict=False)
         if len(self.shape) != 2 or len(self.patch) != 2 or any(n % p for n, p in sizes):
             raise ValueError(f"shape {self.shape} does not divide into patches {self.patch}: height and width must")
@@ -99,21 +99,21 @@ class PairsConfig:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches."""
+        """Number of rows and columns of patches."""
         return self.shape[0] // self.patch[0], self.shape[1] // self.patch[1]
 
     @property
     def axes(self) -> int:
-        """How many coordinates a token has."""
+        """Number of coordinates per token."""
         return 2 if self.journeys == "shared" else 4
 
     def build(self) -> JoFormerPairs:
-        """The model of this configuration, with random weights."""
+        """Builds a model with this configuration and random weights."""
         return JoFormerPairs(self)
 
 
 class Encoded(NamedTuple):
-    """What a `JoFormerPairs` gives: vectors of length 1, what cosines are multiplied by, logits of masked tokens."""
+    """The output of a `JoFormerPairs`: unit vectors, the factor of the cosines, and logits of masked tokens."""
 
     image: Float[Tensor, "images dim"] | None
     text: Float[Tensor, "texts dim"] | None
@@ -122,10 +122,10 @@ class Encoded(NamedTuple):
 
 
 class JoFormerPairs(nn.Module):
-    """Vectors of images and of captions, and the masked tokens of a caption beside its image.
+    """An encoder of images and captions: a vector for each, and logits of masked caption tokens given the image.
 
     Args:
-        config: What the model is made of.
+        config: The model's configuration.
 
     Example:
         >>> model = JoFormerPairs(PairsConfig(vocab=50, shape=(8, 8), channels=1, dim=32, layers=2, heads=2))
@@ -141,7 +141,7 @@ class JoFormerPairs(nn.Module):
         super().__init__()
         self.config, dim = config, config.dim
         self.embed = nn.Linear(config.channels * prod(config.patch), dim)
-        self.tokens = nn.Embedding(config.vocab + 1, dim)  # the last stands for a token that is masked
+        self.tokens = nn.Embedding(config.vocab + 1, dim)  # the last one is the mask token
         self.frames = _frames(config)
         self.blocks = encoder(config)
         self.norm = nn.LayerNorm(dim)
@@ -151,7 +151,7 @@ class JoFormerPairs(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Sets what cosines are multiplied by at first: 1 / 0.07."""
+        """Sets the initial factor of the cosines, 1 / 0.07."""
         nn.init.constant_(self.warmth, -math.log(0.07))
 
     def forward(
@@ -163,16 +163,16 @@ class JoFormerPairs(nn.Module):
         """Vectors of the images and of the texts, each encoded alone; with `masked`, the fused pass too.
 
         Args:
-            images: ``(images, channels, height, width)``; other sizes than the configured one are welcome as long as
-                they divide into patches.
-            tokens: Captions, ``(texts, tokens)``, filled up with −1.
-            masked: Which tokens are hidden from the fused pass, ``(texts, tokens)``; needs as many images as texts.
+            images: ``(images, channels, height, width)``; other sizes than the configured one also work if they divide
+                into patches.
+            tokens: Captions, ``(texts, tokens)``, padded with −1.
+            masked: Which tokens are hidden from the fused pass, ``(texts, tokens)``; requires one image per text.
 
         Returns:
-            The vectors of what was given, and with `masked` the logits of every token of the captions.
+            The vectors of the given inputs, and with `masked` the logits of every caption token.
 
         Raises:
-            ValueError: If shapes do not fit or, on the CPU, a token is out of range.
+            ValueError: If shapes are incompatible or, on the CPU, a token is out of range.
         """
         if images is None and tokens is None:
             raise ValueError("there is nothing to encode: give images, tokens or both")
@@ -199,13 +199,13 @@ class JoFormerPairs(nn.Module):
     def where(
         self, words: int, rows: int, columns: int, device: torch.device | None = None
     ) -> Float[Tensor, "tokens axes"]:
-        """Positions of so many tokens of text, then of a grid of patches; the module's head says which.
+        """Positions of `words` text tokens followed by a grid of patches; the top of the module lists them.
 
         Args:
-            words: How many tokens the text has; 0 for none.
-            rows: Rows of patches.
-            columns: Columns of patches.
-            device: Of the result.
+            words: Number of text tokens; 0 for none.
+            rows: Number of rows of patches.
+            columns: Number of columns of patches.
+            device: Device of the result.
 
         Returns:
             ``(words + rows · columns, axes)``.
@@ -221,7 +221,7 @@ class JoFormerPairs(nn.Module):
         return torch.cat((read, cells))
 
     def _fused(self, pixels: Tensor, grid: tuple[int, int], tokens: Tensor, masked: Tensor) -> Tensor:
-        """Logits of every token of the captions, read beside the images."""
+        """Logits of every caption token, read together with its image."""
         count = tokens.shape[1]
         hidden = tokens.masked_fill(masked, self.config.vocab)
         who = torch.cat((2 * (tokens == PADDING).long(), tokens.new_zeros(pixels.shape[:2]).long()), 1)
@@ -234,7 +234,7 @@ class JoFormerPairs(nn.Module):
         return self.tokens(tokens.clamp(min=0))
 
     def _encode(self, x: Tensor, where: Tensor, segments: Tensor | None = None) -> Tensor:
-        """What leaves the last norm; tokens attend to those of the same segment."""
+        """The output of the last norm; tokens attend to those of the same segment."""
         frames = LayerFrames([self.frames] * self.config.layers, where, x)
 
         def call(layer: int, block: nn.Module, x: Tensor) -> Tensor:
@@ -247,10 +247,10 @@ class JoFormerPairs(nn.Module):
         if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"tokens are {tokens.dtype} {tuple(tokens.shape)}: give whole numbers (texts, tokens)")
         if readable(tokens) and tokens.numel() and not PADDING <= int(tokens.min()) <= int(tokens.max()) < vocab:
-            within = f"they must be within 0 … {vocab - 1}, or {PADDING} to fill up"
+            within = f"they must be within 0 … {vocab - 1}, or {PADDING} for padding"
             raise ValueError(f"tokens go from {tokens.min()} to {tokens.max()}: {within}")
         if masked is not None and (images is None or len(images) != len(tokens) or masked.shape != tokens.shape):
-            raise ValueError(f"masked tokens are read beside an image each: give {len(tokens)} images and such a mask")
+            raise ValueError(f"masked tokens need one image per text and a mask like tokens: give {len(tokens)} images")
 
 
 def _frames(config: PairsConfig) -> FramesModule:

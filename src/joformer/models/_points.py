@@ -1,16 +1,16 @@
 """JoFormerPoints: sets of points in space, whose real coordinates are the positions of their frames.
 
-    x_t   = W f_t + b, or one vector b for all where points have no features             no coordinate is an input
-    θ_t   = ω · n_t        n_t the coordinates of point t, in units of the data's own radius
-    y     = W_o mean_t x_t                                                               padding counts for nothing
+    x_t   = W f_t + b, or the same vector b for all points if they have no features      coordinates are not inputs
+    θ_t   = ω · n_t        n_t the coordinates of point t, in units of the radius of the data
+    y     = W_o mean_t x_t                                                               padding is ignored
 
-    shift      n_t + s               every journey θ_t − θ_u is as it was: the logits are exactly the same
-    rotation   R n_t                 ω · R n_t = (Rᵀω) · n_t, other frequencies: the logits are others
+    shift      n_t + s               every journey θ_t − θ_u is unchanged: the logits are exactly the same
+    rotation   R n_t                 ω · R n_t = (Rᵀω) · n_t, different frequencies: the logits change
     polar      (|n|, arg n) about the centroid, whole frequencies on the angle: a rotation is a shift of one axis, and
-               both leave the logits exactly as they were
+               both leave the logits exactly unchanged
 
-Points without features are all alike: attention that transports the scores alone averages equal values and is blind;
-transported values are R(θ_u − θ_t) v, of which the mean is the Fourier transform of the set as point t sees it.
+Points without features are all equal: attention that transports only the scores averages equal values and is blind;
+transported values are R(θ_u − θ_t) v, whose mean is the Fourier transform of the set as seen from point t.
 docs/recipes.md, "Points in space".
 """
 
@@ -37,27 +37,27 @@ Coordinates = Literal["cartesian", "polar"]
 
 @dataclass(frozen=True)
 class PointsConfig:
-    """What a `JoFormerPoints` is made of.
+    """Configuration of a `JoFormerPoints`.
 
     Attributes:
-        axes: How many coordinates a point has.
-        features: How many numbers a point has beside its coordinates; 0 is none.
-        classes: How many classes there are.
-        inputs: What a point's vector is made of: its features (all points are alike where there are none), or its
-            coordinates as well ("coordinates", what most point networks read): the model is then no longer
-            shift-invariant.
-        coordinates: What frames are made of: the coordinates ("cartesian"), or the distance and the angle of the first
-            two about the set's centroid ("polar"), with fixed frames alone: rotations in their plane change nothing.
+        axes: Number of coordinates per point.
+        features: Number of features of a point in addition to its coordinates; 0 for none.
+        classes: Number of classes.
+        inputs: The input of the network: the "features" of a point (without any, all points are equal), or also its
+            "coordinates", as in most point networks; the model is then no longer shift-invariant.
+        coordinates: What frames are computed from: the coordinates ("cartesian"), or the distance and the angle of the
+            first two about the centroid of the set ("polar"). With "polar", which needs fixed frames, rotations in
+            their plane change nothing.
         frames: Frequencies "fixed" as in RoPE (the default), or "learned".
         split: How the axes share the planes: "axial" (the default) or "combined".
         transport: What is transported: "scores" (RoPE), "values", "both" (JoFormer, the default) or "none".
-        dim: The width.
-        layers: How many layers there are.
+        dim: Width of the model.
+        layers: Number of layers.
         heads: Attention heads per layer.
-        hidden: Width of the feed-forward; four times `dim` by default.
+        hidden: Width of the feed-forward network; four times `dim` by default.
         fastest: Radians per unit of length of the fastest plane.
-        base: How many times slower the slowest is, at most.
-        dropout: Probability in 0 ≤ p < 1 on what each layer adds, and on the attention weights.
+        base: At most how many times slower the slowest plane is.
+        dropout: Dropout probability, 0 ≤ p < 1, on each residual branch and on the attention weights.
 
     Raises:
         ValueError: If the fields contradict each other.
@@ -95,13 +95,13 @@ class PointsConfig:
         }
         for name, known in choices.items():
             if getattr(self, name) not in get_args(known):
-                raise ValueError(f"{name} is one of {', '.join(get_args(known))}, got {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be one of {', '.join(get_args(known))}, got {getattr(self, name)!r}")
         if self.features < 0:
-            raise ValueError(f"features is how many numbers a point has beside its coordinates, got {self.features}")
+            raise ValueError(f"features must be the number of features per point, 0 or more, got {self.features}")
         if self.dim % self.heads:
             raise ValueError(f"dim={self.dim} does not divide into {self.heads} heads: choose another number")
         if not self.fastest > 0:
-            raise ValueError(f"fastest is radians per unit of length, above 0, got {self.fastest}")
+            raise ValueError(f"fastest must be in radians per unit of length, above 0, got {self.fastest}")
         if self.coordinates == "polar" and (self.axes < 2 or self.frames != "fixed"):
             raise ValueError(
                 f"polar coordinates need 2 axes or more and frames='fixed', whose frequencies of the angle are whole; "
@@ -114,15 +114,15 @@ class PointsConfig:
         return self.inputs == "features"
 
     def build(self) -> JoFormerPoints:
-        """The model of this configuration, with random weights."""
+        """Builds a model with this configuration and random weights."""
         return JoFormerPoints(self)
 
 
 class JoFormerPoints(nn.Module):
-    """Logits of the class of a set of points: an encoder whose positions are their real coordinates, and a mean.
+    """A classifier of point sets: an encoder whose positions are the real coordinates, followed by a mean.
 
     Args:
-        config: What the model is made of.
+        config: The model's configuration.
 
     Example:
         >>> model = JoFormerPoints(PointsConfig(dim=32)).double().eval()
@@ -146,7 +146,7 @@ class JoFormerPoints(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the model's own parameter: the vector that all points begin with."""
+        """Draws the model's own parameter: the initial vector of all points."""
         nn.init.normal_(self.start)
 
     def forward(
@@ -159,15 +159,15 @@ class JoFormerPoints(nn.Module):
         """Logits of the classes.
 
         Args:
-            points: Coordinates, ``(batch, points, axes)``; what stands where `mask` is False is not read.
-            features: What else is known of each point, ``(batch, points, features)``.
-            mask: True for real points, ``(batch, points)``; without it all are. Every set needs one.
+            points: Coordinates, ``(batch, points, axes)``; ignored where `mask` is False.
+            features: Features of each point, ``(batch, points, features)``.
+            mask: True for real points, ``(batch, points)``; by default all are real. Each set needs at least one.
 
         Returns:
             Logits ``(batch, classes)``.
 
         Raises:
-            ValueError: If points or features have another shape.
+            ValueError: If points or features have the wrong shape.
         """
         config = self.config
         known = 0 if features is None else features.shape[-1]
@@ -186,7 +186,7 @@ class JoFormerPoints(nn.Module):
             x = x + self.embed(read.to(self.start.dtype))
         where = polar(points, mask) if config.coordinates == "polar" else points * config.fastest
         frames = LayerFrames([self.frames] * config.layers, where, x)
-        # Padding is a segment of its own: nothing attends to it, and it attends to itself.
+        # Padding is a separate segment: no real point attends to it, and it attends to itself.
         segments = None if mask is None else (~mask).long()
 
         def masked(layer: int, block: nn.Module, x: Tensor) -> Tensor:
@@ -205,7 +205,7 @@ def polar(
 
     Args:
         points: Coordinates, ``(batch, points, axes)``, two axes or more.
-        mask: True for real points; the others are not part of the centroid.
+        mask: True for real points; the others do not contribute to the centroid.
 
     Returns:
         Distance, angle and the other coordinates about the centroid, ``(batch, points, axes)``.
@@ -238,7 +238,7 @@ def _frames(config: PointsConfig) -> nn.Module:
 
 
 def _whole_angles(config: PointsConfig, planes: int) -> Float[Tensor, "heads axes planes"]:
-    """Frequencies by which a rotation is a shift: 0, 1, 2, … on the angle, one per plane; on lengths one per head."""
+    """Frequencies that make a rotation a shift: 0, 1, 2, … on the angle, one per plane; on lengths one per head."""
     table = torch.zeros(config.heads, config.axes, planes, dtype=torch.float64, device="cpu")
     lengths = config.fastest * geometric(config.heads, config.base, device=torch.device("cpu"))
     table[:] = lengths[:, None, None]

@@ -1,4 +1,4 @@
-"""RotatE: a relation is a rotation, and a triple (head, relation, tail) holds where it maps the head to the tail.
+"""RotatE: a relation is a rotation, and a triple (head, relation, tail) holds if it maps the head to the tail.
 
     score(h, r, t) = margin − Σ_blocks |R_r h − t|                       R_r a rotation in every block of the entries
 
@@ -9,8 +9,8 @@
 
     larger blocks: R_r = exp(S_r), S_r skew; R_r R_s ≠ R_s R_r, as the mother's brother is not the brother's mother
 
-Relations are the axis-step generators of a torus and entities its points, so that composing relations is walking a
-path: `algebra.path_transport(model.generators, [r, s, ~q])`. The paper's introduction names RotatE (Sun et
+Relations are the axis-step generators of a torus and entities its points, so that composing relations means following a
+path: `algebra.path_transport(model.generators, [r, s, ~q])`. The paper's introduction mentions RotatE (Sun et
 al. 2019) as a special case without deriving it (docs/claims.md row 14).
 """
 
@@ -31,15 +31,15 @@ from joformer.algebra import Generators, Torus
 from joformer.algebra._checks import require_tensor
 
 MOST = 2**22
-"""How many numbers a comparison with all entities may have in memory at once."""
+"""Maximum number of values that a comparison with all entities holds in memory."""
 
 
 @dataclass(frozen=True)
 class RelationsConfig:
-    """What a `RotatE` is made of.
+    """Configuration of a `RotatE`.
 
     Raises:
-        ValueError: If the graph is too small, or the blocks do not fit.
+        ValueError: If the graph is too small, or `dim` is not a multiple of `block`.
 
     Example:
         >>> RelationsConfig(entities=5, relations=2, dim=8).build().angles.shape
@@ -47,30 +47,30 @@ class RelationsConfig:
     """
 
     entities: int = 2
-    """How many entities the graph has."""
+    """Number of entities in the graph."""
     relations: int = 1
-    """How many relations it has."""
+    """Number of relations in the graph."""
     dim: int = 128
     """Length of an entity's vector."""
     block: int = 2
-    """Entries that a relation rotates together: 2 is RotatE, whose relations commute; those of larger blocks do not."""
+    """Entries that a relation rotates together: 2 is RotatE, where relations commute; in larger blocks they do not."""
     margin: float = 6.0
     """The score of a triple that holds exactly."""
 
     def __post_init__(self) -> None:
         if self.entities < 2 or self.relations < 1:
             raise ValueError(
-                f"a graph needs 2 entities and 1 relation or more, got {self.entities} and {self.relations}"
+                f"a graph needs at least 2 entities and 1 relation, got {self.entities} and {self.relations}"
             )
         if self.dim < 2 or self.dim % 2:
-            raise ValueError(f"dim must be even, since planes are pairs of entries; got {self.dim}")
+            raise ValueError(f"dim must be even, because planes are pairs of entries, got {self.dim}")
         if self.block < 2 or self.dim % self.block:
             raise ValueError(
                 f"blocks of {self.block} entries do not fill a vector of {self.dim}: choose a divisor of it"
             )
 
     def build(self) -> RotatE:
-        """The model of this configuration, with random weights."""
+        """Builds a model with this configuration and random weights."""
         given = {"margin": self.margin, "block": self.block}
         return RotatE(self.entities, self.relations, self.dim, **given)  # type: ignore[arg-type]
 
@@ -78,18 +78,18 @@ class RelationsConfig:
 class RotatE(KeepsPrecision):
     """score(h, r, t) = margin − Σ_blocks |R_r h − t|.
 
-    Its parameters are `entities` (entities, dim), planes the interleaved pairs of entries, and `angles`
-    (relations, dim / 2), in larger blocks (relations, dim / block, block (block − 1) / 2).
+    Its parameters are `entities` (entities, dim), whose planes are the interleaved pairs of entries, and `angles`
+    (relations, dim / 2), or with larger blocks (relations, dim / block, block (block − 1) / 2).
 
     Args:
-        entities: How many entities there are, 2 or more.
-        relations: How many relations there are.
-        dim: Length of an entity's vector, an even number.
+        entities: Number of entities, 2 or more.
+        relations: Number of relations.
+        dim: Length of an entity's vector; must be even.
         margin: The score of a triple that holds exactly.
-        block: Entries that are rotated together; 2, as in RotatE, for relations that commute.
+        block: Number of entries that are rotated together; 2, as in RotatE, for relations that commute.
 
     Raises:
-        ValueError: If one of them is out of range.
+        ValueError: If an argument is out of range.
 
     Example:
         >>> model = RotatE(entities=5, relations=2, dim=8)
@@ -121,7 +121,7 @@ class RotatE(KeepsPrecision):
         """The relations as axis-step generators, one axis each: what `algebra.path_transport` composes.
 
         Raises:
-            ValueError: If the blocks are larger than planes: those relations are no torus.
+            ValueError: If the blocks are larger than planes: such relations are not a torus.
 
         >>> from joformer.algebra import path_transport
         >>> there_and_back = path_transport(RotatE(5, 2, 8).generators, [0, ~0])
@@ -129,8 +129,8 @@ class RotatE(KeepsPrecision):
         True
         """
         if self.block != 2:
-            raise ValueError(f"relations in blocks of {self.block} do not commute and are no torus: use block=2")
-        return Generators.torus(self.angles.clone())  # which further training does not change
+            raise ValueError(f"relations in blocks of {self.block} do not commute and are not a torus: use block=2")
+        return Generators.torus(self.angles.clone())  # a copy, which further training does not change
 
     def forward(
         self,
@@ -145,19 +145,19 @@ class RotatE(KeepsPrecision):
         """The score of triples, or with `wrong` the loss.
 
         Args:
-            head: Numbers of entities, ``(...)``.
-            relation: Numbers of relations, ``(...)``.
-            tail: Numbers of entities, ``(...)``; the three broadcast.
-            rotate: Which side to rotate, R_r h or R_r⁻¹ t: the distance is the same, so that of many heads and one tail
-                rather the tail.
-            wrong: Numbers of wrong tails, then of wrong heads, for each of n triples ``(2, n, negatives)``.
-            temperature: How much the hardest of these count, see `loss`.
+            head: Indices of entities, ``(...)``.
+            relation: Indices of relations, ``(...)``.
+            tail: Indices of entities, ``(...)``; the three broadcast.
+            rotate: Which side to rotate, R_r h or R_r⁻¹ t. The distance is the same: with many heads and one tail,
+                rotate the tail.
+            wrong: Indices of wrong tails, then of wrong heads, for each of n triples ``(2, n, negatives)``.
+            temperature: How strongly the hardest negatives are weighted; see `loss`.
 
         Returns:
-            Scores ``(...)``, higher where a triple rather holds; or the mean loss, a scalar.
+            Scores ``(...)``, higher for triples that are more likely to hold; or the mean loss, a scalar.
 
         Raises:
-            ValueError: If a number is not whole or, on the CPU, out of range.
+            ValueError: If an index is not an integer or, on the CPU, out of range.
         """
         self._check_ids(head, relation, tail)
         if wrong is not None:
@@ -174,22 +174,22 @@ class RotatE(KeepsPrecision):
         temperature: int | float = 1.0,
         generator: torch.Generator | None = None,
     ) -> Float[Tensor, ""]:
-        """The mean of −log σ(score) − Σ_i p_i log σ(−score_i), over wrong heads and wrong tails alike.
+        """The mean of −log σ(score) − Σ_i p_i log σ(−score_i), over both wrong heads and wrong tails.
 
         The weights p = softmax(temperature · score_i), without gradient, favour the hardest negatives (self-adversarial
         sampling).
 
         Args:
             triples: Head, relation and tail, ``(n, 3)``.
-            negatives: How many wrong heads, and as many wrong tails, each triple is compared with.
-            temperature: How much the hardest negatives count.
-            generator: What draws the negatives; torch's own by default.
+            negatives: Number of wrong heads, and of wrong tails, that each triple is compared with.
+            temperature: How strongly the hardest negatives are weighted.
+            generator: Random generator of the negatives; torch's default one if None.
 
         Returns:
             A scalar.
 
         Raises:
-            ValueError: If `triples` are no numbers of entities and relations, or `negatives` is below 1.
+            ValueError: If `triples` are not indices of entities and relations, or `negatives` is below 1.
 
         Example:
             >>> RotatE(5, 2, 8).loss(torch.tensor([[0, 1, 2]]), 4).item() > 0
@@ -197,7 +197,7 @@ class RotatE(KeepsPrecision):
         """
         self._check(triples)
         if not isinstance(negatives, int) or negatives < 1:
-            raise ValueError(f"negatives is {negatives}: each triple needs 1 wrong head and tail or more")
+            raise ValueError(f"negatives is {negatives}: each triple needs at least 1 wrong head and tail")
         wrong = wrong_entities(triples, negatives, len(self.entities), generator)
         return self(*triples.unbind(-1), wrong=wrong, temperature=temperature)
 
@@ -208,7 +208,7 @@ class RotatE(KeepsPrecision):
         came = self._rotate(relation, self.entities[tail], inverse=True)
         right = F.logsigmoid(self._score(gone, self.entities[tail]))
         rotated = torch.stack((gone, came)).unsqueeze(2)
-        if len(self.entities) < wrong.shape[-1]:  # most are drawn many times: each is compared once
+        if len(self.entities) < wrong.shape[-1]:  # entities are drawn many times: compare each of them once
             false = self._score(rotated, self.entities).gather(-1, wrong)
         else:
             false = self._score(rotated, self.entities[wrong])
@@ -219,19 +219,19 @@ class RotatE(KeepsPrecision):
     def rank(
         self, triples: Int[Tensor, "_triples 3"], *, known: Int[Tensor, "_known 3"] | None = None
     ) -> Int[Tensor, "_triples 2"]:
-        """The rank of the right head and of the right tail among all entities; 1 is best, ties count against.
+        """The rank of the correct head and of the correct tail among all entities; 1 is best, ties count against it.
 
         Hits@k is `(model.rank(triples) <= k).float().mean()`.
 
         Args:
             triples: Head, relation and tail, ``(n, 3)``.
-            known: Triples ``(m, 3)`` to leave out of the comparison (filtered ranks): another right answer is no error.
+            known: True triples ``(m, 3)`` to exclude from the comparison (filtered ranks).
 
         Returns:
             Ranks of heads and tails, ``(n, 2)``.
 
         Raises:
-            ValueError: If `triples` are no numbers of entities and relations.
+            ValueError: If `triples` are not indices of entities and relations.
 
         Example:
             >>> RotatE(5, 2, 8).rank(torch.tensor([[0, 1, 2]])).shape
@@ -258,7 +258,7 @@ class RotatE(KeepsPrecision):
         return self.margin - torch.linalg.vector_norm(apart, dim=-1).sum(-1)
 
     def _check_ids(self, head: Tensor, relation: Tensor, tail: Tensor) -> None:
-        # Reading values would stall a GPU; negative ones would otherwise count from the end.
+        # Reading values would stall a GPU; negative indices would otherwise count from the end.
         for name, ids in (("head", head), ("relation", relation), ("tail", tail)):
             count = len(self.angles if name == "relation" else self.entities)
             if not isinstance(ids, Tensor) or ids.dtype not in (torch.int64, torch.int32):
@@ -278,14 +278,14 @@ class RotatE(KeepsPrecision):
 def wrong_entities(
     triples: Int[Tensor, "_triples 3"], negatives: int, entities: int, generator: torch.Generator | None = None
 ) -> Int[Tensor, "2 _triples _negatives"]:
-    """Wrong tails, then wrong heads, of each triple; the right one is never among them.
+    """Wrong tails, then wrong heads, of each triple; the correct one is never among them.
 
     >>> wrong_entities(torch.tensor([[0, 0, 1]]), 3, entities=2).tolist()
     [[[0, 0, 0]], [[1, 1, 1]]]
     """
     size = (2, len(triples), negatives)
     drawn = torch.randint(entities - 1, size, generator=generator, device=triples.device)
-    # Counted from the right entity on.
+    # Counted from the correct entity.
     return (triples[:, [2, 0], None].transpose(0, 1) + 1 + drawn) % entities
 
 
@@ -297,16 +297,16 @@ def ranks(
     known: Int[Tensor, "_known 3"] | None = None,
     width: int = 1,
 ) -> Int[Tensor, "_triples 2"]:
-    """The rank of the right head and of the right tail among all entities, by the score; ties count against.
+    """The rank of the correct head and of the correct tail among all entities, by score; ties count against it.
 
     Triples and entities are compared block by block, so that memory depends on neither their number nor their product.
 
     Args:
-        score: Called as score(head, relation, tail, rotate=) with tensors that broadcast; `rotate` the side with fewer.
+        score: Called as score(head, relation, tail, rotate=) with tensors that broadcast; `rotate` is the smaller side.
         triples: Head, relation and tail, ``(n, 3)``.
-        entities: How many there are.
-        known: Triples ``(m, 3)`` that are no errors.
-        width: Numbers that comparing one triple with one entity takes.
+        entities: Number of entities.
+        known: True triples ``(m, 3)`` to exclude from the comparison.
+        width: Number of values needed to compare one triple with one entity.
 
     Returns:
         Ranks of heads and tails, ``(n, 2)``.
@@ -323,7 +323,7 @@ def ranks(
         for rows in triples.split(down):
             head, relation, tail = (column.unsqueeze(1) for column in rows.unbind(-1))
             rotate, right = "head" if side else "tail", rows[:, side, None]
-            own = score(head, relation, tail, rotate=rotate)  # rounded as those it is compared with: ties stay ties
+            own = score(head, relation, tail, rotate=rotate)  # rounded like the others: ties stay ties
             row, answer = _others(rows, known, side)
             count = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
             for start in range(0, entities, across):
@@ -340,7 +340,7 @@ def ranks(
 
 
 def _others(rows: Tensor, known: Tensor | None, side: int) -> tuple[Tensor, Tensor]:
-    """(row, entity) of every other answer that is known to hold at this side of the rows."""
+    """(row, entity) of every other known correct answer at this side of the rows."""
     if known is None:
         return rows.new_empty(0), rows.new_empty(0)
     rest = [1, 2 - side]

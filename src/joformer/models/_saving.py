@@ -1,10 +1,10 @@
-"""Models on disk: `config.json` says what was built, `model.safetensors` holds its weights; loading runs no code.
+"""Models on disk: `config.json` describes the model, `model.safetensors` holds its weights; loading executes no code.
 
 folder/config.json          {"model": "JoFormerLM", "config": {"vocab": 8000, …}}
 folder/model.safetensors    every parameter and persistent buffer, shared ones once
 
-Where the folder has checksums, a finished run's (manifest.json) or a checkpoint's (state.json), they are compared. What
-config.json describes is compared with the header of the weights before any memory is taken for them.
+If the folder has checksums, those of a finished run (manifest.json) or of a checkpoint (state.json), they are verified.
+config.json is compared with the header of the weights before any memory is allocated for them.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ _KNOWN = (
 MODELS: dict[str, Any] = {model.__name__: model for model in _KNOWN}
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 Layout = dict[str, tuple[str, tuple[int, ...]]]
-"""Of every tensor its dtype, as safetensors calls it, and its shape."""
+"""The dtype, as named by safetensors, and the shape of every tensor."""
 
 
 def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
-    """Writes the model's configuration and weights into the folder, each file whole or not at all.
+    """Writes the model's configuration and weights to a folder, each file atomically.
 
     Args:
-        model: A model of `joformer.models` that has a configuration, as that builds it.
-        folder: Where to; created if it is missing.
+        model: A model of `joformer.models` with a configuration, unchanged since it was built from it.
+        folder: The destination; created if it does not exist.
 
     Raises:
-        ValueError: If the model is another one, or the folder cannot be written to.
+        ValueError: If it is another model, or the folder cannot be written to.
         ImportError: If safetensors is not installed.
 
     Example:
@@ -74,23 +74,23 @@ def save(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     if odd:
         raise ValueError(f"{name} is not what its configuration builds, load could not give it back: {odd} is {how}")
     make_folder(where)
-    (where / MANIFEST).unlink(missing_ok=True)  # of an earlier run: its checksums are of other files
-    # Weights first: a folder with a configuration always has the weights that go with it.
+    (where / MANIFEST).unlink(missing_ok=True)  # left by an earlier run: its checksums are those of other files
+    # Weights first: a folder with a configuration always has the matching weights.
     save_weights(state, where)
     write_json(where / CONFIG, written(model.config))
 
 
 def load(folder: str | os.PathLike[str]) -> Any:
-    """The model that `save`, or a training run, left in the folder.
+    """Loads the model that `save`, or a training run, wrote to a folder.
 
     Args:
-        folder: Where config.json and model.safetensors are.
+        folder: The folder with config.json and model.safetensors.
 
     Returns:
         The model, in evaluation mode, on the CPU.
 
     Raises:
-        ValueError: If a file is missing, damaged, or does not fit the other.
+        ValueError: If a file is missing, damaged, or does not match the other.
         ImportError: If safetensors is not installed.
 
     Example:
@@ -113,7 +113,7 @@ def load(folder: str | os.PathLike[str]) -> Any:
 
 
 def written(config: Any) -> dict[str, Any]:
-    """What config.json says of a configuration: the name of its model, and its fields.
+    """The content of config.json for a configuration: the name of its model, and its fields.
 
     >>> from joformer.models import ClassifierConfig
     >>> written(ClassifierConfig(dim=8))["model"]
@@ -126,7 +126,7 @@ def written(config: Any) -> dict[str, Any]:
 
 
 def written_before(config: Any) -> list[dict[str, Any]]:
-    """What version 0.1 may have written of this configuration, where that is something else.
+    """What version 0.1 may have written for this configuration, if that is different.
 
     >>> written_before(ViTConfig(frames="fixed", transport="scores"))[0]["config"]["model"]
     'rope2d'
@@ -136,7 +136,7 @@ def written_before(config: Any) -> list[dict[str, Any]]:
 
 
 def save_weights(weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Writes the weights into folder/model.safetensors, whole or not at all.
+    """Writes the weights to folder/model.safetensors, atomically.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -149,7 +149,7 @@ def save_weights(weights: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def read_config(where: Path) -> Any:
-    """The configuration in the folder, once the header of the weights has been found to fit it.
+    """The configuration in a folder, after checking that the header of the weights matches it.
 
     >>> from tempfile import TemporaryDirectory
     >>> from joformer.models import ClassifierConfig
@@ -167,7 +167,7 @@ def read_config(where: Path) -> Any:
     except (OSError, KeyError, TypeError, ValueError):
         raise ValueError(f"{where / CONFIG} is not a model's configuration: it needs a model and its config") from None
     has = header(where / WEIGHTS)
-    # Every layer has weights; a count beyond them would be a loop without end, even on meta.
+    # Every layer has weights; a larger count would loop forever, even on the meta device.
     layers = given.get("layers", 1) if isinstance(given, dict) else 1
     if isinstance(layers, int) and layers > len(has):
         raise ValueError(f"{where / WEIGHTS} does not fit {CONFIG}: {layers} layers and {len(has)} tensors")
@@ -182,7 +182,7 @@ def read_config(where: Path) -> Any:
 
 
 def blank(config: Any) -> nn.Module:
-    """The model of this configuration on the meta device: shapes and dtypes, and no memory.
+    """The model of this configuration on the meta device: shapes and dtypes, without memory.
 
     >>> from joformer.models import ClassifierConfig
     >>> blank(ClassifierConfig(dim=8)).mlp[0].weight.device
@@ -196,7 +196,7 @@ def blank(config: Any) -> nn.Module:
 
 
 def header(path: Path) -> Layout:
-    """What a safetensors file says it holds; the tensors themselves are not read.
+    """The contents of a safetensors file according to its header; the tensors themselves are not read.
 
     >>> header(Path(__file__))
     Traceback (most recent call last):
@@ -212,7 +212,7 @@ def header(path: Path) -> Layout:
 
 
 def layout(state: Mapping[str, Tensor]) -> Layout:
-    """What `header` would say of these tensors.
+    """What `header` would return for these tensors.
 
     >>> layout({"w": torch.ones(2, 3)})
     {'w': ('F32', (2, 3))}
@@ -227,7 +227,7 @@ def layout(state: Mapping[str, Tensor]) -> Layout:
 
 
 def difference(has: Layout, wanted: Layout) -> tuple[str, str]:
-    """The first tensor that is missing, not known, of another shape or dtype, and how; ("", "") where there is none.
+    """The first tensor that is missing, unexpected, or of another shape or dtype, and how; ("", "") if there is none.
 
     >>> difference({"w": ("F32", (2,))}, {"w": ("F32", (3,))})
     ("'w'", 'F32 of shape (2,) instead of F32 of shape (3,)')
@@ -240,7 +240,7 @@ def difference(has: Layout, wanted: Layout) -> tuple[str, str]:
 
 
 def own_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state of the model, what two names share under the first of them.
+    """The state of the model; tensors shared by two names are listed under the first.
 
     >>> list(own_state(nn.Linear(2, 2)))
     ['weight', 'bias']
@@ -252,7 +252,7 @@ def own_state(model: nn.Module) -> dict[str, Tensor]:
 
 def _configuration(config_class: Any, given: object) -> Any:
     """The dataclass of these plain values, each checked against its annotation: a file may say anything."""
-    # An InitVar, which is no type to typing, holds its own.
+    # An InitVar is not a type for typing, but holds one.
     hints = {name: getattr(hint, "type", hint) for name, hint in get_type_hints(config_class).items()}
     if not isinstance(given, dict) or given.keys() - hints.keys():
         odd = sorted(given.keys() - hints.keys()) if isinstance(given, dict) else given

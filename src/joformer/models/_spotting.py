@@ -1,12 +1,12 @@
-"""JoFormerSpotter: an encoder that hears a stream as it comes in, and says after each patch of time what it has heard.
+"""JoFormerSpotter: an encoder that processes an audio stream as it arrives, with a prediction after each time step.
 
-    tokens   patches of bands × frames, time after time, within a time from the lowest band up
-    frames   A = R_time^t R_band^b on two axes; the time is counted from the first frame of the stream
-    mask     a token attends to those before it, at most `window` times back: 0 ≤ i − j < window · bands of patches
-    logits   of time t, read from the mean of its tokens: (batch, times, classes + 1), the last one for "nothing"
+    tokens   patches of bands × frames, one time step after the other, within a step from the lowest band up
+    frames   A = R_time^t R_band^b on two axes; time is counted from the first frame of the stream
+    mask     a token attends to earlier tokens, at most `window` steps back: 0 ≤ i − j < window · patches per step
+    logits   of step t, from the mean of its tokens: (batch, times, classes + 1), the last one for "nothing"
 
-Nothing looks ahead and nothing is normalised over time, so that a stream may be read piece by piece: with `caches` the
-logits are those of the whole stream, in memory that depends on the window alone. The paper sketches such a model
+Nothing looks ahead and nothing is normalised over time, so that a stream may be processed piece by piece: with `caches`
+the logits are those of the whole stream, in memory that depends only on the window. The paper sketches such a model
 ("Audio and Spectrograms").
 """
 
@@ -32,7 +32,7 @@ FramesName = Literal["fixed", "learned", "projected", "cumulative"]
 
 @dataclass(frozen=True)
 class SpottingConfig:
-    """What a `JoFormerSpotter` is made of.
+    """Configuration of a `JoFormerSpotter`.
 
     Raises:
         ValueError: If the fields contradict each other.
@@ -44,23 +44,23 @@ class SpottingConfig:
     """
 
     classes: int = 10
-    """How many words there are to listen for; "nothing" is one more."""
+    """Number of words to detect; "nothing" is one more class."""
     bands: int = 64
-    """Bands of frequencies in a frame."""
+    """Number of frequency bands in a frame."""
     patch: tuple[int, ...] = (32, 4)
-    """Sides of a patch: bands and frames."""
+    """Shape of a patch: bands and frames."""
     dim: int = 64
-    """The width."""
+    """Width of the model."""
     layers: int = 3
     heads: int = 4
     hidden: int | None = None
-    """Width of the feed-forward; four times dim by default."""
+    """Width of the feed-forward network; four times dim by default."""
     frames: FramesName = "fixed"
-    """How patches rotate: fixed as in RoPE, learned, or by their content (projected, cumulative)."""
+    """How patches are rotated: fixed as in RoPE, learned, or by content (projected, cumulative)."""
     transport: Transport = "both"
     """What is transported: scores (RoPE), values, both (JoFormer) or none."""
     window: int | None = 16
-    """How many patches of time a patch attends to in each layer, its own included; None for all before it."""
+    """Number of time steps that a patch attends to in each layer, its own included; None for all earlier ones."""
     base: float = 100.0
     """Base of the fixed frequencies."""
     dropout: float = 0.0
@@ -70,7 +70,7 @@ class SpottingConfig:
         require_probabilities(dropout=self.dropout)
         for name, known in (("frames", FramesName), ("transport", Transport)):
             if getattr(self, name) not in get_args(known):
-                raise ValueError(f"{name} is one of {', '.join(get_args(known))}, got {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be one of {', '.join(get_args(known))}, got {getattr(self, name)!r}")
         if len(self.patch) != 2 or self.bands % self.patch[0]:
             raise ValueError(f"{self.bands} bands do not divide into patches {self.patch} of bands and frames")
         if self.dim % self.heads:
@@ -78,21 +78,21 @@ class SpottingConfig:
 
     @property
     def rows(self) -> int:
-        """How many patches lie above each other at one time."""
+        """Number of patches per time step."""
         return self.bands // self.patch[0]
 
     @property
     def reach(self) -> int | None:
-        """How many tokens a token attends to, itself included."""
+        """Number of tokens that a token attends to, itself included."""
         return None if self.window is None else self.window * self.rows
 
     def build(self) -> JoFormerSpotter:
-        """The model of this configuration, with random weights."""
+        """Builds a model with this configuration and random weights."""
         return JoFormerSpotter(self)
 
 
 def halved(bands: int) -> int:
-    """Bands of a patch where two lie above each other; all of them where they do not divide.
+    """Bands of a patch with two patches per time step; all bands if their number is odd.
 
     >>> halved(64), halved(21)
     (32, 21)
@@ -101,10 +101,10 @@ def halved(bands: int) -> int:
 
 
 class JoFormerSpotter(nn.Module):
-    """Logits of what has just been heard, after each patch of time.
+    """A keyword spotter: logits of what has just been heard, after each time step.
 
     Args:
-        config: What the model is made of.
+        config: The model's configuration.
 
     Example:
         >>> import torch
@@ -128,18 +128,18 @@ class JoFormerSpotter(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch frames bands"], *, caches: Sequence[JourneyCache] | None = None
     ) -> Float[Tensor, "batch times answers"]:
-        """Logits of what has been heard at each time.
+        """Logits of what has been heard at each time step.
 
         Args:
-            x: Spectrograms, ``(batch, frames, bands)``; the frames a multiple of the patch's.
-            caches: One cache per layer, see `caches()`: `x` continues what they have heard, and they are extended in
+            x: Spectrograms, ``(batch, frames, bands)``; the number of frames must be a multiple of the patch's.
+            caches: One cache per layer, see `caches()`: `x` continues the cached stream, and they are extended in
                 place.
 
         Returns:
             ``(batch, frames / patch, classes + 1)``, "nothing" last.
 
         Raises:
-            ValueError: If `x` does not divide into patches, or there are not as many caches as layers.
+            ValueError: If `x` does not divide into patches, or the number of caches is not that of layers.
         """
         config, (high, wide) = self.config, self.config.patch
         if x.dim() != 3 or x.shape[2] != config.bands or x.shape[1] < wide or x.shape[1] % wide:
@@ -147,7 +147,7 @@ class JoFormerSpotter(nn.Module):
         if caches is not None and len(caches) != config.layers:
             raise ValueError(f"{len(caches)} caches for {config.layers} layers: make them with model.caches()")
         times = x.shape[1] // wide
-        # (batch, times, frames of a patch, rows, bands of a patch) → tokens in the order of time, then of bands.
+        # (batch, times, frames of a patch, rows, bands of a patch) → tokens ordered by time, then by bands.
         patches = x.unflatten(1, (times, wide)).unflatten(3, (config.rows, high)).transpose(2, 3)
         where = positions.grid(times, config.rows, device=x.device)
         if caches:
@@ -160,7 +160,7 @@ class JoFormerSpotter(nn.Module):
         return self.head(self.norm(tokens).unflatten(1, (times, config.rows)).mean(2))
 
     def caches(self) -> list[JourneyCache]:
-        """One empty cache per layer, sliding where there is a window.
+        """One empty cache per layer, sliding if there is a window.
 
         Returns:
             Caches for one batch of streams.

@@ -1,15 +1,15 @@
-"""JoFormerTree: an encoder over the nodes of a tree, frames by the path from the root.
+"""JoFormerTree: an encoder over the nodes of a tree, with frames given by the path from the root.
 
-    frames        a node's frame or code
+    frames        frame or code of a node
     tree          θ = Σ_d ω[d, b_d]               TreeFrames: generators commute, each depth has its own
     tree-dense    A = R[b_1] R[b_2] ⋯             DenseTreeFrames: generators do not commute, depths share them
     fixed         θ = ω·t                         RoPE on the number of the node in pre-order
     shiv-quirk    x + Σ_s W[s, b_s]               Shiv and Quirk's code, added; s counts steps up from the node
     none          –                               a bag of nodes
 
-Two heads read the nodes: `reads="kinds"` gives logits of each node's kind, `reads="nodes"` one score per node (a
-pointer). Shiv and Quirk (2019) scale the slot of each step by a learned power and add it to the embedding; a trained
-matrix, which contains that power, brings it to the model's width here.
+There are two kinds of output: `reads="kinds"` gives logits of each node's kind, `reads="nodes"` one score per node (a
+pointer). Shiv and Quirk (2019) scale the slot of each step by a learned power and add it to the embedding. Here a
+trained matrix, which includes that power, projects it to the model's width.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from joformer.models._blocks import LayerFrames, encoder, last, require_counts, 
 
 FramesName = Literal["tree", "tree-dense", "fixed", "shiv-quirk", "none"]
 STILL = ("shiv-quirk", "none")
-"""Frames by which nothing can be transported."""
+"""Frames that cannot transport anything."""
 BASE = 10.0
-"""Of the angles that commuting branches start from: by 10,000 most branches would start as none (docs/log.md)."""
+"""Base of the initial angles of commuting branches: with 10,000 most branches would start near 0 (docs/log.md)."""
 
 
 @dataclass(frozen=True)
 class TreeConfig:
-    """What a `JoFormerTree` is made of.
+    """Configuration of a `JoFormerTree`.
 
     Raises:
         ValueError: If the fields contradict each other.
@@ -46,26 +46,26 @@ class TreeConfig:
     """
 
     kinds: int = 2
-    """How many kinds of nodes there are."""
+    """Number of kinds of nodes."""
     names: int = 1024
-    """Names are hashed into so many vectors, the first of which is no name."""
+    """Number of vectors that names are hashed into; the first one means no name."""
     reads: Literal["kinds", "nodes"] = "kinds"
-    """What is read from each node: logits of its kind, or one score."""
+    """The output for each node: logits of its kind, or one score."""
     dim: int = 64
-    """The width."""
+    """Width of the model."""
     layers: int = 2
     heads: int = 4
     hidden: int | None = None
-    """Width of the feed-forward; four times dim by default."""
+    """Width of the feed-forward network; four times dim by default."""
     frames: FramesName = "tree"
-    """Where nodes are: on their path, by generators that commute (tree) or do not (tree-dense), in the sequence of all
-    nodes (fixed, as in RoPE), by a code of the path that is added (shiv-quirk), or nowhere (none)."""
+    """Positions of nodes: their path, with generators that commute (tree) or do not (tree-dense); their place in the
+    sequence of all nodes (fixed, as in RoPE); an additive code of the path (shiv-quirk); or none."""
     transport: Transport | None = None
     """What is transported: scores (RoPE), values, both (JoFormer, the default) or none."""
     depth: int = 12
-    """How deep a node may lie."""
+    """Maximum depth of a node."""
     branches: int = 16
-    """How many branches a node may have."""
+    """Maximum number of branches of a node."""
     base: float = 10000.0
     """Base of RoPE's frequencies (fixed)."""
     dropout: float = 0.0
@@ -74,20 +74,20 @@ class TreeConfig:
         require_counts(self, "kinds", "names", "dim", "layers", "heads", "hidden", "depth", "branches")
         require_probabilities(dropout=self.dropout)
         if self.frames not in get_args(FramesName):
-            raise ValueError(f"frames is one of {', '.join(get_args(FramesName))}, got {self.frames!r}")
+            raise ValueError(f"frames must be one of {', '.join(get_args(FramesName))}, got {self.frames!r}")
         if self.transport is None:
             object.__setattr__(self, "transport", "none" if self.frames in STILL else "both")
         if self.transport not in get_args(Transport):
-            raise ValueError(f"transport is one of {', '.join(get_args(Transport))}, got {self.transport!r}")
+            raise ValueError(f"transport must be one of {', '.join(get_args(Transport))}, got {self.transport!r}")
         if self.frames in STILL and self.transport != "none":
-            raise ValueError(f"frames={self.frames!r} have nothing to transport {self.transport} by: choose others")
+            raise ValueError(f"frames={self.frames!r} cannot transport anything: use other frames, or transport='none'")
         if self.reads not in ("kinds", "nodes"):
-            raise ValueError(f"reads is 'kinds' or 'nodes', got {self.reads!r}")
+            raise ValueError(f"reads must be 'kinds' or 'nodes', got {self.reads!r}")
         if self.dim % self.heads:
             raise ValueError(f"dim={self.dim} does not divide into {self.heads} heads: choose another number")
 
     def build(self) -> JoFormerTree:
-        """The model of this configuration, with random weights."""
+        """Builds a model with this configuration and random weights."""
         return JoFormerTree(self)
 
 
@@ -95,9 +95,9 @@ class PathCode(nn.Module):
     """``Σ_s W[s, b_s]``: Shiv and Quirk's code of a path, the newest branch first, through a trained matrix.
 
     Args:
-        depth: How deep a node may lie.
-        branches: How many branches a node may have.
-        dim: The width.
+        depth: Maximum depth of a node.
+        branches: Maximum number of branches of a node.
+        dim: Width of the model.
 
     Example:
         >>> code = PathCode(2, 2, 8)
@@ -126,10 +126,10 @@ class PathCode(nn.Module):
 
 
 class JoFormerTree(nn.Module):
-    """Logits of the kind of each node, or a score for each.
+    """A tree encoder: logits of the kind of each node, or one score per node.
 
     Args:
-        config: What the model is made of.
+        config: The model's configuration.
 
     Example:
         >>> model = JoFormerTree(TreeConfig(kinds=5, dim=32, heads=2))
@@ -143,7 +143,7 @@ class JoFormerTree(nn.Module):
     def __init__(self, config: TreeConfig) -> None:
         super().__init__()
         self.config, dim = config, config.dim
-        self.kinds = nn.Embedding(config.kinds + 1, dim)  # one more: a kind that is hidden
+        self.kinds = nn.Embedding(config.kinds + 1, dim)  # one more for a hidden kind
         self.names = nn.Embedding(config.names, dim)
         self.code = PathCode(config.depth, config.branches, dim) if config.frames == "shiv-quirk" else None
         self.frames = _frames(config)
@@ -165,22 +165,22 @@ class JoFormerTree(nn.Module):
         *,
         real: Bool[Tensor, "trees nodes"] | None = None,
     ) -> Float[Tensor, "trees nodes kinds"] | Float[Tensor, "trees nodes"]:
-        """What is read from each node.
+        """The output for each node.
 
         Args:
-            kinds: Numbers of kinds, ``(trees, nodes)``; the number of kinds stands for one that is hidden.
+            kinds: Indices of kinds, ``(trees, nodes)``; an index equal to the number of kinds means hidden.
             names: Hashes of names, ``(trees, nodes)``, 0 for none.
-            where: Paths, ``(nodes, depth)`` or ``(trees, nodes, depth)``, as `positions.tree` makes them.
-            real: Which nodes there are, where trees are padded to one length; all by default.
+            where: Paths, ``(nodes, depth)`` or ``(trees, nodes, depth)``, as returned by `positions.tree`.
+            real: True for real nodes, ``(trees, nodes)``, if trees are padded to one length; by default all are real.
 
         Returns:
             Logits ``(trees, nodes, kinds)``, or scores ``(trees, nodes)``.
 
         Raises:
-            ValueError: If kinds, names and paths are not of the same nodes.
+            ValueError: If kinds, names and paths differ in their number of nodes.
         """
         x, frames = self.start(kinds, names, where)
-        apart = None if real is None else (~real).long()  # padding sees padding alone
+        apart = None if real is None else (~real).long()  # padding sees only padding
 
         def padded(layer: int, block: nn.Module, x: Tensor) -> Tensor:
             return block(x, frames(layer, x), segments=apart)
@@ -194,7 +194,7 @@ class JoFormerTree(nn.Module):
         names: Int[Tensor, "trees nodes"],
         where: Float[Tensor, "*trees nodes depth"],
     ) -> tuple[Float[Tensor, "trees nodes dim"], LayerFrames]:
-        """What the first block reads, and the frames of each layer.
+        """The input of the first block, and the frames of each layer.
 
         Args:
             kinds: As in `forward`.
@@ -212,7 +212,7 @@ class JoFormerTree(nn.Module):
         """
         if kinds.shape != names.shape or where.shape[-2] != kinds.shape[-1]:
             given = ", ".join(str(tuple(t.shape)) for t in (kinds, names, where))
-            raise ValueError(f"kinds and names are (trees, nodes) and paths (…, nodes, depth), got {given}")
+            raise ValueError(f"kinds and names must be (trees, nodes) and paths (…, nodes, depth), got {given}")
         buckets = torch.where(names == 0, 0, 1 + names % max(self.config.names - 1, 1)).clamp(max=self.config.names - 1)
         x = self.kinds(kinds) + self.names(buckets)
         if self.code is not None:

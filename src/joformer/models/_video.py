@@ -1,17 +1,18 @@
-"""JoFormerVideo: patches of a clip on three axes (row, column, time); what class it is, or what comes next.
+"""JoFormerVideo: patches of a clip on three axes (row, column, time); predicts its class, or the next picture.
 
     frame of a patch     A = R_row^r R_col^c R_time^t
 
-    attention     a token attends to                                    in a layer
-    joint         every patch of the clip                               each
+    attention     a token attends to                                    in layers
+    joint         every patch of the clip                               all
     factorised    the patches of its own picture; its own place at      0, 2, 4, …;  1, 3, 5, …
                   every time
 
-    question "class"    one answer for a clip, from the mean of its patches
-    question "next"     a token at time t predicts its own patch of picture t + 1; nobody sees pictures after its own
+    question "class"    one answer per clip, from the mean of its patches
+    question "next"     a token at time t predicts its own patch of picture t + 1; no token sees later pictures
 
-Both kinds of attention have as many parameters. A part of a clip is attended to as a clip of its own: flat frames do
-not see the difference, since the journey between two patches of one picture has no step in time. Paper: "Video".
+Both kinds of attention have the same number of parameters. Factorised attention treats each part as a separate clip:
+with flat frames this makes no difference, since the journey between two patches of one picture has no step in time.
+Paper: "Video".
 """
 
 # No `from __future__ import annotations`: see _vit.py.
@@ -35,19 +36,19 @@ Asked = Literal["next", "class"]
 
 @dataclass(frozen=True)
 class VideoConfig(ViTConfig):
-    """What a `JoFormerVideo` is made of: the fields of `ViTConfig`, with other defaults, and two more.
+    """Configuration of a `JoFormerVideo`: the fields of `ViTConfig` with other defaults, and two more.
 
     Attributes:
         shape: Rows, columns and pictures of a clip.
-        patch: Sides of a patch; one picture, where the next is predicted.
-        channels: Numbers per pixel.
-        classes: How many classes there are; not read where the next picture is predicted.
-        dim: The width.
-        layers: How many layers there are; two or more, where attention is factorised.
+        patch: Shape of a patch; must be one picture deep if the next picture is predicted.
+        channels: Number of channels per pixel.
+        classes: Number of classes; ignored if the next picture is predicted.
+        dim: Width of the model.
+        layers: Number of layers; two or more if attention is factorised.
         heads: Attention heads per layer.
-        pool: The mean of all patches: a class token would belong to no picture.
-        attention: "joint" over all of a clip, or "factorised": within a picture and along time, in turn.
-        question: What is computed: the "next" picture at every time, or the "class".
+        pool: Always "mean", over all patches: a class token would belong to no picture.
+        attention: "joint" over the whole clip, or "factorised": alternately within a picture and along time.
+        question: What to predict: the "next" picture at every time, or the "class" of the clip.
 
     Raises:
         ValueError: If the fields contradict each other.
@@ -75,26 +76,26 @@ class VideoConfig(ViTConfig):
             raise ValueError(f"a clip has rows, columns and pictures, got shape {self.shape}")
         if self.attention not in ("joint", "factorised") or self.question not in ("next", "class"):
             given = f"{self.attention!r} and {self.question!r}"
-            raise ValueError(f"attention is 'joint' or 'factorised', question is 'next' or 'class', got {given}")
+            raise ValueError(f"attention must be 'joint' or 'factorised', question 'next' or 'class', got {given}")
         if self.prefix:
             raise ValueError("a class token and registers belong to no picture: leave out pool and registers")
         if self.question == "next" and self.patch[2] != 1:
-            raise ValueError(f"the next picture is predicted one at a time: say patch={(*self.patch[:2], 1)}")
+            raise ValueError(f"pictures are predicted one at a time: use patch={(*self.patch[:2], 1)}")
         if self.attention == "factorised" and self.layers < 2:
-            raise ValueError("factorised attention takes pictures and time in turn: say layers=2 or more")
+            raise ValueError("factorised attention alternates between pictures and time: use layers=2 or more")
 
     @property
     def outputs(self) -> int:
-        """Numbers that the head gives: one per class, or the pixels of a patch."""
+        """Number of outputs of the head: one per class, or the pixels of a patch."""
         return self.classes if self.question == "class" else self.channels * prod(self.patch)
 
     def build(self) -> "JoFormerVideo":
-        """The model of this configuration, with random weights."""
+        """Builds a model with this configuration and random weights."""
         return JoFormerVideo(self)
 
 
 class _View(NamedTuple):
-    """Tokens in the parts that attend to themselves, and back; the grid of such a part."""
+    """Divides tokens into parts that attend to themselves, and joins them again; the grid of such a part."""
 
     divide: Callable[[Tensor], Tensor]
     join: Callable[[Tensor], Tensor]
@@ -102,12 +103,12 @@ class _View(NamedTuple):
 
 
 class JoFormerVideo(JoFormerViT):
-    """Logits of the classes of a clip, or its pictures one step ahead.
+    """A video transformer: class logits of a clip, or its pictures one step ahead.
 
-    Clips of other shapes than the configured one are welcome as long as they divide into patches.
+    It accepts clips of other shapes than the configured one if they divide into patches.
 
     Args:
-        config: What the model is made of.
+        config: The model's configuration.
 
     Example:
         >>> config = VideoConfig(shape=(16, 16, 6), patch=(4, 4, 1), dim=48, layers=2)
@@ -121,7 +122,7 @@ class JoFormerVideo(JoFormerViT):
     def __init__(self, config: VideoConfig) -> None:
         super().__init__(config)
         if config.attention == "factorised" and config.question == "next":
-            for block in self.blocks[1::2]:  # those along time
+            for block in self.blocks[1::2]:  # attention along time
                 cast(JourneyAttention, block.attention).causal = True
 
     def forward(  # type: ignore[override]
@@ -133,9 +134,9 @@ class JoFormerVideo(JoFormerViT):
         """Logits, or predictions: ``y[..., t]`` is about ``x[..., t + 1]``.
 
         Args:
-            x: Clips, ``(batch, channels, rows, columns, time)``; every axis a multiple of the patch's.
-            where: Positions of the patches, (row, column, time) in row-major order, instead of those of the grid: real
-                numbers, for pictures that are not evenly spaced, for example.
+            x: Clips, ``(batch, channels, rows, columns, time)``; each side must be a multiple of the patch's.
+            where: Positions of the patches, (row, column, time) in row-major order, instead of those of the grid, e.g.
+                real numbers for pictures that are not evenly spaced.
 
         Returns:
             Logits ``(batch, classes)``, or pixels like `x`, the last picture being the one after the clip.
@@ -200,7 +201,7 @@ class JoFormerVideo(JoFormerViT):
 
 
 def seen_so_far(grid: tuple[int, ...], device: torch.device | None = None) -> Bool[Tensor, "1 1 tokens tokens"]:
-    """Which patches (keys) each patch (queries) sees: all of its own picture and of those before.
+    """Which patches (keys) each patch (query) sees: all patches of its own picture and of earlier ones.
 
     >>> seen_so_far((1, 2, 2)).int()[0, 0].tolist()
     [[1, 0, 1, 0], [1, 1, 1, 1], [1, 0, 1, 0], [1, 1, 1, 1]]

@@ -1,6 +1,6 @@
 """JoFormerViT: patches of an array with any number of axes, frames on its grid, a class token at the identity.
 
-    ViTConfig(frames=, split=, transport=, per_layer=)          the model; the paper's names are short for these four:
+    ViTConfig(frames=, split=, transport=, per_layer=)          the model; the paper's names stand for these four:
 
     frames, split        transport="scores" (QK)    transport="both" (QKV)
     fixed, axial         rope2d                     joformer_old
@@ -15,7 +15,7 @@
     additive             learned (transport none)                               one vector per position, no frames
     none                 none (transport none)                                  a bag of patches
 
-Projected and cumulative are not the paper's: it has projected angles for language only, and no cumulative ones.
+Projected and cumulative are not in the paper: it has projected angles for language only, and no cumulative ones.
 docs/conventions.md, "Readings". Paper: "CIFAR-100 V Rotation and Scaling", "ImageNet ViT-S Scale Validation".
 """
 
@@ -37,17 +37,17 @@ from joformer.models._blocks import LayerFrames, encoder, last, require_counts, 
 
 FramesName = Literal["fixed", "learned", "dense", "projected", "cumulative", "additive", "none"]
 STILL = ("additive", "none")
-"""Frames by which nothing can be transported."""
+"""Frames that cannot transport anything."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One entry of the table above: the four fields of a `ViTConfig` that a name is short for.
+    """One entry of the table above: the four fields of a `ViTConfig` that a name stands for.
 
     Attributes:
-        frames: How patches rotate.
+        frames: How patches are rotated.
         split: How the axes share the planes.
-        per_layer: Whether every layer has frames of its own.
+        per_layer: Whether each layer has its own frames.
         transport: What is transported.
 
     Example:
@@ -92,32 +92,32 @@ _UNSET: Any = None
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """What a `JoFormerViT` is made of; the defaults are ViT-S on ImageNet with learned axial frames (joformer_axial).
+    """Configuration of a `JoFormerViT`; the defaults are ViT-S on ImageNet with learned axial frames (joformer_axial).
 
     Attributes:
-        frames: How patches rotate: "fixed" as in RoPE, "learned" frequencies (the default), "dense" matrices, by their
-            content ("projected", "cumulative"); or a learned vector per position ("additive"), or "none".
-        split: How the axes share the planes: "axial" (the default), "combined", or "diagonal", the paper's literal
-            combined split.
+        frames: How patches are rotated: "fixed" as in RoPE, by "learned" frequencies (the default), by "dense" matrices
+            or by content ("projected", "cumulative"); or a learned vector per position ("additive"), or "none".
+        split: How the axes share the planes: "axial" (the default), "combined", or "diagonal", the paper's combined
+            split taken literally.
         transport: What is transported: "scores" (RoPE), "values", "both" (JoFormer, the default) or "none".
-        per_layer: Whether every layer has frames of its own; by default where they are dense or read the content.
-        shape: Sides of an image, an array with any number of axes.
-        patch: Sides of a patch, one per axis.
-        channels: Numbers per point of the array.
-        classes: How many classes there are.
-        dim: The width.
-        layers: How many layers there are.
+        per_layer: Whether each layer has its own frames; by default if they are dense or depend on content.
+        shape: Shape of an image, an array with any number of axes.
+        patch: Shape of a patch, one side per axis.
+        channels: Number of channels.
+        classes: Number of classes.
+        dim: Width of the model.
+        layers: Number of layers.
         heads: Attention heads per layer.
-        hidden: Width of the feed-forward; four times `dim` by default.
+        hidden: Width of the feed-forward network; four times `dim` by default.
         base: Base of the fixed frequencies.
-        pool: What the head reads: a class token ("cls"), or the mean of all patches.
-        registers: Tokens without a position, beside the class token.
-        dropout: Probability in 0 ≤ p < 1 on what each layer adds, and on the attention weights.
-        drop_path: Probability with which the last layer is skipped for a sample; earlier ones less often.
+        pool: What the classification head reads: a class token ("cls"), or the mean of all patches ("mean").
+        registers: Number of tokens without a position, in addition to the class token.
+        dropout: Dropout probability, 0 ≤ p < 1, on each residual branch and on the attention weights.
+        drop_path: Probability that the last layer is skipped for a sample; earlier layers are skipped less often.
 
     Args:
-        model: A name of `VARIANTS`, short for `frames`, `split`, `transport` and `per_layer`; each of these that is
-            given beside it overrides the name's. Not a field: `name` finds it again.
+        model: A name in `VARIANTS`, which stands for `frames`, `split`, `transport` and `per_layer`; those of the four
+            that are also given override it. Not a field: the property `name` recovers it.
 
     Raises:
         ValueError: If the fields contradict each other.
@@ -153,9 +153,9 @@ class ViTConfig:
         require_probabilities(dropout=self.dropout, drop_path=self.drop_path)
         for name, known in (("frames", FramesName), ("split", Split), ("transport", Transport)):
             if getattr(self, name) not in get_args(known):
-                raise ValueError(f"{name} is one of {', '.join(get_args(known))}, got {getattr(self, name)!r}")
+                raise ValueError(f"{name} must be one of {', '.join(get_args(known))}, got {getattr(self, name)!r}")
         if self.frames in STILL and self.transport != "none":
-            raise ValueError(f"frames={self.frames!r} have nothing to transport {self.transport} by: choose others")
+            raise ValueError(f"frames={self.frames!r} cannot transport anything: use other frames, or transport='none'")
         if self.per_layer and self.frames in ("fixed", *STILL):
             raise ValueError(f"frames={self.frames!r} are the same in every layer: leave out per_layer")
         if len(self.shape) != len(self.patch) or any(n % p for n, p in zip(self.shape, self.patch, strict=False)):
@@ -163,10 +163,10 @@ class ViTConfig:
         if self.dim % self.heads:
             raise ValueError(f"dim={self.dim} does not divide into {self.heads} heads: choose another number")
         if self.pool not in ("cls", "mean") or self.registers < 0:
-            raise ValueError(f"pool is 'cls' or 'mean' and registers 0 or more, got {self.pool!r}, {self.registers}")
+            raise ValueError(f"pool must be 'cls' or 'mean', registers 0 or more, got {self.pool!r}, {self.registers}")
 
     def _resolve(self, model: str | None) -> None:
-        """Fill in what was left out of the four fields that say the model."""
+        """Fills in defaults for the four fields that define the model."""
         if model not in (None, *VARIANTS):
             raise ValueError(f"unknown model {model!r}: choose one of {', '.join(VARIANTS)}")
         given = {field.name: getattr(self, field.name) for field in fields(Variant)}
@@ -174,7 +174,7 @@ class ViTConfig:
         own = frames in ("dense", "projected", "cumulative")
         usual = Variant(frames, per_layer=own, transport="none" if frames in STILL else "both")
         usual = usual if model is None else VARIANTS[model]
-        # dataclasses.replace(config, model=…) comes with four fields too: which of the two is meant cannot be known.
+        # dataclasses.replace(config, model=…) passes all four fields as well: it is unclear which are meant.
         if model is not None and None not in given.values() and given != asdict(usual):
             raise ValueError(f"model={model!r} and four fields that differ from it: give those of VARIANTS[{model!r}]")
         for name, value in asdict(usual).items():
@@ -183,13 +183,13 @@ class ViTConfig:
 
     @classmethod
     def spectrogram(cls, bands: int, frames: int, classes: int, **changes: Any) -> "ViTConfig":
-        """A small encoder for spectrograms, frequency × time: one channel, patches of 16 bands × 4 frames, their mean.
+        """A small encoder for spectrograms, frequency × time: one channel, patches of 16 bands × 4 frames, mean pool.
 
         Args:
-            bands: Frequency bands; patches take the largest divisor up to 16.
-            frames: Frames in time; patches take the largest divisor up to 4. Longer and shorter recordings are welcome
-                too, as long as their frames divide.
-            classes: How many classes there are.
+            bands: Number of frequency bands; the patch size is its largest divisor up to 16.
+            frames: Number of frames in time; the patch size is its largest divisor up to 4. Longer and shorter
+                recordings also work if their frames divide into patches.
+            classes: Number of classes.
             **changes: Other fields of the configuration.
 
         Returns:
@@ -201,49 +201,49 @@ class ViTConfig:
             ((4, 25), 64, 4, 'mean')
         """
         if bands < 1 or frames < 1:
-            raise ValueError(f"a spectrogram has 1 band and 1 frame or more, got {bands} × {frames}")
+            raise ValueError(f"a spectrogram has 1 band or more and 1 frame or more, got {bands} × {frames}")
         patch = tuple(max(p for p in range(1, most + 1) if n % p == 0) for n, most in ((bands, 16), (frames, 4)))
         small: dict[str, Any] = {"patch": patch, "dim": 64, "layers": 4, "heads": 4, "pool": "mean"}
         return cls(shape=(bands, frames), channels=1, classes=classes, **(small | changes))
 
     @property
     def prefix(self) -> int:
-        """How many tokens at the identity come before the patches: a class token where it is read, and registers."""
+        """Number of tokens at the identity before the patches: the class token, if there is one, and registers."""
         return (self.pool == "cls") + self.registers
 
     @property
     def outputs(self) -> int:
-        """Numbers that the head gives."""
+        """Number of outputs of the head."""
         return self.classes
 
     @property
     def variant(self) -> Variant:
-        """The four fields that say the model."""
+        """The four fields that define the model."""
         return Variant(self.frames, self.split, self.per_layer, self.transport)
 
     @property
     def name(self) -> str | None:
-        """The name in `VARIANTS` of the four fields that say the model, None where they have none."""
+        """The name in `VARIANTS` of the four fields that define the model, or None."""
         return next((name for name, variant in VARIANTS.items() if variant == self.variant), None)
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """How many patches there are along each axis."""
+        """Number of patches along each axis."""
         return tuple(n // p for n, p in zip(self.shape, self.patch, strict=True))
 
     def build(self) -> "JoFormerViT":
-        """The model of this configuration, with random weights."""
+        """Builds a model with this configuration and random weights."""
         return JoFormerViT(self)
 
 
 class JoFormerViT(nn.Module):
-    """Logits of the classes of an array, read from the class token or from the mean of all patches.
+    """A vision transformer: class logits of an array, from the class token or from the mean of all patches.
 
-    Other shapes than the configured one are welcome as long as they divide into patches: frames follow the grid. Only
-    the additive position embedding is bound to its own.
+    It accepts other shapes than the configured one if they divide into patches: frames follow the grid. Only the
+    additive position embedding is bound to its own grid.
 
     Args:
-        config: What the model is made of.
+        config: The model's configuration.
 
     Example:
         >>> config = ViTConfig(shape=(8, 8), patch=(4, 4), channels=1, classes=10, dim=32, layers=2, heads=2)
@@ -268,7 +268,7 @@ class JoFormerViT(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the model's own parameters: class token, registers and additive positions."""
+        """Draws the model's own parameters: class token, registers and additive position embedding."""
         for own in (self.prefix, self.places):
             if own is not None:
                 nn.init.normal_(own, std=0.02)
@@ -282,11 +282,11 @@ class JoFormerViT(nn.Module):
         """Logits of the classes.
 
         Args:
-            x: Arrays, ``(batch, channels, *shape)``; every axis a multiple of the patch's. Or a list of arrays
-                ``(channels, *shape)`` of different shapes, which are packed into one row (NaViT) and each give what
-                they give alone; `drop_path` then skips all of them or none.
-            where: Positions of the tokens, prefix included, instead of those of the grid: `positions.augment` in
-                training, for example.
+            x: Arrays, ``(batch, channels, *shape)``; each side must be a multiple of the patch's. Or a list of arrays
+                ``(channels, *shape)`` of different shapes, which are packed into one row (NaViT) and give the same
+                logits as on their own; `drop_path` then skips all of them or none.
+            where: Positions of the tokens, prefix included, instead of those of the grid, e.g. from
+                `positions.augment` in training.
 
         Returns:
             Logits ``(batch, classes)``.
@@ -297,7 +297,7 @@ class JoFormerViT(nn.Module):
         if isinstance(x, Tensor):
             tokens, frames = self.start(x, where)
             tokens = last(run_blocks(self.blocks, frames, tokens))
-            # The norm comes before the mean: every patch counts alike.
+            # The norm comes before the mean, so that all patches have equal weight.
             return self.head(self.pooled(self.norm(tokens)))
         each = [self._tokens(image.unsqueeze(0)) for image in x]
         grids, prefix, device = [grid for _, grid in each], self.config.prefix, self.embed.weight.device
@@ -316,7 +316,7 @@ class JoFormerViT(nn.Module):
     def start(
         self, x: Float[Tensor, "batch channels ..."], where: Float[Tensor, "*batch tokens axes"] | None = None
     ) -> tuple[Float[Tensor, "batch tokens dim"], LayerFrames]:
-        """What the first block reads, and the frames of each layer.
+        """The input of the first block, and the frames of each layer.
 
         Args:
             x: Arrays, ``(batch, channels, *shape)``.
@@ -352,10 +352,10 @@ class JoFormerViT(nn.Module):
         return self.frames if isinstance(self.frames, nn.ModuleList) else [self.frames] * self.config.layers
 
     def pooled(self, tokens: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch dim"]:
-        """What the head reads: the class token, or the mean of all patches.
+        """The input of the head: the class token, or the mean of all patches.
 
         Args:
-            tokens: What leaves the last norm, ``(batch, tokens, dim)``.
+            tokens: The output of the last norm, ``(batch, tokens, dim)``.
 
         Returns:
             One vector per array, ``(batch, dim)``.
@@ -374,7 +374,7 @@ class JoFormerViT(nn.Module):
 def patches(
     x: Float[Tensor, "batch channels ..."], patch: Sequence[int], channels: int
 ) -> Float[Tensor, "batch tokens numbers"]:
-    """The patches of arrays in row-major order, each as one vector: channel, then the places inside the patch.
+    """The patches of arrays in row-major order, each as one vector: channel, then the position inside the patch.
 
     >>> patches(torch.rand(3, 1, 8, 12), (4, 4), 1).shape
     torch.Size([3, 6, 16])
@@ -395,7 +395,7 @@ def patches(
 def grid_frames(config: Any, axes: int, split: Split, per_layer: bool) -> nn.Module:
     """The frames of a model on a grid, one module for all layers or one per layer.
 
-    `config` has dim, heads, layers, base, frames and transport.
+    `config` must have dim, heads, layers, base, frames and transport.
 
     >>> grid_frames(ViTConfig(frames="fixed"), 2, "axial", False).axes
     2
@@ -420,7 +420,7 @@ def grid_frames(config: Any, axes: int, split: Split, per_layer: bool) -> nn.Mod
 
 
 def earlier_forms(config: ViTConfig) -> list[dict[str, Any]]:
-    """The fields as version 0.1 wrote them: a name, with its own transport or with one given beside it.
+    """The fields as version 0.1 wrote them: a name, with its own transport or with a separate one.
 
     >>> [(form["model"], form["transport"]) for form in earlier_forms(ViTConfig(frames="fixed", transport="scores"))]
     [('rope2d', None), ('joformer_old', 'scores')]
@@ -432,7 +432,7 @@ def earlier_forms(config: ViTConfig) -> list[dict[str, Any]]:
 
 
 def eighths(shape: Sequence[int]) -> tuple[int, ...]:
-    """Sides of a patch for arrays of this shape: of each side's divisors the one nearest to an eighth of it.
+    """Sides of a patch for arrays of this shape: for each side, the divisor nearest to an eighth of it.
 
     >>> eighths((224, 224)), eighths((28, 28)), eighths((8, 8))
     ((28, 28), (4, 4), (1, 1))
@@ -441,7 +441,7 @@ def eighths(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def quarters(shape: Sequence[int]) -> tuple[int, ...]:
-    """The same, nearest to a quarter: for clips, which have as many patches again for every picture.
+    """The same, nearest to a quarter: for clips, which have that many patches per picture.
 
     >>> quarters((64, 64)), quarters((30, 40))
     ((16, 16), (6, 10))

@@ -3,7 +3,8 @@
     E = Σ_n A_n v_n,        A_n = R_1^{n_1} ⋯ R_D^{n_D}
 
 Paper: "MNIST Monoidal Embedding", "Shift-Invariance and Order-Awareness", "Multi-Axis Alignment", "Structured
-Concatenation". `concatenate` and `split` are those of the algebra: `MonoidalEmbedding.tile` gives what they take.
+Concatenation". `concatenate` and `split` are those of the algebra; they take the elements that
+`MonoidalEmbedding.tile` returns.
 
 >>> import torch
 >>> embed = MonoidalEmbedding(64, (28, 28))

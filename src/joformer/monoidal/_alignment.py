@@ -1,11 +1,11 @@
-"""Where one structure sits inside another: the best shift between two embeddings, over all shifts at once.
+"""Where one structure is inside another: the best shift between two embeddings, over all shifts at once.
 
     score(s) = ⟨X, R_1^{s_1} ⋯ R_D^{s_D} Y⟩ = Σ_k Re( X̄_k Y_k e^{i s·θ_k} ),        s* = argmax_s score(s)
 
-Direction: X ≈ R^s Y, the first cell of Y is at cell s of X. Where every angle is a multiple of 2π/n the scores of all
-shifts are one FFT; otherwise one sum per axis. Between whole steps the score is smooth, and where `refined` is read
-Newton's method refines the best of them. Paper: "Multi-Axis Alignment". The answer is unique only modulo the period of
-R; with the full DFT the score is n × the circular cross-correlation (docs/claims.md row 48).
+Direction: X ≈ R^s Y, the first cell of Y is at cell s of X. If every angle is a multiple of 2π/n, the scores of all
+shifts are one FFT; otherwise one sum per axis. Between whole steps the score is smooth, and Newton's method refines the
+best shifts when `refined` is read. Paper: "Multi-Axis Alignment". The answer is unique only modulo the period of R;
+with the full DFT the score is n × the circular cross-correlation (docs/claims.md row 48).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ HALVINGS = 6
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """The best shift s of Y inside X, X ≈ R^s Y; `print` says how far the answer is unique.
+    """The best shift s of Y inside X, X ≈ R^s Y; `print` shows to what extent the answer is unique.
 
     Attributes:
-        axes: The axes that were aligned.
-        shift: The best whole shift along each of `axes`, ``(..., axes)``; the shortest one among equals.
+        axes: The aligned axes.
+        shift: The best whole shift along each of `axes`, ``(..., axes)``; the shortest one among ties.
         score: The score of `shift`, ``(...)``.
         surface: The scores of all shifts, ``(..., *sizes)``.
         shifts: The shifts along each axis of `surface`.
-        period: Along each axis the shift after which all scores repeat, None where there is none.
-        ties: How many shifts of the surface are as good as the best, up to rounding, ``(...)``.
+        period: For each axis the shift after which all scores repeat, or None.
+        ties: Number of shifts of the surface that are as good as the best, up to rounding, ``(...)``.
     """
 
     axes: tuple[int, ...]
@@ -56,10 +56,10 @@ class Alignment:
 
     @property
     def refined(self) -> Float[Tensor, "*batch axes"]:
-        """The best shift to a fraction of a step, ``(..., axes)``, refined from the sixteen best whole ones.
+        """The best shift to a fraction of a step, ``(..., axes)``, refined from the sixteen best whole shifts.
 
-        For content with angles up to ±π it need not be within a step of `shift`. Computed when it is first read, and
-        kept; carries no gradient.
+        For content with angles up to ±π it need not be within one step of `shift`. Computed on first access and cached;
+        carries no gradient.
         """
         return self._refined[0]
 
@@ -74,7 +74,7 @@ class Alignment:
 
     @property
     def unique(self) -> Bool[Tensor, "*batch"]:
-        """Whether no other shift of the surface is as good; beyond it the answer repeats by `period`.
+        """Whether no other shift of the surface is as good; beyond the surface the answer repeats with `period`.
 
         >>> quarter = Generators.torus(torch.tensor([[torch.pi / 2]]))
         >>> align(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 0.0]), quarter).unique
@@ -106,22 +106,22 @@ def align(
 ) -> Alignment:
     """The best shift s* = argmax_s ⟨x, R^s y⟩ of y inside x, over all whole shifts.
 
-    Where `refined` is read it is sought between them as well. Fractions of a step rotate by the angles in (−π, π]: a
-    band-limited signal in between.
+    Reading `refined` on the result also searches between whole shifts. Fractions of a step rotate by the angles in
+    (−π, π]: a band-limited signal in between.
 
     Args:
-        x: The larger structure: its embedding ``(..., dim)``, or an element, whose origin plays no part.
-        y: The smaller one, likewise; batches broadcast.
-        generators: Those of the embeddings, or their angles ``(axes, planes)``; elements bring their own.
+        x: The larger structure: its embedding ``(..., dim)``, or an element, whose origin is ignored.
+        y: The smaller structure, likewise; batches broadcast.
+        generators: The generators of the embeddings, or their angles ``(axes, planes)``; elements have their own.
         axes: The axes to shift along; all by default.
-        limit: Shifts are −limit … limit, one for all axes or one per axis. Without it an axis with a period n tries
-            0 … n − 1, and one without tries every shift at which two elements overlap.
+        limit: Shifts are −limit … limit, one limit for all axes or one per axis. Without it, an axis with period n
+            tries 0 … n − 1, and an axis without a period every shift at which the two elements overlap.
 
     Returns:
-        The best shift, its score, and those of all other shifts.
+        The best shift, its score, and the scores of all other shifts.
 
     Raises:
-        ValueError: If x, y and the generators do not fit each other, or an axis has no period and no `limit`.
+        ValueError: If x, y and the generators are incompatible, or an axis has neither a period nor a `limit`.
 
     Example:
         >>> from joformer.monoidal import MonoidalEmbedding
@@ -149,7 +149,7 @@ def align(
     periods = tuple(period(theta[k]) for k in kept)
     limits = tuple(limit) if isinstance(limit, Sequence) else (limit,) * len(kept)
     if len(limits) != len(kept):
-        raise ValueError(f"limit {limits} has {len(limits)} entries: {len(kept)} axes are aligned, give one each")
+        raise ValueError(f"limit {limits} has {len(limits)} entries: give one for each of the {len(kept)} aligned axes")
     shifts = tuple(_range(x, y, k, n, most) for k, n, most in zip(kept, periods, limits, strict=True))
     angles = theta[list(kept)]
     with without_autocast(like.device):
@@ -168,7 +168,7 @@ def align(
     score = flat.gather(-1, at.unsqueeze(-1)).squeeze(-1)
     place = torch.unravel_index(at, surface.shape[surface.ndim - len(kept) :])
     found = torch.stack([s.to(at.device)[i] for s, i in zip(shifts, place, strict=True)], -1)
-    # Newton's method takes many times as long as all whole shifts: it waits until somebody reads what it finds.
+    # Newton's method takes many times as long as all whole shifts: it runs only when its result is read.
     refinement = partial(_between, product.detach(), angles.detach(), surface.detach(), shifts, at, near.detach())
     return Alignment(kept, found, score, surface, shifts, periods, ties, refinement)
 
@@ -176,10 +176,10 @@ def align(
 def _between(
     product: Tensor, angles: Tensor, surface: Tensor, shifts: tuple[Tensor, ...], at: Tensor, near: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The best shift to a fraction of a step, and its score; from the best whole one, `at`, where that is as good."""
+    """The best shift to a fraction of a step, and its score; prefers the one refined from the best whole shift `at`."""
     sizes = surface.shape[surface.ndim - len(shifts) :]
     flat = surface.flatten(surface.ndim - len(shifts))
-    # Between two steps a score may rise above that of the best whole shift: the next best are refined as well.
+    # Between two steps a score may exceed that of the best whole shift: the next best are refined as well.
     starts = torch.cat([at.unsqueeze(-1), flat.topk(min(STARTS, flat.shape[-1])).indices], -1)
     unravelled = torch.unravel_index(starts, sizes)
     places = torch.stack([s.to(at.device)[i] for s, i in zip(shifts, unravelled, strict=True)], -1)
@@ -194,7 +194,7 @@ def _between(
 def _common_angles(x: object, y: object, generators: object) -> Float[Tensor, "axes planes"]:
     elements = [e for e in (x, y) if isinstance(e, Element)]
     if generators is None and not elements:
-        raise ValueError("no generators: give those of the embedding as the third argument, or two elements")
+        raise ValueError("no generators: pass those of the embedding as the third argument, or two elements")
     generators = elements[0].generators if generators is None else generators
     if isinstance(generators, Generators) and not all(e.generators.same_as(generators) for e in elements):
         raise ValueError("different generator sets: embed both with the same Generators")
@@ -210,13 +210,13 @@ def _range(x: object, y: object, axis: int, n: int | None, limit: int | None) ->
     if limit is not None:
         (most,) = whole_numbers(limit, 1, "limit")
         if most < 0:
-            raise ValueError(f"limit {most} leaves no shift: it must be 0 or more")
+            raise ValueError(f"limit {most} allows no shift: it must be 0 or more")
         return torch.arange(-most, most + 1)
     if n is not None:
         return torch.arange(n)
     if isinstance(x, Element) and isinstance(y, Element):
         return torch.arange(min(1 - y.extent[axis], 0), max(x.extent[axis], 1))
-    raise ValueError(f"axis {axis} has no period: say limit=, the largest shift to try, or give two elements")
+    raise ValueError(f"axis {axis} has no period: pass limit=, the largest shift to try, or two elements")
 
 
 def _surface_by_fft(product: Tensor, angles: Tensor, sizes: tuple[int, ...]) -> Float[Tensor, "..."]:
@@ -240,7 +240,7 @@ def _surface(product: Tensor, angles: Tensor, shifts: tuple[Tensor, ...]) -> Flo
 def _refine(
     product: Complex[Tensor, "... planes"], angles: Float[Tensor, "axes planes"], start: Int[Tensor, "*starts axes"]
 ) -> tuple[Float[Tensor, "*starts axes"], Float[Tensor, "*starts"]]:
-    """Newton's ascent of the score from whole shifts, never more than a step away from them, never downhill."""
+    """Newton's method from whole shifts, never more than one step away from them and never downhill."""
     device = exact_device(product.device)
     c, begin = product.to(device, torch.complex128), start.to(device, torch.float64)
     turns = angles.to(device, torch.float64) / (2 * math.pi)

@@ -1,10 +1,10 @@
-"""The sum over a grid, one axis after the other, without one vector per cell.
+"""The sum over a grid, one axis after the other, without storing one vector per cell.
 
     E_k = Σ_n v_nk e^{i n·θ_k} = Σ_{n_1} e^{i n_1 θ_1k} ( ⋯ Σ_{n_D} e^{i n_D θ_Dk} v_nk )
 
-A plane is read as a complex number. With real cells the innermost sum is one matrix product over the longest axis, so
-the most ever held is one vector for each cell of the *other* axes; a single long axis is cut into a grid of rows,
-whose generators are R^columns and R. Paper: "MNIST Monoidal Embedding", "Audio and Spectrograms", "Video".
+A plane is treated as a complex number. With real cells the innermost sum is one matrix product over the longest axis,
+so that at most one vector is stored for each cell of the *other* axes. A single long axis is divided into a grid of
+rows, whose generators are R^columns and R. Paper: "MNIST Monoidal Embedding", "Audio and Spectrograms", "Video".
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def compose_real(x: Float[Tensor, "..."], angles: Float[Tensor, "axes planes"]) 
     axes, planes = angles.shape
     batch = x.shape[: x.ndim - axes]
     size = math.prod(batch)
-    rows = 1  # up to about √(n/size): then the table of the powers of R is as large as the remaining cells
+    rows = 1  # up to about √(n/size), where the table of the powers of R is as large as the remaining cells
     while axes == 1 and 4 * rows * rows * max(size, 1) <= x.shape[-1]:
         rows *= 2
     if rows > 1:
@@ -39,7 +39,7 @@ def compose_real(x: Float[Tensor, "..."], angles: Float[Tensor, "axes planes"]) 
         angles, axes = torch.cat([in_float64(angles) * columns, in_float64(angles)]), 2
     grid = x.shape[x.ndim - axes :]
     longest = 0
-    for k in range(1, axes):  # spelled out: the compiler cannot sort lengths it does not know
+    for k in range(1, axes):  # an explicit loop: the compiler cannot sort unknown lengths
         longest = k if grid[k] > grid[longest] else longest
     others = [k for k in range(axes) if k != longest]
     cells = x.reshape(size, *grid).permute(1 + longest, *(1 + k for k in others), 0)
@@ -71,7 +71,7 @@ def compose_vectors(v: Float[Tensor, "... _dim"], angles: Float[Tensor, "axes pl
 
 
 def phases(angles: Float[Tensor, "*batch"], like: Tensor) -> Complex[Tensor, "*batch"]:
-    """e^{iφ} of angles (...), taken in fp64, complex of the precision and on the device of `like`.
+    """e^{iφ} of angles (...), computed in fp64, returned in the precision and on the device of `like`.
 
     >>> phases(torch.tensor([0.0, torch.pi]), torch.ones(1)).real
     tensor([ 1., -1.])

@@ -2,12 +2,13 @@
 
     E = Σ_n A_n v_n,   A_n = R_1^{n_1} ⋯ R_D^{n_D},          in plane k:   E_k = Σ_n v_nk e^{i n·θ_k}
 
-    learned     θ (axes, planes) a parameter, started uniformly in [−spread, spread]
+    learned     θ (axes, planes) is a parameter, initialised uniformly in [−spread, spread]
     dft         θ_k = 2π k_a / n_a, the lowest points k of the product grid of frequencies
-    diagonal    θ_k = 2π k / d on every axis, k = 1 … d/2: the print
+    diagonal    θ_k = 2π k / d on every axis, k = 1 … d/2: as printed in the paper
 
-Paper: "MNIST Monoidal Embedding", "Audio and Spectrograms", "Video". The print calls its fixed frequencies the 2D DFT.
-They are the diagonal of one, off the grid of 28 pixels besides; `dft` is the true one (docs/claims.md rows 39, 40).
+Paper: "MNIST Monoidal Embedding", "Audio and Spectrograms", "Video". The paper calls its fixed frequencies the 2D DFT.
+They are the diagonal of one, and do not match the grid of 28 pixels; `dft` is the actual 2D DFT (docs/claims.md rows
+39, 40).
 """
 
 from __future__ import annotations
@@ -33,20 +34,21 @@ Cells = Literal["real", "vector"]
 class MonoidalEmbedding(KeepsPrecision):
     """E = Σ_n A_n v_n over a grid with any number of axes, as one vector.
 
-    With "dft" and real cells the sum is an FFT and costs next to nothing; otherwise no more is held at once than one
-    vector for each cell off the longest axis.
+    With "dft" and real cells the sum is an FFT and costs next to nothing. Otherwise at most one vector is stored for
+    each cell of the axes other than the longest.
 
     Args:
         dim: Length of the vector, 2·planes.
         shape: Length of the axis, or one length per axis.
         frequencies: The angles: "learned", "dft" (the lowest of the product grid) or "diagonal" (the paper's).
-        cells: What a cell is: "real", one number x_n with the content x_n·e, or "vector", `dim` numbers.
+        cells: "real" if a cell is one number x_n, with the content x_n·e, or "vector" if it is `dim` numbers.
         content: e of real cells: "constant" for (1, 0, 1, 0, …), "learned" starting there, or a vector ``(dim,)``.
-        spread: Half-width of the uniform start of learned angles, in radians per step; it decides what few planes
-            learn, so sweep it. By default the box that as many frequencies of the DFT fill, π·min(1, dim/cells)^{1/D}.
+        spread: Half-width of the uniform distribution that learned angles are initialised from, in radians per step.
+            With few planes it determines what they learn, so sweep it. By default the box filled by as many DFT
+            frequencies, π·min(1, dim/cells)^{1/D}.
 
     Raises:
-        ValueError: If the arguments do not fit each other.
+        ValueError: If the arguments are incompatible.
 
     Example:
         >>> embed = MonoidalEmbedding(64, (28, 28))
@@ -91,7 +93,7 @@ class MonoidalEmbedding(KeepsPrecision):
         if frequencies == "learned":
             self.frequencies = nn.Parameter(torch.empty(self.axes, dim // 2, dtype=default_dtype()))
         else:
-            # Whole numbers, so that the exact angles survive a change of the module's dtype.
+            # Integers, so that the exact angles survive a change of the module's dtype.
             self.register_buffer("modes", torch.empty(self.axes, dim // 2, dtype=torch.long), persistent=False)
         if frequencies == "dft":
             self.register_buffer("bins", torch.empty(dim // 2, dtype=torch.long), persistent=False)
@@ -106,7 +108,7 @@ class MonoidalEmbedding(KeepsPrecision):
 
     @property
     def angles(self) -> Float[Tensor, "axes planes"]:
-        """θ (axes, planes), radians per step: the parameter itself where learned, float64 where fixed."""
+        """θ (axes, planes), radians per step: the parameter itself if learned, float64 if fixed."""
         if self.kind == "learned":
             return self.frequencies
         modes = self.modes.to(exact_device(self.modes.device))
@@ -115,7 +117,7 @@ class MonoidalEmbedding(KeepsPrecision):
 
     @property
     def generators(self) -> Generators:
-        """The axis-step generators R_1 … R_D on the torus, for everything else in the algebra and this package.
+        """The axis-step generators R_1 … R_D on the torus, for use with the algebra and the rest of this package.
 
         A copy in float64: further training does not change it.
 
@@ -126,10 +128,10 @@ class MonoidalEmbedding(KeepsPrecision):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draws the learned angles, sets the fixed ones, and starts a learned content.
+        """Draws learned angles, sets fixed ones, and initialises learned content.
 
         Args:
-            generator: What to draw from; torch's own by default.
+            generator: Random generator; torch's default one if None.
 
         Example:
             >>> embed = MonoidalEmbedding(4, 3, spread=0.1)
@@ -150,8 +152,8 @@ class MonoidalEmbedding(KeepsPrecision):
     def forward(self, x: Tensor) -> Float[Tensor, "... _dim"]:
         """The embedding E of a grid.
 
-        The grid may differ from `shape`: angles are per step. Those of the DFT stay the ones of `shape`, so that a
-        smaller grid counts as padded with zeros, and a larger one wraps: cells a whole length apart are summed.
+        The grid may differ from `shape`: angles are per step. The DFT keeps the angles of `shape`: a smaller grid acts
+        as if padded with zeros, and a larger one wraps, so that cells a whole length apart are summed.
 
         Args:
             x: Real cells ``(..., *grid)``, or vectors ``(..., *grid, dim)``.
@@ -160,7 +162,7 @@ class MonoidalEmbedding(KeepsPrecision):
             Vectors ``(..., dim)`` in the dtype of `x`.
 
         Raises:
-            ValueError: If `x` has too few axes, an empty one, or no floating point numbers.
+            ValueError: If `x` has too few axes, an empty axis, or is not floating point.
 
         Example:
             >>> embed = MonoidalEmbedding(2, (3, 3), frequencies="diagonal")           # half turns
@@ -182,11 +184,11 @@ class MonoidalEmbedding(KeepsPrecision):
     def tile(self, x: Tensor, origin: int | Sequence[int] | None = None) -> Element:
         """The embedding of a part of a grid as an element of the algebra.
 
-        The content is relative to the tile's own origin, so that `concatenate` and `split` apply as they are: the
+        The content is relative to the tile's own origin, so that `concatenate` and `split` apply directly: the
         embedding of the whole is the concatenation of its tiles.
 
         Args:
-            x: The cells of the tile, as for the call.
+            x: The cells of the tile, as in the call.
             origin: Where the tile starts, one number per axis; zeros by default.
 
         Returns:
@@ -214,7 +216,7 @@ class MonoidalEmbedding(KeepsPrecision):
         return torch.stack([real, torch.where(self.conjugate, -imaginary, imaginary)], -1).flatten(-2)
 
     def _find_bins(self) -> None:
-        # torch's kernel is e^{−i}: the embedding is its value at −k, or at k conjugated, whichever half it stores.
+        # torch's kernel is e^{−i}: the embedding is its value at −k, or the conjugate at k, whichever half is stored.
         lengths, last = self.modes.new_tensor(self.shape)[:, None], self.shape[-1]
         self.conjugate.copy_(self.modes[-1] % last <= last // 2)
         stored = torch.where(self.conjugate, self.modes, -self.modes) % lengths
@@ -234,7 +236,7 @@ class MonoidalEmbedding(KeepsPrecision):
             raise ValueError(f"x has shape {tuple(x.shape)}: {self.cells} cells need ({wanted}), or another grid")
         grid = tuple(x.shape[x.ndim - self.axes - len(tail) : x.ndim - len(tail)])
         if not min(grid):
-            raise ValueError(f"x has shape {tuple(x.shape)}: its grid {grid} is empty, every axis needs a cell or more")
+            raise ValueError(f"x has shape {tuple(x.shape)}: its grid {grid} is empty, each axis needs at least 1 cell")
         return grid
 
     def _take_content(self, content: str | Tensor) -> None:
@@ -260,8 +262,9 @@ class MonoidalEmbedding(KeepsPrecision):
 def lowest_modes(shape: Sequence[int], count: int, *, paired: bool) -> Int[Tensor, "count axes"]:
     """The `count` lowest points k of the grid of frequencies 2π k_a/n_a, −n_a/2 < k_a ≤ n_a/2.
 
-    In order of |k|², ties in order of k. Of real cells k and −k say the same: `paired`, the smaller of the two comes
-    after everything else, so that no half of a pair is spent before all are there, and all points are the full DFT.
+    In order of |k|², ties in order of k. For real cells k and −k are redundant: with `paired`, the smaller of the two
+    comes after everything else, so that no redundant point is used before all pairs are covered, and all points are the
+    full DFT.
 
     >>> lowest_modes((4, 4), 4, paired=True).tolist()
     [[0, 0], [0, 1], [1, 0], [1, -1]]

@@ -1,12 +1,12 @@
-"""What a sequence or grid looks like to windows of m cells, wherever they sit: invariant to shifts, aware of order.
+"""A representation of a sequence or grid by all its windows of m cells: shift-invariant and order-aware.
 
     s_k = Σ_{0 ≤ i < m} A_i x_{k+i},        v = Σ_k ( ‖s_k1‖, …, ‖s_kK‖ )          one norm for each plane
     s^{a+b}_k = s^a_k + R^a s^b_{k+a}       longer windows from shorter: the law of concatenation
 
-Circular, v is invariant to every circular shift. A window is doubled rather than summed, O(N log m) for each axis.
-`blind_spots` lists what v cannot distinguish. Paper: "Shift-Invariance and Order-Awareness". The print requires an
-angle that is no rational multiple of π; an order above the window suffices, and with real content reversal is invisible
-whatever the angles (docs/claims.md row 35).
+If circular, v is invariant to every circular shift. Windows are doubled instead of summed, O(N log m) for each axis.
+`blind_spots` lists what v cannot distinguish. Paper: "Shift-Invariance and Order-Awareness". The paper requires an
+angle that is not a rational multiple of π; an order above the window suffices, and with real content reversal is
+invisible for any angles (docs/claims.md row 35).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from joformer.monoidal._composition import phases
 from joformer.monoidal._periods import accident, torus_angles, whole_turns
 from joformer.spectral._fast import as_complex
 
-SHOWN = 6  # how many of a kind are printed
+SHOWN = 6  # number of items of a kind that are printed
 
 
 def m_representation(
@@ -44,13 +44,13 @@ def m_representation(
         x: Cells, ``(..., n_1, …, n_D, dim)``.
         generators: Generators on the torus, or its angles ``(axes, planes)``.
         window: The length m, one for all axes or one per axis.
-        circular: Whether windows wrap around, one at every cell; otherwise only those that fit count.
+        circular: Whether windows wrap around, one at every cell; otherwise only windows that fit are used.
 
     Returns:
         The representation, ``(..., planes)``.
 
     Raises:
-        ValueError: If `x`, `generators` and `window` do not fit each other.
+        ValueError: If `x`, `generators` and `window` are incompatible.
 
     Example:
         >>> generators = Generators.torus(torch.tensor([[0.7, 1.9]]))
@@ -106,18 +106,18 @@ def _join(first: Tensor, second: Tensor, theta: Tensor, steps: int, fitting: int
 class BlindSpots:
     """What an m-representation cannot distinguish, for given angles and window; `print` lists it.
 
-    Of one window, for content in general position, swaps, rotations and reversals leave the norm of every plane
-    unchanged, and so does what they generate; on several axes there can be others, never where `order_aware` is True.
+    Within one window, for content in general position, swaps, rotations and reversals leave the norm of every plane
+    unchanged, and so do their products. On several axes there can be others, but not if `order_aware` is True.
 
     Attributes:
-        window: The length of the window along each axis.
+        window: Length of the window along each axis.
         real: Whether content is real, or collinear in each plane.
         orders: The order q of each plane's angle along each axis, ``(axes, planes)``: q·θ is a whole number of turns.
-            None where it is above the window: such a plane sees all of the order along that axis.
-        sum_only: Planes that no axis rotates: they see the sum of a window and nothing else.
+            None if it is above the window: such a plane distinguishes every order along that axis.
+        sum_only: Planes that no axis rotates: they see only the sum of a window.
         swaps: Displacements δ, with their multiples: exchanging the cells at n and n + δ is invisible.
         rotations: Axes along which rotating the window by one cell is invisible.
-        reversals: Sets of axes that can be reversed all at once, of the whole representation as well.
+        reversals: Sets of axes whose joint reversal is invisible, also for the whole representation.
     """
 
     window: tuple[int, ...]
@@ -130,10 +130,10 @@ class BlindSpots:
 
     @property
     def order_aware(self) -> bool:
-        """Whether orders are distinguished, but for the reversals listed: True is guaranteed, False is not.
+        """Whether orders are distinguished, except for the listed reversals: True is guaranteed, False is not.
 
-        No swap and no rotation; of real content also, along each axis, some plane whose order is above the window.
-        Without it, planes of different orders can each be reversed on their own, unseen.
+        There must be no swaps and no rotations and, for real content, along each axis a plane whose order is above the
+        window. Without one, planes of different orders can each be reversed on their own without being noticed.
         """
         seen = all(None in along for along, m in zip(self.orders, self.window, strict=True) if m > 1)
         return not self.swaps and not self.rotations and (seen or not self.real)
@@ -158,19 +158,19 @@ def blind_spots(
 ) -> BlindSpots:
     """What `m_representation` cannot distinguish with these generators and this window.
 
-    An angle counts as rational when it is within the rounding of its dtype, and that is no accident: give angles in
-    float64 for windows of hundreds of cells.
+    An angle counts as rational if it is so up to the rounding of its dtype and this is unlikely to be an accident: use
+    float64 angles for windows of hundreds of cells.
 
     Args:
         generators: Generators on the torus, or its angles ``(axes, planes)``.
-        window: The length of a window, one for all axes or one per axis.
+        window: Length of a window, one for all axes or one per axis.
         real: Whether content is real, or collinear in each plane (x_n·e): reversal is then invisible.
 
     Returns:
-        The list, to be printed.
+        The list, ready to print.
 
     Raises:
-        ValueError: If a window is empty, or the generators are on no torus.
+        ValueError: If a window is empty, or the generators are not on a torus.
 
     Example:
         >>> print(blind_spots(torch.tensor([[torch.pi / 2, 0.0]]), window=5))
@@ -202,7 +202,7 @@ def blind_spots(
     swaps = _primitive(spans[_all_whole(spans, angles)].tolist())
     rotations = tuple(k for k in turning if _all_whole(lengths[k] * steps[k], angles))
 
-    # Reversed along some axes, a plane must stay as it is or, of real content, become its conjugate.
+    # Reversed along some axes, a plane must stay unchanged or, for real content, become its conjugate.
     half = [whole_turns(2 * steps[k], angles) for k in range(axes)]
     reversals = []
     for size in range(1, len(turning) + 1):
@@ -216,14 +216,14 @@ def blind_spots(
 
 
 def _all_whole(spans: Tensor, angles: Tensor) -> Tensor:
-    """Whether R^δ = I in all planes, and not by an accident of rounding: the surest plane that rotates decides."""
+    """Whether R^δ = I in all planes, and not by an accident of rounding: the most reliable rotating plane decides."""
     sure = ~accident(spans, angles)
     still = (angles == 0).all(0).to(sure.device)
     return whole_turns(spans, angles).all(-1) & (sure & ~still).any(-1) | still.all()
 
 
 def _primitive(spans: list[list[int]]) -> tuple[tuple[int, ...], ...]:
-    """The displacements that are no multiple of another one listed, shortest first."""
+    """The displacements that are not multiples of another one in the list, shortest first."""
     listed = {tuple(span) for span in spans}
     kept = []
     for span in sorted(listed, key=lambda s: (sum(c * c for c in s), s)):

@@ -1,4 +1,4 @@
-"""The one hot operation: rotating tokens by their frames.
+"""The performance-critical operation: rotating tokens by their frames.
 
 rotate              y_t = A_t x_t, or A_t⁻¹ x_t
 convert_layout      reorder the entries of a head from one plane layout to the other

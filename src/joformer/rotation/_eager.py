@@ -1,11 +1,11 @@
-"""Rotating planes of tensors in eager PyTorch: the arithmetic under `rotate`, which knows angles but not frames.
+"""Rotating planes of tensors in eager PyTorch: the arithmetic behind `rotate`, in terms of angles instead of frames.
 
     y = R(θ) x plane by plane:   y₁ = x₁ cos θ − x₂ sin θ,   y₂ = x₁ sin θ + x₂ cos θ
 
-In eager mode one complex product per tensor, in place where the tensor may be overwritten; on GPUs one kernel
-(`_kernels`); under the compiler and under `torch.func` the same in real arithmetic, which they see through. Everywhere
-`unit` is (cos θ, ± sin θ) with shape (batch or 1, tokens, heads or 1, planes, 2), or the same as complex numbers where
-pairs are neighbours; x is (batch, tokens, heads, head_dim).
+In eager mode this is one complex product per tensor, in place if the tensor may be overwritten; on GPUs one kernel
+(`_kernels`); under the compiler and `torch.func` real arithmetic, which they can trace. Throughout, `unit` is
+(cos θ, ± sin θ) with shape (batch or 1, tokens, heads or 1, planes, 2), or the same as complex numbers if the entries
+of a plane are neighbours; x is (batch, tokens, heads, head_dim).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from joformer.rotation._kernels import has_kernels, rotate_parts
 
 
 class Rotation(NamedTuple):
-    """What rotates a tensor of some dtype and heads, in one direction.
+    """The rotation of tensors of some dtype and number of heads, in one direction.
 
     Attributes:
-        unit: (cos θ, ± sin θ) as `for_kernel` gives it. Our kernel changes the sign itself: there it is + always.
+        unit: (cos θ, ± sin θ) as returned by `for_kernel`. Our kernel applies the sign itself: there it is always +.
         layout: The plane layout.
         inverse: Whether the rotation is by −θ.
     """
@@ -41,7 +41,7 @@ class Rotation(NamedTuple):
 Pair = tuple[Rotation, Rotation]
 
 BLOCK = 1 << 20
-"""Entries per thread that the CPU rotates at a time where one operation is not enough."""
+"""Entries per thread that the CPU rotates at a time if it takes more than one operation."""
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
@@ -58,13 +58,13 @@ def inverse_of(rotation: Rotation) -> Rotation:
 
 
 def for_kernel(unit: Tensor, layout: Layout, heads: int) -> Tensor:
-    """The unit as `rotate_into` takes it: complex where pairs are neighbours, spread over the heads that share it.
+    """The unit as `rotate_into` takes it: complex if pairs are neighbours, expanded over the heads that share it.
 
-    Spreading costs a little memory once and lets the product of narrow heads run over longer stretches (measured: a
-    fifth faster at 16 planes, a tenth slower at 32). It is left out where the unit differs from row to row, which
-    would cost memory that grows with the batch.
+    Expanding costs a little memory once and lets the product of narrow heads run over longer ranges (measured: a fifth
+    faster at 16 planes, a tenth slower at 32). It is skipped if the unit differs between rows, where the memory would
+    grow with the batch.
     """
-    if has_kernels(unit):  # which read the unit once for all heads that share it
+    if has_kernels(unit):  # kernels read the unit once for all heads that share it
         return unit
     if layout == "interleaved":
         unit = torch.view_as_complex(unit)
@@ -74,7 +74,7 @@ def for_kernel(unit: Tensor, layout: Layout, heads: int) -> Tensor:
 
 
 def cut_heads(packed: Tensor, widths: Sequence[tuple[int, int]]) -> Sequence[Tensor]:
-    """(batch, tokens, width) as views (batch, tokens, heads, head_dim), one for each (heads, head_dim)."""
+    """(batch, tokens, width) as views (batch, tokens, heads, head_dim), one per (heads, head_dim)."""
     if widths.count(widths[0]) == len(widths):
         return packed.view(packed.shape[0], packed.shape[1], len(widths), *widths[0]).unbind(2)
     cuts = packed.split([heads * dim for heads, dim in widths], -1)
@@ -82,7 +82,7 @@ def cut_heads(packed: Tensor, widths: Sequence[tuple[int, int]]) -> Sequence[Ten
 
 
 def rotate_real(x: Tensor, unit: Tensor, layout: Layout, inverse: bool) -> Tensor:
-    """The rotation in plain real arithmetic, which the compiler fuses and autograd differentiates."""
+    """The rotation in real arithmetic, which the compiler fuses and autograd differentiates."""
     heads, planes, dtype = unit.shape[2], unit.shape[3], x.dtype
     cos, sin = unit.unbind(-1)
     sin = -sin if inverse else sin
@@ -98,13 +98,13 @@ def rotate_real(x: Tensor, unit: Tensor, layout: Layout, inverse: bool) -> Tenso
 
 
 def new_like(x: Tensor) -> Tensor:
-    """An empty tensor for a rotated x, in its memory order where that leaves no gaps."""
+    """An empty tensor for a rotated x, in the memory order of x if that has no gaps."""
     dense = x.is_contiguous() or x.transpose(1, 2).is_contiguous()
     return torch.empty_like(x) if dense else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 def rotate_into(x: Tensor, rotation: Rotation, out: Tensor) -> None:
-    """Write the rotated x into out, which may be x itself."""
+    """Writes the rotated x into out, which may be x itself."""
     unit, layout, _ = rotation
     if has_kernels(x):
         rotate_parts([x], [out], *rotation)
@@ -112,7 +112,7 @@ def rotate_into(x: Tensor, rotation: Rotation, out: Tensor) -> None:
     if unit.dtype is _COMPLEX.get(x.dtype):
         _, _, heads, planes = unit.shape
         if 2 * planes == x.shape[3] and heads in (1, x.shape[2]):
-            # A complex product is the rotation of a pair in one pass over memory.
+            # A complex product rotates a pair in one pass over memory.
             pairs = _pairs(x)
             to = pairs if out is x else _pairs(out)
             if pairs is not None and to is not None:
@@ -137,7 +137,7 @@ def _rotate_any(x: Tensor, unit: Tensor, layout: Layout, out: Tensor) -> None:
     x, out = _grouped(x[..., : 2 * planes], heads), _grouped(out[..., : 2 * planes], heads)
     dtype, wide = arithmetic_dtype(unit.dtype.to_real()), None
     for some, its, to in _blocks(x, unit.unsqueeze(3), out):
-        if wide is None or wide.shape != some.shape:  # one for all blocks, but the last ones
+        if wide is None or wide.shape != some.shape:  # one for all blocks except the last
             wide = torch.empty(some.shape, dtype=dtype, device=x.device)
         wide.copy_(some)
         if layout == "interleaved":
@@ -160,7 +160,7 @@ def _rotate_halves(x: Tensor, unit: Tensor, out: Tensor) -> None:
 
 
 def _blocks(x: Tensor, unit: Tensor, out: Tensor) -> Iterable[tuple[Tensor, Tensor, Tensor]]:
-    """Rows, then tokens, few enough that what one operation writes is in the cache when the next reads it."""
+    """Blocks of rows, then of tokens, small enough that what one operation writes is still cached for the next."""
     if x.numel() <= BLOCK or x.device.type != "cpu":
         return ((x, unit, out),)
     return _cut(x, unit, out, BLOCK * torch.get_num_threads())
@@ -177,7 +177,7 @@ def _cut(x: Tensor, unit: Tensor, out: Tensor, most: int) -> Iterator[tuple[Tens
 
 
 def _pairs(x: Tensor) -> Tensor | None:
-    """Neighbouring entries as complex numbers, where memory allows it without a copy."""
+    """Neighbouring entries as complex numbers, or None if that needs a copy."""
     batch, tokens, heads, dim = x.shape
     try:
         return torch.view_as_complex(x.view(batch, tokens, heads, dim // 2, 2))
@@ -199,7 +199,7 @@ def _grouped(x: Tensor, frames_heads: int) -> Tensor:
 
 
 def _angle_gradient(grad: Tensor, rotated: Tensor, angles: Tensor, rotation: Rotation) -> Tensor:
-    """∂L/∂θ = ± Σ g·J y, summed over whatever shares the angle."""
+    """∂L/∂θ = ± Σ g·J y, summed over everything that shares the angle."""
     heads, planes = angles.shape[2:]
     (g1, g2), (y1, y2) = (_halves(t, planes, rotation.layout) for t in (grad, rotated))
     each = torch.addcmul(g2.to(angles.dtype) * y1, g1.to(angles.dtype), y2, value=-1)
@@ -208,12 +208,12 @@ def _angle_gradient(grad: Tensor, rotated: Tensor, angles: Tensor, rotation: Rot
 
 
 def _summed(total: Tensor | None, angles: Tensor | None) -> Tensor | None:
-    """What the kernel summed over heads, also summed over the rows that share the angles."""
+    """The kernel's sum over heads, also summed over the rows that share the angles."""
     return None if total is None or angles is None else total.sum_to_size(angles.shape).to(angles.dtype)
 
 
 class Rotate(torch.autograd.Function):
-    """Eager rotation. Differentiable twice, since its backward is written with itself."""
+    """Eager rotation. Differentiable twice, because its backward uses itself."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, angles: Tensor | None, pair: Pair) -> Tensor:
@@ -242,13 +242,13 @@ class Rotate(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Plan:
-    """How a packed projection is rotated: made once per frames value, used by every layer.
+    """How a packed projection is rotated: computed once per frames value, used by every layer.
 
     Attributes:
         widths: (heads, head_dim) of each part.
-        runs: Stretches that one call rotates: start, stop, head_dim, by what.
+        runs: The ranges that one call rotates: start, stop, head_dim, rotation.
         rotated: Which parts are rotated.
-        pairs: What rotates each part and its gradient, where a backward may follow.
+        pairs: The rotations of each part and of its gradient, if a backward may follow.
     """
 
     widths: tuple[tuple[int, int], ...]
@@ -258,7 +258,7 @@ class Plan:
 
 
 def rotate_packed_into_parts(packed: Tensor, plan: Plan) -> Sequence[Tensor]:
-    """Rotate (batch, tokens, width) in place and cut it into its parts."""
+    """Rotates (batch, tokens, width) in place and splits it into its parts."""
     batch, tokens, width = packed.shape
     if has_kernels(packed):
         parts = cut_heads(packed, plan.widths)
@@ -272,11 +272,11 @@ def rotate_packed_into_parts(packed: Tensor, plan: Plan) -> Sequence[Tensor]:
 
 
 class RotatePacked(torch.autograd.Function):
-    """In place forward, and backward into one gradient for the whole projection."""
+    """In-place forward, and backward into one gradient for the whole projection."""
 
     @staticmethod
     def forward(ctx: Any, packed: Tensor, plan: Plan, *angles: Tensor | None) -> tuple[Tensor, ...]:
-        """`angles` of each part where any needs a gradient, none otherwise."""
+        """`angles` are those of each part if any needs a gradient, otherwise empty."""
         parts = rotate_packed_into_parts(packed.detach(), plan)
         ctx.plan = plan
         ctx.save_for_backward(*angles, *(parts if angles else ()))
@@ -284,7 +284,7 @@ class RotatePacked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        plan, saved = ctx.plan, ctx.saved_tensors  # read once: checkpointing hands each tensor out a single time
+        plan, saved = ctx.plan, ctx.saved_tensors  # read once: checkpointing returns each tensor only once
         n = len(saved) // 2
         angles, rotated = saved[:n] or (None,) * len(grads), saved[n:]
         if has_kernels(grads[0]) and not torch.is_grad_enabled():
@@ -314,10 +314,10 @@ class RotatePacked(torch.autograd.Function):
 
 
 class UnrotateLinear(torch.autograd.Function):
-    """W A⁻¹ o + b: the end of an attention layer, which keeps o alone for its backward.
+    """W A⁻¹ o + b: the end of an attention layer, which saves only o for its backward.
 
-    Attention keeps o too, so that the inverse rotation adds no memory: A⁻¹ o is computed again when W's gradient needs
-    it, which costs 0.4 % of a training step and saves a sixteenth of a block's activations.
+    Attention saves o too, so the inverse rotation adds no memory. A⁻¹ o is recomputed when the gradient of W needs it,
+    which costs 0.4 % of a training step and saves a sixteenth of a block's activations.
     """
 
     @staticmethod

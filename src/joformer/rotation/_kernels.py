@@ -1,4 +1,4 @@
-"""Where the rotation has a kernel of ours, and how it is called."""
+"""Where the rotation uses our own kernel, and how the kernel is called."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from joformer.frames import Layout
 
 _WANTED = os.environ.get("JOFORMER_KERNELS", "")
 PARTS = 3
-"""How many tensors one launch rotates: Triton has no lists, so that each has arguments of its own."""
+"""Number of tensors that one launch rotates: Triton has no lists, so each tensor has its own arguments."""
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Whether a kernel rotates tensors like x: on GPUs where Triton is installed, unless they are float64.
+    """Whether a kernel rotates tensors like x: on GPUs if Triton is installed, except float64 tensors.
 
-    JOFORMER_KERNELS=eager turns kernels off; JOFORMER_KERNELS=triton takes them on any device, for tests with
+    JOFORMER_KERNELS=eager disables kernels; JOFORMER_KERNELS=triton uses them on any device, for tests with
     TRITON_INTERPRET=1.
     """
     here = x.is_cuda or x.device.type == "xpu" or _WANTED == "triton"
@@ -48,25 +48,25 @@ def rotate_parts(
 
     Args:
         parts: ``(batch, tokens, heads, head_dim)`` each.
-        out: Where they go; a part may be its own `out`.
+        out: The outputs; a part may be its own `out`.
         unit: ``(cos θ, sin θ)``, ``(batch or 1, tokens, frame heads, planes, 2)``, float32.
         layout: The plane layout.
         inverse: Rotate by −θ.
         rotated: Which parts are rotated; the others are copied.
-        results: What the forward rotation wrote, where `parts` are its gradients; with `home` what it read.
-        angles: Whether the gradient of the angles is wanted.
-        home: Where the one result is written, rotated the other way, contiguous: what the forward rotation wrote is
-            made again in the same pass as its backward.
+        results: The outputs of the forward rotation if `parts` are its gradients; with `home`, its inputs.
+        angles: Whether to compute the gradient of the angles.
+        home: A contiguous output for the single result rotated in the opposite direction: it recomputes the output of
+            the forward rotation in the same pass as its backward.
 
     Returns:
-        The gradient of the angles per row of the batch, ``(batch, tokens, frame heads, planes)``, if wanted.
+        The gradient of the angles per row of the batch, ``(batch, tokens, frame heads, planes)``, if requested.
     """
     from joformer.rotation import _ops
 
     shape = *parts[0].shape[:2], *unit.shape[2:4]
     if not parts[0].numel():
         return unit.new_zeros(shape) if angles else None
-    # The kernel reads along a head; tensors that are strided there go through a copy.
+    # The kernel reads along a head; tensors that are strided there are copied first.
     read, results = ([one if one.stride(-1) == 1 else one.contiguous() for one in some] for some in (parts, results))
     written = [
         one if one.stride(-1) == 1 else torch.empty(one.shape, dtype=one.dtype, device=one.device) for one in out

@@ -1,8 +1,8 @@
-"""The rotation as an operator of torch: opaque to `torch.compile` and `torch.export`, and safe to run in place.
+"""The rotation as a custom torch operator: opaque to `torch.compile` and `torch.export`, and safe to run in place.
 
-    joformer::rotate_parts      y = R(±θ) x for up to three tensors at once, and the gradient of θ beside it
+    joformer::rotate_parts      y = R(±θ) x for up to three tensors at once, with the gradient of θ
 
-Imported when a kernel is first needed (`joformer.rotation._kernels`): to register an operator takes time.
+Imported when a kernel is first needed (`joformer.rotation._kernels`), because registering an operator takes time.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ def rotate_parts(
 
     Args:
         parts: ``(batch, tokens, heads, head_dim)`` each, head_dim contiguous; each may be its own `out`.
-        out: Where each goes, of the same shapes.
+        out: The outputs, of the same shapes.
         unit: ``(cos θ, sin θ)``, ``(batch or 1, tokens, frame heads, planes, 2)``, float32.
-        rotated: Which parts are rotated; the others are copied, or left where they are their own `out`.
-        half: The plane layout.
+        rotated: Which parts are rotated; the others are copied, or skipped if they are their own `out`.
+        half: Whether the plane layout is "half".
         inverse: Rotate by −θ.
-        results: What the forward rotation wrote for each part, where `parts` are its gradients, or with `home` what
-            it read; else empty.
-        angles: Where the gradient of θ is written, ``(batch, tokens, frame heads, planes)``, float32; else None.
-        home: Where ``R(∓θ) results[0]`` is written, contiguous, beside the one part; else None.
+        results: The outputs of the forward rotation if `parts` are its gradients, or with `home` its inputs; otherwise
+            empty.
+        angles: Output for the gradient of θ, ``(batch, tokens, frame heads, planes)``, float32, or None.
+        home: Contiguous output for ``R(∓θ) results[0]``, if there is a single part, or None.
     """
     from joformer.rotation import _triton
 
@@ -40,4 +40,4 @@ def rotate_parts(
 
 @rotate_parts.register_fake
 def _(*_: Any) -> None:
-    """Nothing is returned: everything is written in place."""
+    """Returns nothing: all outputs are written in place."""

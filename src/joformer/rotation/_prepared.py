@@ -1,9 +1,9 @@
-"""What rotating needs of a frames value, prepared once and shared by q, k, v, o and all layers that use the value.
+"""Tensors and plans for rotating, prepared once per frames value and shared by q, k, v, o and all layers that use it.
 
     rotation    (cos θ, ± sin θ) in the dtype, memory order and number of heads that the arithmetic reads
-    plan        which stretches of a packed projection are rotated by which rotation
+    plan        which ranges of a packed projection are rotated by which rotation
 
-It lives on the frames value and dies with it: there is no cache keyed on a length.
+They are stored on the frames value and freed with it: there is no cache keyed on a length.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Widths = tuple[tuple[int, int], ...]
 
 @dataclass
 class Prepared:
-    """Rotations and plans made so far, each under what decides it.
+    """Rotations and plans prepared so far, each keyed on what determines it.
 
     Attributes:
-        rotations: By (dtype of the arithmetic, heads, inverse).
-        fitting: Rotations by the tensor that was checked to fit: decoding needs the same one layer after layer.
-        plans: By the packed tensor, its parts, which of them are rotated, and whether a backward may follow.
+        rotations: Keyed on (dtype of the arithmetic, heads, inverse).
+        fitting: Keyed on the shape, dtype and device that were checked: decoding needs the same one layer after layer.
+        plans: Keyed on the packed tensor, its parts, which of them are rotated, and whether a backward may follow.
     """
 
     rotations: dict[tuple[torch.dtype, int, bool], Rotation] = field(default_factory=dict)
@@ -46,7 +46,7 @@ def _prepared(frames: FlatFrames) -> Prepared:
 
 
 def rotation_of(frames: FlatFrames, dtype: torch.dtype, heads: int, inverse: bool) -> Rotation:
-    """What rotates a tensor of `dtype` and `heads`."""
+    """The rotation of tensors of `dtype` with `heads` heads."""
     rotations, key = _prepared(frames).rotations, (arithmetic_dtype(dtype), heads, inverse)
     made = rotations.get(key)
     if made is None:
@@ -62,7 +62,7 @@ def rotation_of(frames: FlatFrames, dtype: torch.dtype, heads: int, inverse: boo
 
 
 def rotation_for(frames: FlatFrames, x: Tensor, inverse: bool) -> Rotation:
-    """What rotates x, which is checked to fit."""
+    """The rotation of tensors like x, which is checked to fit."""
     fitting, key = _prepared(frames).fitting, (x.shape, x.dtype, x.device, inverse)
     made = fitting.get(key)
     if made is None:
@@ -72,7 +72,7 @@ def rotation_for(frames: FlatFrames, x: Tensor, inverse: bool) -> Rotation:
 
 
 def pair_of(frames: FlatFrames, dtype: torch.dtype, heads: int, inverse: bool) -> Pair:
-    """What rotates a tensor of `dtype` and `heads`, and what rotates its gradient."""
+    """The rotations of tensors of `dtype` with `heads` heads, and of their gradients."""
     return rotation_of(frames, dtype, heads, inverse), rotation_of(frames, dtype, heads, not inverse)
 
 
@@ -99,7 +99,7 @@ def packed_plan(frames: FlatFrames, packed: Tensor, widths: Widths, rotated: tup
 def _stretches(
     frames: FlatFrames, shape: Sequence[int], device: torch.device, widths: Widths, rotated: tuple[bool, ...]
 ) -> list[tuple[int, int, int]]:
-    """(start, stop, head_dim) of what one call rotates: neighbours together where all heads share their angles."""
+    """(start, stop, head_dim) of the range each call rotates; neighbours are merged if all heads share their angles."""
     found: list[tuple[int, int, int]] = []
     start = 0
     for (heads, dim), its in zip(widths, rotated, strict=True):

@@ -1,17 +1,17 @@
-"""The one hot operation: rotate by the frames, or by their inverse.
+"""The performance-critical operation: rotation by the frames, or by their inverse.
 
     R(φ) = [[cos φ, −sin φ],      A_t = diag(R(θ_t1), …, R(θ_tP))      y_t = A_t x_t   or   A_t⁻¹ x_t
             [sin φ,  cos φ]]
 
-The sign is stated here once. Which element of a head belongs to which plane:
+This is where the sign is defined. Which entry of a head belongs to which plane:
 
     interleaved   x0 x1 x2 x3 x4 x5        half   x0 x1 x2 x3 x4 x5
     plane          0  0  1  1  2  2                0  1  2  0  1  2      (GPT-NeoX, Hugging Face)
 
-A head wider than its planes is rotated at its front or, with frames built with ``at="end"``, at its end. Paper:
-"Journey Operator and Score/Value Attention"; docs/conventions.md, conventions 1–3 and 7. The backward of a rotation
-is the inverse rotation, and the gradient of an angle is read off the rotated output
-(∂y/∂θ = J y with J = R(π/2)), so that a rotation saves nothing that attention does not save anyway.
+If a head is wider than its planes, its first entries are rotated or, with frames built with ``at="end"``, its last.
+Paper: "Journey Operator and Score/Value Attention"; docs/conventions.md, conventions 1–3 and 7. The backward of a
+rotation is the inverse rotation, and the gradient of an angle follows from the rotated output
+(∂y/∂θ = J y with J = R(π/2)), so a rotation saves nothing that attention does not save anyway.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ def rotate(
 ) -> Float[Tensor, "batch tokens heads head_dim"]:
     """Rotates each token by its frame: ``y_t = A_t x_t`` (``A_t⁻¹ x_t`` if `inverse`).
 
-    Frames that are not orthogonal (cameras) multiply: queries by ``frames.dual``, keys and values by ``frames``.
+    For frames that are not orthogonal (cameras), use ``frames.dual`` for queries and ``frames`` for keys and values.
 
     Args:
         x: Queries, keys or values, ``(batch, tokens, heads, head_dim)``, any float dtype.
-        frames: What a frames module returned for these tokens. Fewer heads than `x` are shared by groups of
-            consecutive heads (grouped queries).
+        frames: The frames of these tokens, as returned by a frames module. If they have fewer heads than `x`, groups of
+            consecutive heads share them (grouped queries).
         inverse: Apply the inverse rotation instead.
-        format: "bthd", or "bhtd" where `x` is ``(batch, heads, tokens, head_dim)``.
+        format: "bthd", or "bhtd" if `x` is ``(batch, heads, tokens, head_dim)``.
 
     Returns:
         A tensor like `x`. The arithmetic is float32 (float64 for float64 `x`).
 
     Raises:
-        ValueError: If `frames` does not fit `x`: other tokens, heads that do not divide, a narrower head.
+        ValueError: If `frames` does not fit `x`: another number of tokens, heads that do not divide, heads too narrow.
 
     Example:
         >>> from joformer import FlatFrames
@@ -92,7 +92,7 @@ def rotate(
 
 
 def check_format(format: str) -> bool:
-    """Whether heads come before tokens; raises ValueError for what is no format.
+    """Whether heads come before tokens; raises ValueError for an unknown format.
 
     >>> check_format("bthd"), check_format("bhtd")
     (False, True)
@@ -106,21 +106,21 @@ def check_format(format: str) -> bool:
 def rotate_packed_(
     packed: Float[Tensor, "batch tokens width"], widths: Sequence[tuple[int, int]], frames: Sequence[Frames | None]
 ) -> tuple[Tensor, ...]:
-    """Cuts a projection into its heads and rotates each part **in place**: ``y_t = A_t x_t`` for q, k and v at once.
+    """Splits a projection into heads and rotates each part **in place**: ``y_t = A_t x_t`` for q, k and v at once.
 
-    Backward writes the rotated gradients straight into one packed gradient.
+    The backward writes the rotated gradients directly into one packed gradient.
 
     Args:
-        packed: Parts side by side, ``(batch, tokens, Σ heads · head_dim)``, as a linear layer returns them. It is
-            overwritten: give a tensor that nothing else reads.
+        packed: The parts side by side, ``(batch, tokens, Σ heads · head_dim)``, as returned by a linear layer. It is
+            overwritten: pass a tensor that nothing else reads.
         widths: ``(heads, head_dim)`` of each part.
-        frames: The frames of each part, or None for one that stays as it is.
+        frames: The frames of each part, or None for a part that is not rotated.
 
     Returns:
         The parts, ``(batch, tokens, heads, head_dim)``, views of `packed`.
 
     Raises:
-        ValueError: If frames do not fit their part.
+        ValueError: If frames do not fit their parts.
 
     Example:
         >>> from joformer import FlatFrames
@@ -146,13 +146,13 @@ def rotate_packed_(
 def unrotate_linear(
     o: Float[Tensor, "batch tokens heads head_dim"], frames: Frames, linear: nn.Module
 ) -> Float[Tensor, "batch tokens out"]:
-    """``W (A_t⁻¹ o_t) + b``, heads side by side: the inverse rotation and the projection after it.
+    """``W (A_t⁻¹ o_t) + b``, heads side by side: the inverse rotation followed by the output projection.
 
     Args:
         o: The output of attention, ``(batch, tokens, heads, head_dim)``. It may be overwritten: without gradients it
             is rotated in place.
         frames: The frames of its tokens.
-        linear: The projection, from ``heads · head_dim`` entries.
+        linear: The output projection, with ``heads · head_dim`` inputs.
 
     Returns:
         ``(batch, tokens, out)``.
@@ -182,10 +182,10 @@ def unrotate_linear(
 
 
 def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether calling a module is `F.linear` with its weights and nothing else: then it may be fused or reordered.
+    """Whether calling a module is just `F.linear` with its weights, so that it may be fused or reordered.
 
-    Hooks of any kind, a replaced `forward`, another class (adapters, parametrizations, sharding), a weight that is a
-    tensor of another kind (quantised, distributed) and a compiled call all make it not plain.
+    A module is not plain if it has hooks of any kind, a replaced `forward`, another class (adapters, parametrizations,
+    sharding), a weight of another tensor class (quantised, distributed) or a compiled call.
 
     Args:
         linear: Any module.
@@ -213,14 +213,14 @@ def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 def own_projection(linear: nn.Module, x: Tensor) -> Tensor:
-    """``W x + b`` as a tensor that may be overwritten: a module that is not plain may keep its output.
+    """``W x + b`` as a tensor that may be overwritten; modules that are not plain might keep their output.
 
     Args:
         linear: The projection.
         x: ``(…, in)``.
 
     Returns:
-        ``(…, out)``, a copy where `linear` is not plain.
+        ``(…, out)``, a copy if `linear` is not plain.
 
     Example:
         >>> own_projection(nn.Linear(2, 3), torch.ones(4, 2)).shape
@@ -233,25 +233,25 @@ def own_projection(linear: nn.Module, x: Tensor) -> Tensor:
 def convert_layout(
     x: Float[Tensor, "*shape"], *, head_dim: int, to: Layout, dim: int = -1, planes: int | None = None, at: At = "front"
 ) -> Float[Tensor, "*shape"]:
-    """Reorders the entries of each head from one plane layout to the other; exact, and its own inverse pair.
+    """Reorders the entries of each head from one plane layout to the other; exact, and inverted by converting back.
 
-    Rotating converted entries with the other layout's frames gives the converted result, so converting the rows of W_q
-    and W_k (and of W_v, with the columns of W_o) carries a model from one layout to the other without changing what it
-    computes.
+    Rotating converted entries with frames of the other layout gives the converted result. Converting the rows of W_q
+    and W_k (and the rows of W_v and columns of W_o) therefore moves a model from one layout to the other without
+    changing what it computes.
 
     Args:
-        x: A projection's rows, a bias or an activation.
+        x: The rows of a projection, a bias or an activation.
         head_dim: Width of a head.
         to: The layout of the result.
-        dim: The dimension of heads·head_dim entries.
-        planes: How many planes are rotated; default all of head_dim / 2.
+        dim: The dimension with heads·head_dim entries.
+        planes: Number of planes that are rotated; by default all head_dim / 2.
         at: Which entries of a wider head are rotated: the first ("front") or the last ("end").
 
     Returns:
         A tensor like `x`.
 
     Raises:
-        ValueError: If the dimension is not a multiple of `head_dim`, or a head is narrower than its planes.
+        ValueError: If the dimension is not a multiple of `head_dim`, or a head is too narrow for its planes.
 
     Example:
         >>> convert_layout(torch.arange(6), head_dim=6, to="half").tolist()
@@ -278,7 +278,7 @@ def _rotate_end(x: Tensor, frames: FlatFrames, inverse: bool) -> Tensor:
 
 
 def _rotate_other(x: Tensor, frames: CurvedFrames | JointFrames, inverse: bool) -> Tensor:
-    """By matrices, or part by part."""
+    """Rotates by matrices, or part by part."""
     if is_joint(frames):
         widths = [part.width for part in frames.parts]
         *pieces, rest = x.split((*widths, x.shape[-1] - frames.width), -1)

@@ -1,14 +1,14 @@
 """Rotation on GPUs: one kernel that reads each entry once, rotates it in registers and writes it once.
 
     y = R(±θ) x          for up to three parts in one launch (q, k and v of a packed projection)
-    ∂θ = ± Σ y ∧ g       beside it, where g is the gradient of y: summed over the heads that share an angle
-    R(∓θ) o              beside it too, where the backward of the last rotation of a layer needs its result again
+    ∂θ = ± Σ y ∧ g       in the same launch, where g is the gradient of y: summed over the heads that share an angle
+    R(∓θ) o              in the same launch, if the backward of the last rotation of a layer needs its result again
 
-A program holds the cosines and sines of some tokens in registers and goes through all heads that share them. Arithmetic
-is float32, whatever x is. The sum over heads has one order and no atomics, so that runs have the same bits. The same
-kernel is the rotation, its inverse and its backward.
+A program holds the cosines and sines of some tokens in registers and loops over all heads that share them. Arithmetic
+is float32 for every dtype of x. The sum over heads has a fixed order and no atomics, so that runs are bit-identical.
+The same kernel computes the rotation, its inverse and its backward.
 
-Imported where it is used: Triton comes with torch for GPUs, and `import joformer` does not need it. TRITON_INTERPRET=1
+Imported on first use: Triton comes with torch for GPUs, and `import joformer` does not need it. TRITON_INTERPRET=1
 runs the kernel on the CPU.
 """
 
@@ -26,7 +26,7 @@ from joformer.rotation._kernels import PARTS
 TILE = 1024
 """Planes that a program holds at a time: tokens times planes, 8 of each thread at four warps."""
 PROGRAMS = 512
-"""Where there are fewer programs than this, as in decoding, the heads are divided among more of them."""
+"""With fewer programs than this, as in decoding, the heads are divided among more programs."""
 
 
 @triton.jit
@@ -87,7 +87,7 @@ def _rotate_part(
                 else:
                     total += c * b - d * a
             _store(y_at + head * y_head, columns, PLANES, ok, rotated_a, rotated_b, PLANES, INTERLEAVED, PADDED)
-        # The entries that no plane holds; all of them where the part is not rotated.
+        # The entries outside the planes; all of them if the part is not rotated.
         begin: tl.constexpr = 2 * PLANES if ROTATED else 0
         rest = tl.arange(0, WIDE)[None, :]
         some = ok & (rest < DIM - begin)
@@ -112,7 +112,7 @@ def rotate_kernel(
     INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, ANGLES: tl.constexpr,
     HOME: tl.constexpr, PLANES: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Some tokens of one row: every head whose frame is frame head ``program_id(1) // chunks``."""
+    """Rotates some tokens of one row: all heads that use frame head ``program_id(1) // chunks``."""
     row = (tl.program_id(0) // blocks).to(tl.int64)
     frame, chunk = tl.program_id(1) // chunks, tl.program_id(1) % chunks
     t = (tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK))[:, None].to(tl.int64)
@@ -160,7 +160,7 @@ def launch(
     parts: Sequence[Tensor], out: Sequence[Tensor], unit: Tensor, rotated: Sequence[bool], half: bool,
     inverse: bool, results: Sequence[Tensor], angles: Tensor | None, home: Tensor | None,
 ) -> None:  # fmt: skip
-    """Starts the kernel; arguments as those of `joformer.rotation._ops.rotate_parts`."""
+    """Launches the kernel; the arguments are those of `joformer.rotation._ops.rotate_parts`."""
     batch, tokens = parts[0].shape[:2]
     frame_heads, planes = unit.shape[2:4]
     padded = triton.next_power_of_2(planes)

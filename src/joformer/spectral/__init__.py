@@ -1,10 +1,10 @@
-"""Transforms as compositions: DFT, DCT, DST, Hadamard and Walsh, fast where regular, learnable elsewhere.
+"""Transforms as compositions: DFT, DCT, DST, Hadamard and Walsh, fast at regular frequencies or learnable.
 
     y_k = c_k · part Σ_n w_n e^{iθ_k(n+s)} x_n        one axis: R = diag(R(θ_k)), composed over n
 
-Paper: "Unifying View" and the sections after it, with numpy's sign and scipy's normalisation. `composed` goes element
-by element through `joformer.algebra`; `dft`, `dct`, `dst`, `hadamard` give the same by the FFT or a few small matrix
-products; `LearnableTransform` starts there and trains the angles θ.
+Paper: "Unifying View" and the sections after it, with numpy's sign and scipy's normalisation. `composed` composes
+element by element with `joformer.algebra`; `dft`, `dct`, `dst`, `hadamard` compute the same with the FFT or a few small
+matrix products; `LearnableTransform` starts there and trains the angles θ.
 
 >>> import torch
 >>> x = torch.arange(6.0)

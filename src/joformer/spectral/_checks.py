@@ -1,4 +1,4 @@
-"""What all transforms require of their input, and the loop over the axes of the real ones."""
+"""Input checks of all transforms, and the loop over the axes of the real ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NORMS = (None, "backward", "ortho", "forward")
 
 
 def require_norm(norm: object) -> None:
-    """Raises ValueError for a norm that numpy and scipy do not know.
+    """Raises ValueError for a norm that numpy and scipy do not have.
 
     >>> require_norm("unit")
     Traceback (most recent call last):
@@ -41,12 +41,12 @@ def transform_axes(x: object, dim: Any, norm: object) -> tuple[int, ...]:
         raise ValueError(f"dim {dim!r} is not whole: give one integer or several, such as -1 or (-2, -1)") from None
     for d in dims:
         if not -x.ndim <= d < x.ndim:
-            raise ValueError(f"dim {d} is no axis of shape {tuple(x.shape)}: use one from {-x.ndim} to {x.ndim - 1}")
+            raise ValueError(f"dim {d} is not an axis of {tuple(x.shape)}: use one from {-x.ndim} to {x.ndim - 1}")
     axes = tuple(d if d < 0 else d - x.ndim for d in dims)
     if not axes or len(set(axes)) < len(axes):
-        raise ValueError(f"dim {dim} must name at least one axis and none twice: the shape is {tuple(x.shape)}")
+        raise ValueError(f"dim {dim} must name at least one axis, and none twice: the shape is {tuple(x.shape)}")
     if not min(x.shape[axis] for axis in axes):
-        raise ValueError(f"input of shape {tuple(x.shape)} is empty along dim {dim}: there must be a point or more")
+        raise ValueError(f"input of shape {tuple(x.shape)} is empty along dim {dim}: it needs at least one point")
     require_norm(norm)
     return axes
 
@@ -72,18 +72,18 @@ def along_axes(
 
 
 def real_input(x: Tensor, name: str) -> Tensor:
-    """The input x (...) in the dtype to compute in; ValueError where it is complex. Integers become the default dtype.
+    """The input x (...) in the dtype to compute in; raises ValueError if complex. Integers become the default dtype.
 
     >>> real_input(torch.arange(2), "dct").dtype, real_input(torch.ones(2).bfloat16(), "dct").dtype
     (torch.float32, torch.float32)
     """
     if x.is_complex():
-        raise ValueError(f"input is {x.dtype}: the {name} needs real numbers, transform x.real and x.imag apart")
+        raise ValueError(f"input is {x.dtype}: the {name} needs real numbers, transform x.real and x.imag separately")
     return x.to(arithmetic_dtype(x.dtype if x.is_floating_point() else torch.get_default_dtype()))
 
 
 def given_dtype(y: Tensor, x: Tensor) -> Tensor:
-    """The real result y (...) in the dtype of the input x, where that is floating point.
+    """The real result y (...) in the dtype of the input x, if that is floating point.
 
     >>> given_dtype(torch.ones(2), torch.ones(2).half()).dtype, given_dtype(torch.ones(2), torch.arange(2)).dtype
     (torch.float16, torch.float32)
@@ -92,7 +92,7 @@ def given_dtype(y: Tensor, x: Tensor) -> Tensor:
 
 
 def power_of_two(n: int) -> int:
-    """The m of n = 2^m; ValueError where there is none.
+    """The m of n = 2^m; raises ValueError if there is none.
 
     >>> power_of_two(8)
     3

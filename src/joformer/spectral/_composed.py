@@ -1,11 +1,11 @@
-"""Every transform as what it is, a composition of elements: slow, obvious, the reference for the fast ones.
+"""Every transform computed as a composition of elements: slow and simple, the reference for the fast ones.
 
     1-D   Σ_n R^n v_n,   v_n = R^s w_n x_n,   R = diag(R(θ_1), …, R(θ_K))            `algebra.unroll`
     n-D   the same on the product grid of frequencies, planes = ∏ K_a                 `algebra.compose_grid`
     y_k   = plane k of it, or one part of it; real transforms take the part *between* the axes
 
-Paper: "Discrete Fourier Transform" to "Walsh Transform". The print puts the same R on both axes, which gives only the
-diagonal of the 2-D spectrum, and lets cosines commute without taking the part, which gives no 2-D DCT.
+Paper: "Discrete Fourier Transform" to "Walsh Transform". The paper uses the same R on both axes, which gives only the
+diagonal of the 2-D spectrum, and lets cosines commute without taking the part, which does not give a 2-D DCT.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def composed(
         norm: None, "backward", "ortho" or "forward", for a kind given by name.
 
     Returns:
-        Complex numbers where the spectra are, real numbers in the dtype of `x` otherwise.
+        Complex numbers if the spectra are complex, otherwise real numbers in the dtype of `x`.
 
     Raises:
         ValueError: If `x` is empty, or `kind`, `dim` or `norm` do not fit it.
@@ -57,14 +57,14 @@ def composed(
     """
     axes = transform_axes(x, dim, norm)
     if not x.numel():
-        raise ValueError(f"input of shape {tuple(x.shape)} is empty: a composition needs an element or more")
+        raise ValueError(f"input of shape {tuple(x.shape)} is empty: a composition needs at least one element")
     if isinstance(kind, str) and kind in ("hadamard", "walsh"):
         return along_axes(x, axes, kind, power_of_two, lambda y: _binary(y, kind, norm))
     if isinstance(kind, str):
         spectra = [spectrum(kind, x.shape[axis], norm=norm, device=x.device) for axis in axes]
     else:
         if norm is not None:
-            raise ValueError(f"norm {norm!r} belongs to a kind given by name: a Spectrum has its own weights and scale")
+            raise ValueError(f"norm {norm!r} is for a kind given by name: a Spectrum has its own weights and scale")
         listed = list(kind) if isinstance(kind, Sequence) else [kind] * len(axes)
         spectra = [one for one in listed if isinstance(one, Spectrum)]
         if len(spectra) < len(listed):

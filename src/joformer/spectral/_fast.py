@@ -4,12 +4,12 @@
     III   the transpose of II, by irfft
     IV    z_n = x_{2n} + i x_{N−1−2n},  N/2 points,        y_{2k} − i y_{N−1−2k} = s Σ_n z_n e^{−iπ(4n+1)(4k+1)/4N}
 
-A DST is the DCT of the same number with the points reversed on one side and every second sign changed on the other.
+A DST is the DCT of the same type with the points reversed on one side and every second sign changed on the other.
 IV of odd N is one rfft of N points: 8 and N have no common factor, so (2n+1)(2k+1)/8N of a turn splits into eighths,
-whose cosines and sines are signs (Jacobi symbols, so they factor), and N-ths, which are the rfft's.
+whose cosines and sines are signs (Jacobi symbols, so they factor), and N-ths, which are those of the rfft.
 
-The gradient of a transform is its transpose, again one of these, so nothing is saved and backward costs as much as
-forward. Multiplied by i, real and imaginary parts change places: where a table has a factor i, it saves a sign.
+The gradient of a transform is its transpose, again one of these, so nothing is saved and the backward costs as much as
+the forward. A factor i exchanges real and imaginary parts: where a table has one, it saves a sign.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ TRANSPOSED = {1: 1, 2: 3, 3: 2, 4: 4}
 
 
 def by_fft(x: Tensor, type: int, sine: bool, end: float, rest: float) -> Float[Tensor, "..."]:
-    """Type 2, 3 or 4 of x (..., n) with basis vectors of height `rest`; `end` for the constant one (±1 in a DST).
+    """Type 2, 3 or 4 of x (..., n) with basis vectors of height `rest`, and `end` for the constant one (±1 in a DST).
 
     >>> by_fft(torch.tensor([1.0, 3.0]), 2, False, 1.0, math.sqrt(2)).round(decimals=3)
     tensor([ 4., -2.])
     """
-    # The compiler takes no Function with a jvp, and differentiates the kernel itself.
+    # The compiler does not support a Function with a jvp, and differentiates the kernel itself.
     if x.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return _Linear.apply(x, type, sine, end, rest)
     return _kernel(x, type, sine, end, rest)
@@ -79,13 +79,13 @@ def _kernel(x: Tensor, type: int, sine: bool, end: float, rest: float) -> Tensor
 
 
 def _negate_odd(v: Tensor, sine: bool) -> Tensor:
-    """A DST's change of every second sign, of points with the even ones first; in place."""
+    """Changes every second sign for a DST, in place; the even points come first."""
     if sine:
         v[..., (v.shape[-1] + 1) // 2 :].neg_()
     return v
 
 
-# By reshape: the batching of gradients knows no rule for flatten and unflatten.
+# With reshape: batched gradients have no rule for flatten and unflatten.
 def as_real(z: Complex[Tensor, "*batch _planes"]) -> Float[Tensor, "*batch _dim"]:
     """Complex numbers (..., planes) as interleaved planes (..., 2·planes).
 
@@ -105,7 +105,7 @@ def as_complex(x: Float[Tensor, "*batch _dim"]) -> Complex[Tensor, "*batch _plan
 
 
 def reorder(x: Tensor, index: Tensor) -> Float[Tensor, "..."]:
-    """x[..., index] of x (..., n) and an index (m,), by what is fastest.
+    """x[..., index] of x (..., n) and an index (m,), by the fastest operation.
 
     >>> reorder(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([2, 0]))
     tensor([[3., 1.]])
@@ -126,7 +126,7 @@ def _second(n: int, sine: bool, end: float, rest: float, dtype: torch.dtype) -> 
 
 def _third(n: int, sine: bool, end: float, rest: float, dtype: torch.dtype) -> tuple[Tensor, ...]:
     k = torch.arange(n // 2 + 1)
-    # (1 − i)/2 of x_0 + i x_0 leaves x_0: there is no x_N to stand beside it.
+    # (1 − i)/2 times x_0 + i x_0 gives x_0: there is no x_N to pair it with.
     height, half_turns = torch.full_like(k, rest / 2, dtype=torch.float64), k.double() / (2 * n) - 0.5
     height[0], half_turns[0] = end * math.sqrt(0.5), -0.25
     turn = _turn(height, half_turns, dtype)
@@ -165,7 +165,7 @@ def _odd_fourth(n: int, sine: bool, rest: float, dtype: torch.dtype) -> tuple[Te
 
 
 def _inverse_of_eight(n: int) -> int:
-    """1/8 modulo odd n, in steps that a compiler can follow for a length it does not know."""
+    """1/8 modulo odd n, in steps that a compiler can trace with an unknown length."""
     half = (n + 1) // 2
     return half * half % n * half % n
 
@@ -181,6 +181,6 @@ def _evens_then_odds(n: int) -> Tensor:
 
 
 def _turn(height: Tensor, half_turns: Tensor, dtype: torch.dtype) -> Tensor:
-    """The numbers height · e^{iπ · half_turns}, formed in float64."""
+    """The numbers height · e^{iπ · half_turns}, computed in float64."""
     angles = math.pi * half_turns
     return torch.complex((height * angles.cos()).to(dtype), (height * angles.sin()).to(dtype))

@@ -2,8 +2,8 @@
 
     X_k = Σ_n e^{−2πikn/N} x_n,        x_n = (1/N) Σ_k e^{2πikn/N} X_k
 
-Paper: "Discrete Fourier Transform"; the sign is numpy's, the print has the other one. In several dimensions the
-frequencies are the product grid. That these are compositions is what `composed` shows.
+Paper: "Discrete Fourier Transform"; the sign is numpy's, opposite to the paper's. In several dimensions the
+frequencies are the product grid. `composed` shows that these are compositions.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def dft(x: Tensor, dim: int | Sequence[int] = -1, *, norm: str | None = None) ->
     Args:
         x: Numbers, ``(...)``, real or complex.
         dim: The axis to transform, or several.
-        norm: Where the factors go: None or "backward" (the inverse has them all), "ortho" or "forward".
+        norm: Where the factors are: None or "backward" (all in the inverse), "ortho" or "forward".
 
     Returns:
         Complex numbers of the shape of `x`, complex64 or complex128.
 
     Raises:
-        ValueError: If `dim` is no axis of `x`, or empty, or `norm` is unknown.
+        ValueError: If `dim` is not an axis of `x`, the axis is empty, or `norm` is unknown.
 
     Example:
         >>> dft(torch.tensor([1.0, 0.0, 0.0, 1.0]))
@@ -38,7 +38,7 @@ def dft(x: Tensor, dim: int | Sequence[int] = -1, *, norm: str | None = None) ->
     axes, numbers = _checked(x, dim, norm)
     if not x.numel():
         return _empty(numbers)
-    # The first axis on its own: fftn makes real numbers complex before it starts, fft knows half is redundant.
+    # The first axis separately: fftn converts real numbers to complex first, fft uses that half is redundant.
     first = torch.fft.fft(numbers, dim=axes[0], norm=norm)
     return torch.fft.fftn(first, dim=axes[1:], norm=norm) if axes[1:] else first
 
@@ -49,13 +49,13 @@ def idft(x: Tensor, dim: int | Sequence[int] = -1, *, norm: str | None = None) -
     Args:
         x: Numbers, ``(...)``, real or complex.
         dim: The axis to transform, or several.
-        norm: Where the factors go: None or "backward" (the inverse has them all), "ortho" or "forward".
+        norm: Where the factors are: None or "backward" (all in the inverse), "ortho" or "forward".
 
     Returns:
         Complex numbers of the shape of `x`, complex64 or complex128.
 
     Raises:
-        ValueError: If `dim` is no axis of `x`, or empty, or `norm` is unknown.
+        ValueError: If `dim` is not an axis of `x`, the axis is empty, or `norm` is unknown.
 
     Example:
         >>> idft(dft(torch.tensor([1.0, 0.0, 0.0, 1.0]))).real
@@ -66,12 +66,12 @@ def idft(x: Tensor, dim: int | Sequence[int] = -1, *, norm: str | None = None) -
         return _empty(numbers)
     if axes[1:]:
         return torch.fft.ifftn(numbers, dim=axes, norm=norm)
-    # Of real numbers torch gives a conjugate yet to be taken, which numpy cannot read.
+    # For real numbers torch returns a lazy conjugate, which numpy cannot read.
     return torch.fft.ifft(numbers, dim=axes[0], norm=norm).resolve_conj()
 
 
 def _empty(x: Tensor) -> Tensor:
-    """The transform of an empty batch, which the FFT itself may not take."""
+    """The transform of an empty batch, which the FFT itself may not accept."""
     real = x.dtype if x.is_floating_point() or x.is_complex() else torch.get_default_dtype()
     return torch.empty(x.shape, dtype=torch.promote_types(real, torch.complex64), device=x.device)
 

@@ -1,12 +1,12 @@
-"""Transforms whose angles are trained, axis by axis.
+"""Transforms with trained angles, axis by axis.
 
     y = x B_1 on axis 1, then B_2 on axis 2, …        B_a (n_a, K_a): B_nk = c_k part w_n e^{iθ_k(n+s)}
     θ = θ(regular) + δ                                 δ trained, 0 at the start
 
 Paper: "Discrete Fourier Transform", "Learnable Generalization". A grid of n_1 × n_2 points costs n_1 n_2 (K_1 + K_2),
-never n_1 n_2 K_1 K_2. What is trained is the *offset* from the regular spectrum: it starts exactly at the transform
-whatever the dtype (π/4096 in float32, times 4,095 points, would be off by 1e-4), keeps its relative precision near 0,
-and weight decay pulls to the transform instead of to silence.
+never n_1 n_2 K_1 K_2. The parameter is the *offset* from the regular spectrum: it starts exactly at the transform in
+any dtype (π/4096 in float32, times 4,095 points, would be off by 1e-4), keeps its relative precision near 0, and weight
+decay pulls towards the transform instead of towards zero angles.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class LearnableTransform(KeepsPrecision):
 
     Args:
         kind: "dft", "idft", "dct1" … "dst4", "hadamard" or "walsh" (the former in order of sequency).
-        shape: The length of the last axis, or one length per axis of the last ones.
+        shape: Length of the last axis, or one length for each of the last axes.
         norm: None, "backward", "ortho" or "forward".
-        outputs: How many frequencies of each axis to keep, those of the smallest k; all by default.
+        outputs: Number of frequencies to keep per axis, those with the smallest k; all by default.
 
     Raises:
-        ValueError: If the arguments do not fit each other.
+        ValueError: If the arguments are incompatible.
 
     Example:
         >>> transform = LearnableTransform("dct2", (8, 6), outputs=(4, 3))
@@ -64,7 +64,7 @@ class LearnableTransform(KeepsPrecision):
         if len(keep) != len(self.shape):
             raise ValueError(f"outputs {keep} do not fit shape {self.shape}: give one number for each axis")
         if self.binary and keep != self.shape:
-            raise ValueError(f"outputs {keep} with kind {kind!r}: its axes are binary and keep all {self.shape}")
+            raise ValueError(f"outputs {keep} with kind {kind!r}: its axes are binary, outputs must be {self.shape}")
         self.outputs = keep
         sizes = [(power_of_two(n), 2) if self.binary else (k,) for n, k in zip(self.shape, keep, strict=True)]
         self.offsets = nn.ParameterList(nn.Parameter(torch.empty(*size, dtype=torch.float32)) for size in sizes)
@@ -96,7 +96,7 @@ class LearnableTransform(KeepsPrecision):
 
     def _trained(self) -> list[tuple[Spectrum, Tensor]]:
         """The regular spectrum of each axis, and the angles to use instead of its own."""
-        # float64 does not exist on mps: there the angles are formed on the CPU, and only the basis goes back.
+        # mps has no float64: there the angles are computed on the CPU, and only the basis is moved back.
         device = torch.device(exact_device(self.offsets[0].device) or "cpu")
         pairs = zip(self._regular(device), self.offsets, strict=True)
         return [(one, one.angles + delta.to(device).double()) for one, delta in pairs]
@@ -105,13 +105,13 @@ class LearnableTransform(KeepsPrecision):
         """The transform of the last axes.
 
         Args:
-            x: Numbers, ``(..., *shape)``; complex ones for "dft" and "idft" only.
+            x: Numbers, ``(..., *shape)``; may be complex for "dft" and "idft" only.
 
         Returns:
             ``(..., *outputs)``, complex for "dft" and "idft", else in the dtype of `x`.
 
         Raises:
-            ValueError: If `x` has another shape.
+            ValueError: If `x` has the wrong shape.
         """
         axes = len(self.shape)
         if not isinstance(x, Tensor) or tuple(x.shape[-axes:]) != self.shape:
@@ -140,7 +140,7 @@ class LearnableTransform(KeepsPrecision):
 
     def _binary_axis(self, y: Tensor, one: Spectrum, angles: Tensor, n: int) -> Tensor:
         for row in angles:
-            # The leading binary axis is transformed and becomes the last: after all, the order is the first again.
+            # The leading binary axis is transformed and becomes the last: after all axes the order is restored.
             basis = replace(one, angles=row).basis(2)
             y = _product(y.unflatten(-1, (2, n // 2)).mT, basis).flatten(-2)
         return y if self.kind == "hadamard" else y.index_select(-1, sequency_rows(n, y.device))

@@ -1,4 +1,4 @@
-"""What makes a transform a composition: its angles, the sample phase, the weights of the contents, the part read off.
+"""The spectrum of a transform as a composition: angles, sample phase, weights of the contents, and part taken.
 
     y_k = c_k · part Σ_n w_n e^{iθ_k(n+s)} x_n        part: the complex number, its real or its imaginary part
 
@@ -15,9 +15,9 @@
     DST-IV                         π(k+½)/N        ½     2                  imaginary
     Hadamard, one binary axis      0, π            0     1 + i              real
 
-Paper: "Unifying View", "Discrete Cosine Transform" and those after it. The print takes the inverse's sign for the
-DFT, leaves out the half-sample phase R^½ of DCT-II and DST-II, and gives the Hadamard transform one axis where it
-has log₂ N binary ones, each with the content x·**1**: the plane vector (1, 1), that is 1 + i.
+Paper: "Unifying View", "Discrete Cosine Transform" and the following sections. The paper uses the sign of the inverse
+for the DFT, omits the half-sample phase R^½ of DCT-II and DST-II, and gives the Hadamard transform one axis instead of
+log₂ N binary ones, each with the content x·**1**: the plane vector (1, 1), that is 1 + i.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ KINDS = ("dft", "idft", *(f"{family}{i}" for family in ("dct", "dst") for i in (
 class Spectrum:
     """One axis of a transform: y_k = c_k · part Σ_n w_n e^{iθ_k(n+s)} x_n.
 
-    Build one by hand to see what other angles, phases or parts would give.
+    Build one yourself to see what other angles, phases or parts would give.
 
     Attributes:
         angles: θ, ``(K,)``.
-        weights: w, ``(n,)``, real or complex; None stands for ones and an axis of any length.
-        scale: c, ``(K,)``; None stands for ones.
+        weights: w, ``(n,)``, real or complex; None means ones and an axis of any length.
+        scale: c, ``(K,)``; None means ones.
         shift: s.
-        part: What is read off: the "complex" number, its "real" or its "imaginary" part.
+        part: Which part of the sum is taken: the "complex" number, its "real" or its "imaginary" part.
 
     Raises:
-        ValueError: If the shapes do not fit each other.
+        ValueError: If the shapes are incompatible.
 
     Example:
         >>> printed = Spectrum(torch.pi * torch.arange(4) / 4, part="real")    # the paper's "DCT-II": no half sample
@@ -80,13 +80,13 @@ class Spectrum:
         """The weights w of an axis.
 
         Args:
-            n: How many points the axis has.
+            n: Number of points of the axis.
 
         Returns:
             The weights, ``(n,)``.
 
         Raises:
-            ValueError: If there are weights for another number of points.
+            ValueError: If the spectrum has weights for another number of points.
 
         Example:
             >>> Spectrum(torch.zeros(1)).weights_of(2).tolist()
@@ -95,17 +95,17 @@ class Spectrum:
         if self.weights is None:
             return torch.ones(n, dtype=torch.float64, device=self.angles.device)
         if len(self.weights) != n:
-            raise ValueError(f"the axis has {n} points: this spectrum is one of {len(self.weights)}")
+            raise ValueError(f"the axis has {n} points: this spectrum needs {len(self.weights)}")
         return self.weights
 
     def basis(self, n: int) -> Inexact[Tensor, "n _frequencies"]:
         """The matrix B with y = x B, differentiable in the angles.
 
         Args:
-            n: How many points the axis has.
+            n: Number of points of the axis.
 
         Returns:
-            ``(n, K)``, float64, or complex128 where the part is complex.
+            ``(n, K)``, float64, or complex128 if the part is complex.
 
         Example:
             >>> spectrum("dct2", 2).basis(2).round(decimals=4) + 0
@@ -126,13 +126,13 @@ class Spectrum:
         """The same axis with the first frequencies only.
 
         Args:
-            outputs: How many of them.
+            outputs: Number of frequencies to keep.
 
         Returns:
-            Another spectrum.
+            A new spectrum.
 
         Raises:
-            ValueError: If there are fewer.
+            ValueError: If the axis has fewer frequencies.
 
         Example:
             >>> spectrum("dct2", 8).lowest(3).angles.shape
@@ -149,15 +149,15 @@ def spectrum(kind: str, n: int, *, norm: str | None = None, device: torch.device
 
     Args:
         kind: "dft", "idft", "dct1" … "dct4", "dst1" … "dst4", or "hadamard", whose axes have two points each.
-        n: How many points the axis has.
+        n: Number of points of the axis.
         norm: None, "backward", "ortho" or "forward".
-        device: Where its tensors are.
+        device: Device of its tensors.
 
     Returns:
         The spectrum.
 
     Raises:
-        ValueError: If `kind` or `norm` is unknown, or the axis too short.
+        ValueError: If `kind` or `norm` is unknown, or the axis is too short.
 
     Example:
         >>> spectrum("dst1", 3).angles / torch.pi
@@ -171,7 +171,7 @@ def spectrum(kind: str, n: int, *, norm: str | None = None, device: torch.device
     one = torch.ones_like(k)
     if kind == "hadamard":
         if n != 2:
-            raise ValueError(f"length {n} is not one Hadamard axis: log₂ n axes of 2 points each make the transform")
+            raise ValueError(f"length {n} is not one Hadamard axis: the transform has log₂ n axes of 2 points each")
         factor = {"ortho": math.sqrt(0.5), "forward": 0.5}.get(str(norm), 1.0)
         return Spectrum(k * math.pi, torch.complex(one, one), one * factor, part="real")
     if kind in ("dft", "idft"):
@@ -182,7 +182,7 @@ def spectrum(kind: str, n: int, *, norm: str | None = None, device: torch.device
 
 
 def require_length(kind: str, n: int) -> None:
-    """Raises ValueError for an axis too short for the transform.
+    """Raises ValueError if an axis is too short for the transform.
 
     >>> require_length("dct1", 1)
     Traceback (most recent call last):
@@ -199,7 +199,7 @@ def _trigonometric(family: str, number: int, k: Tensor, norm: str | None) -> Spe
     whole = n + (1 if sine else -1) if number == 1 else n
     raised = 0.5 if number in (3, 4) else float(sine)
     shift = 0.5 if number in (2, 4) else float(sine)
-    # The points (or frequencies) where the basis is twice as long as elsewhere: orthogonality halves their square.
+    # The points (or frequencies) where the squared norm of the basis is doubled: orthogonality halves it.
     ends = {("dct", 1): [0, -1], ("dct", 2): [0], ("dct", 3): [0], ("dst", 2): [-1], ("dst", 3): [-1]}
     at = ends.get((family, number), [])
     weights, scale = torch.full_like(k, 2.0), torch.ones_like(k)

@@ -1,7 +1,7 @@
-"""The constants of the fast transforms, cached: they cost more than the transform itself.
+"""The constants of the fast transforms, cached, because computing them costs more than the transform itself.
 
-Keyed on everything they depend on, few and small; only plain tensors are kept, so nothing made inside torch.compile,
-torch.func, a fake or an inference mode ever leaves it.
+Keyed on everything they depend on, few and small. Only plain tensors are kept, so that nothing created inside
+torch.compile, torch.func, or a fake or inference mode leaves it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from torch import Tensor
 from joformer._precision import is_traced
 
 MOST_TABLES = 64
-LONGEST = 1 << 16  # beyond it the transform itself costs enough that making its table does not matter
+LONGEST = 1 << 16  # beyond it the cost of the table does not matter next to that of the transform
 _tables: dict[Hashable, tuple[Tensor, ...]] = {}
 
 
 def remember(make: Callable[..., tuple[Tensor, ...]], x: Tensor, n: int, *key: Hashable) -> tuple[Tensor, ...]:
-    """make(n, *key, dtype) for the dtype of x (...), on its device; made once while few and short.
+    """make(n, *key, dtype) for the dtype of x (...), on its device; cached while tables are few and short.
 
     >>> remember(lambda n, dtype: (torch.arange(n, dtype=dtype),), torch.ones(1), 3)
     (tensor([0., 1., 2.]),)
@@ -39,8 +39,8 @@ def remember(make: Callable[..., tuple[Tensor, ...]], x: Tensor, n: int, *key: H
 
 
 def _made(make: Callable[..., tuple[Tensor, ...]], x: Tensor, n: int, *key: Hashable) -> tuple[Tensor, ...]:
-    # On the CPU first: some devices have no float64 to form the angles in.
+    # On the CPU first: some devices have no float64, in which the angles are computed.
     tables = make(n, *key, x.dtype)
-    if x.dtype == torch.float32:  # reordered by index_select, which takes short indices too: 5 % faster with them
+    if x.dtype == torch.float32:  # index_select also takes int32 indices, which are 5 % faster
         tables = tuple(table.int() if table.dtype == torch.int64 else table for table in tables)
     return tuple(table.to(x.device) for table in tables)

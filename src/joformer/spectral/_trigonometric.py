@@ -2,9 +2,9 @@
 
     y_k = c_k Σ_n w_n cos θ_k(n+s) x_n        or sin; θ, s, w and c of the eight are listed in `spectrum`
 
-Paper: "Discrete Cosine Transform", "Discrete Sine Transform". II, III and IV cost one FFT of the length of the axis
-or half of it (`fast`), I the rfft of the even or odd extension, 2(N ∓ 1) points. The inverse of II is III, of the
-others themselves, with "backward" and "forward" changing places. A short axis is multiplied by its basis outright.
+Paper: "Discrete Cosine Transform", "Discrete Sine Transform". II, III and IV cost one FFT of the length of the axis or
+half of it (`_fast`); I costs the rfft of the even or odd extension, 2(N ∓ 1) points. II and III are inverses of each
+other, I and IV of themselves, with "backward" and "forward" exchanged. Short axes are multiplied by the basis directly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from joformer.spectral._fast import TRANSPOSED, by_fft
 from joformer.spectral._spectrum import require_length, spectrum
 from joformer.spectral._tables import remember
 
-DENSE = 128  # up to here the product with the whole basis is faster than the FFT: at 8 points seven times, at 64 twice
+DENSE = 128  # up to here the product with the basis is faster than the FFT: 7 × faster at 8 points, 2 × at 64
 
 
 def dct(x: Tensor, type: int = 2, dim: int | Sequence[int] = -1, *, norm: str | None = None) -> Float[Tensor, "..."]:
@@ -32,13 +32,13 @@ def dct(x: Tensor, type: int = 2, dim: int | Sequence[int] = -1, *, norm: str | 
         x: Real numbers, ``(...)``.
         type: 1, 2, 3 or 4.
         dim: The axis to transform, or several.
-        norm: Where the factors go: None or "backward" (the inverse has them all), "ortho" or "forward".
+        norm: Where the factors are: None or "backward" (all in the inverse), "ortho" or "forward".
 
     Returns:
         Real numbers of the shape and dtype of `x`; integers give the default dtype.
 
     Raises:
-        ValueError: If `x` is complex, an axis too short, or `dim`, `type` or `norm` unknown.
+        ValueError: If `x` is complex, an axis is too short, or `dim`, `type` or `norm` is unknown.
 
     Example:
         >>> dct(torch.tensor([1.0, 2.0, 3.0])).round(decimals=3) + 0
@@ -54,13 +54,13 @@ def idct(x: Tensor, type: int = 2, dim: int | Sequence[int] = -1, *, norm: str |
         x: Real numbers, ``(...)``.
         type: 1, 2, 3 or 4.
         dim: The axis to transform, or several.
-        norm: Where the factors go: None or "backward" (the inverse has them all), "ortho" or "forward".
+        norm: Where the factors are: None or "backward" (all in the inverse), "ortho" or "forward".
 
     Returns:
         Real numbers of the shape and dtype of `x`; integers give the default dtype.
 
     Raises:
-        ValueError: If `x` is complex, an axis too short, or `dim`, `type` or `norm` unknown.
+        ValueError: If `x` is complex, an axis is too short, or `dim`, `type` or `norm` is unknown.
 
     Example:
         >>> idct(dct(torch.tensor([1.0, 2.0, 3.0]))).round(decimals=3)
@@ -76,13 +76,13 @@ def dst(x: Tensor, type: int = 2, dim: int | Sequence[int] = -1, *, norm: str | 
         x: Real numbers, ``(...)``.
         type: 1, 2, 3 or 4.
         dim: The axis to transform, or several.
-        norm: Where the factors go: None or "backward" (the inverse has them all), "ortho" or "forward".
+        norm: Where the factors are: None or "backward" (all in the inverse), "ortho" or "forward".
 
     Returns:
         Real numbers of the shape and dtype of `x`; integers give the default dtype.
 
     Raises:
-        ValueError: If `x` is complex, an axis too short, or `dim`, `type` or `norm` unknown.
+        ValueError: If `x` is complex, an axis is too short, or `dim`, `type` or `norm` is unknown.
 
     Example:
         >>> dst(torch.tensor([1.0, 2.0, 3.0])).round(decimals=3)
@@ -98,13 +98,13 @@ def idst(x: Tensor, type: int = 2, dim: int | Sequence[int] = -1, *, norm: str |
         x: Real numbers, ``(...)``.
         type: 1, 2, 3 or 4.
         dim: The axis to transform, or several.
-        norm: Where the factors go: None or "backward" (the inverse has them all), "ortho" or "forward".
+        norm: Where the factors are: None or "backward" (all in the inverse), "ortho" or "forward".
 
     Returns:
         Real numbers of the shape and dtype of `x`; integers give the default dtype.
 
     Raises:
-        ValueError: If `x` is complex, an axis too short, or `dim`, `type` or `norm` unknown.
+        ValueError: If `x` is complex, an axis is too short, or `dim`, `type` or `norm` is unknown.
 
     Example:
         >>> idst(dst(torch.tensor([1.0, 2.0, 3.0]))).round(decimals=3)
@@ -137,7 +137,7 @@ def _basis(n: int, kind: str, norm: str | None, dtype: torch.dtype) -> tuple[Ten
 
 
 def _lengths(type: int, n: int, norm: str | None) -> tuple[float, float]:
-    """What multiplies the basis vector that is longer than the others (constant, or ±1 in a DST), and the others."""
+    """The factors of the basis vector that is longer than the others (constant, or ±1 in a DST), and of the others."""
     if norm == "ortho":
         return math.sqrt(1 / n), math.sqrt(2 / n)
     whole = 2 * n if norm == "forward" else 1

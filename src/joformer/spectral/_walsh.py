@@ -3,8 +3,8 @@
     H_n = H_2 ⊗ ⋯ ⊗ H_2 = H_{n_1} ⊗ ⋯ ⊗ H_{n_d},       n = n_1 ⋯ n_d = 2^m
     W_n = P H_n,                                         P = bit reversal ∘ Gray code
 
-Paper: "Hadamard Transform", "Walsh Transform"; the print has one axis and the Gray code alone. The butterfly has m
-passes over memory; grouped into digits of four or five bits it has a quarter as many, each a product with a matrix of
+Paper: "Hadamard Transform", "Walsh Transform"; the paper has one axis, and the Gray code alone. The butterfly makes m
+passes over memory. Grouped into digits of four or five bits it makes a quarter as many, each a product with a matrix of
 16 × 16 or 32 × 32 that costs hardly more than the pass itself.
 """
 
@@ -26,12 +26,12 @@ def hadamard(
 ) -> Float[Tensor, "..."]:
     """H x along `dim`: the Hadamard transform, or the Walsh transform W x = P H x.
 
-    H is its own inverse up to 1/n, in either order: norm="ortho" (1/√n) is its own inverse exactly, and
-    norm="forward" (1/n) is the inverse of the default.
+    H is its own inverse up to 1/n, in either order: with norm="ortho" (1/√n) it is exactly its own inverse, and
+    with norm="forward" (1/n) it is the inverse of the default.
 
     Args:
         x: Real numbers, ``(...)``.
-        dim: The axis to transform, or several; lengths are powers of two.
+        dim: The axis to transform, or several; lengths must be powers of two.
         order: "natural", that of ``scipy.linalg.hadamard``, or "sequency", by the number of sign changes (Walsh).
         norm: None or "backward" (no factor), "ortho" (1/√n) or "forward" (1/n).
 
@@ -39,7 +39,7 @@ def hadamard(
         Real numbers of the shape and dtype of `x`; integers give the default dtype.
 
     Raises:
-        ValueError: If `x` is complex, a length no power of two, or `dim`, `order` or `norm` unknown.
+        ValueError: If `x` is complex, a length is not a power of two, or `dim`, `order` or `norm` is unknown.
 
     Example:
         >>> hadamard(torch.tensor([1.0, 2.0, 3.0, 4.0]))
@@ -57,8 +57,8 @@ def sequency_rows(n: int, device: torch.device | None = None) -> Tensor:
     """P of W = P H as the rows of H in order of sequency: the bit reversal of the Gray code of 0 … n − 1.
 
     Args:
-        n: How many rows, a power of two.
-        device: Where to make them.
+        n: Number of rows, a power of two.
+        device: Device of the result.
 
     Returns:
         Row numbers, ``(n,)``, int64.
@@ -77,14 +77,14 @@ def sequency_rows(n: int, device: torch.device | None = None) -> Tensor:
 
 def _along_last(x: Tensor, order: str, norm: str | None) -> Tensor:
     n, bits, batch = x.shape[-1], power_of_two(x.shape[-1]), x.shape[:-1].numel()
-    # Small inputs are bound by the number of calls, many short rows by that of products: fewer and larger digits.
+    # Small inputs are bound by the number of calls, many short rows by that of products: use fewer, larger digits.
     digit = 7 if bits <= 7 else 6 if batch * n <= 1 << 14 else 5
     y = x.reshape(batch, n)
     for h in remember(_factors, x, n, bits, digit, norm):
         if len(h) == n:
             y = y @ h
         else:
-            # The leading digit is transformed and becomes the last: after all of them the order is as it was.
+            # The leading digit is transformed and becomes the last: after all digits the original order is restored.
             y = torch.bmm(y.view(batch, len(h), n // len(h)).mT, h.expand(batch, -1, -1)).view(batch, n)
     y = y.view(x.shape)
     return y if order == "natural" else reorder(y, *remember(_sequency, x, n))
