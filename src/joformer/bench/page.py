@@ -70,7 +70,7 @@ def _costs(rows: Rows) -> str:
     space, eager, compiled, peer = (figure(rows[name], " ×") for name in (MEMORY, EAGER, COMPILED, PEER))
     return (
         f"{space} the memory and {eager} the time (compiled: {compiled}) of\na training step without positions; "
-        f"Hugging Face's RoPE on queries and keys alone costs {peer} the time"
+        f"Hugging Face's RoPE on queries and keys alone, eager, costs {peer} the time"
     )
 
 

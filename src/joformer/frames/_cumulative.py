@@ -48,7 +48,7 @@ class CumulativeFrames(ContentFrames):
         heads: Number of heads that have their own angles; with grouped queries, the number of key/value heads.
         axes: Number of coordinates per token.
         on: Which angles ω·t the content is added to: "fixed" (the default), "learned" or "none"; selective and carope
-            accept "none" only. With "none" the frames encode content but no order: use a causal mask.
+            accept "none" only. With "none" order enters through the sum alone, which for "projected" starts at zero.
         steps: φ: "projected" (ours), "selective" or "carope"; the last two need a single axis.
         split: How several axes share the planes; see `joformer.frequencies.per_axis`.
         base: Base of the spectrum ω; the authors of Selective RoPE use 500000.

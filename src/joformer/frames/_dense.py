@@ -6,7 +6,7 @@
 
 The operator depends only on the token's coordinates, but a journey A_m⁻¹A_n is not a function of n − m alone unless
 the S_k commute (docs/claims.md row 20). Commuting S_k are rotations of planes in a common basis, S_k = Q Ω_k Qᵀ
-(STRING), and W_q, W_k, W_v and W_o can absorb Q: `LearnedFrames(split="combined")` is then the same function, cheaper.
+(STRING), and W_q, W_k, W_v and W_o can absorb Q: `LearnedFrames(split="combined")` contains them, and is cheaper.
 """
 
 from __future__ import annotations

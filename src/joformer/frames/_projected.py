@@ -153,7 +153,7 @@ class ProjectedFrames(ContentFrames):
         heads: Number of heads that have their own angles; with grouped queries, the number of key/value heads.
         axes: Number of coordinates per token.
         on: Which angles ω·t the content is added to: "fixed" (the default), "learned" or "none". With "none" the frames
-            encode content but no order: use a causal mask.
+            encode content but no order, and a causal mask hardly makes up for that (docs/results.md): prefer "fixed".
         steps: "projected"; the others are for `CumulativeFrames`.
         split: How several axes share the planes; see `joformer.frequencies.per_axis`.
         base: Base of the spectrum ω.
