@@ -189,7 +189,7 @@ def test_seeds_are_a_number_or_a_list(offline, joformer):
         assert code == 0
         *lines, total = said.splitlines()
         found = {re.search(r"steps, (\d seeds?.*), ", line)[1] for line in lines}
-        assert total == f"In all: {len(lines) * int(min(found)[0])} runs"
+        assert total == f"Total: {len(lines) * int(min(found)[0])} runs"
         return found
 
     assert seeds() == seeds("--seeds", 3) == {"3 seeds"}

@@ -64,7 +64,7 @@ def test_the_page_grows_by_whole_tables_and_ends_as_the_report(joformer, between
     assert "What a step takes, beside RoPE (0 of 2 runs)" in page
     assert re.findall('<section id="([^"]*)"', page) == ["compare"]
     assert looked == {"compare": [4], "cost": []}  # who has seen a page has looked at what it shows
-    assert told.count(f"a first report is at {out / 'report.html'} and grows as tables finish") == 1
+    assert told.count(f"a first report is at {out / 'report.html'}; it grows as tables finish") == 1
     # The end is the page of `report`, and the looks are those of one command.
     assert (out / "report.html").read_bytes() == whole(out)
     assert "refresh" not in (out / "report.html").read_text()

@@ -474,14 +474,14 @@ def test_what_the_files_tell_to_type(offline, joformer, folder, typed):
     assert all(re.fullmatch(rf"[^\s:]+  ({run}|{timed}), \S+", line) for line in lines)
     assert any(re.match(rf"(\S+-)?{table}(-\w+)?/", line) for line in lines)
     what = f"{len(lines) * seeds} {'round' if table == 'overhead' else 'run'}s"
-    assert total == f"In all: {what}{' of timing' * (table == 'overhead')}"
+    assert total == f"Total: {what}{' of timing' * (table == 'overhead')}"
 
 
 def test_all_tables_at_once(offline, joformer, folder):
     code, said, _ = joformer("reproduce", "--dry-run", "--seeds", 1)
     assert code == 0
     *lines, total = said.splitlines()
-    assert total == f"In all: {len(lines) - 1} runs and 1 round of timing"
+    assert total == f"Total: {len(lines) - 1} runs and 1 round of timing"
     assert list(dict.fromkeys(line.split("/")[0].rpartition("-")[2] for line in lines)) == [
         name for name in TABLES if name not in NAMED_ONLY
     ]
@@ -503,7 +503,7 @@ def test_all_tables_at_once(offline, joformer, folder):
         *((f"digits-mnist/learned-from-{spread}/d-2", " (1)") for spread in ("0.01", "0.05", "0.5", "3.1")),
         ("stdlib-wikipedia/fixed/n100-l2", None),
     ]
-    assert total == "In all: 8 runs"
+    assert total == "Total: 8 runs"
 
 
 @pytest.mark.refused
@@ -519,11 +519,11 @@ def test_all_tables_at_once(offline, joformer, folder):
         (["reproduce", "mnist", "--data", "missing"], "--data missing is not there: give a folder that holds mnist"),
         (
             ["reproduce", "mnist", "--only", "nothing"],
-            "--only nothing is no run: they are called like digits-mnist/",
+            "--only nothing matches no run: names look like digits-mnist/",
         ),
         (
             ["reproduce", "mnist", "--only", "*/learned/*", "digits-mnist/lerned/*"],
-            "--only digits-mnist/lerned/* is no run: they are called like digits-mnist/learned",
+            "--only digits-mnist/lerned/* matches no run: names look like digits-mnist/learned",
         ),
         (["reproduce", "mnist", "--jobs", "0"], "--jobs must be 1 or more, got 0"),
         (["reproduce", "mnist", "--engine", "nosuch"], "nosuch"),
@@ -534,7 +534,7 @@ def test_all_tables_at_once(offline, joformer, folder):
         (["compare", "--data", "{text}", "--longer", "0"], "--longer must be 1 or more, got 0"),
         (
             ["compare", "--data", "{text}", "--only", "x"],
-            "--only x is no run: they are called like compare/scores-fixed/seed-0",
+            "--only x matches no run: names look like compare/scores-fixed/seed-0",
         ),
         (["compare", "--data", "{text}", "--dim", "30"], "dim"),
         (["compare", "--data", "{text}", "--dim", "8", "--heads", "1", "--jobs", "0"], "--jobs must be 1 or more"),
@@ -682,5 +682,5 @@ def test_looks_stop_when_it_is_decided(joformer, in_turn, tmp_path, monkeypatch)
     code, *_ = joformer("compare", "--data", data, "--seeds", 3, "--longer", 1, *SMALL, "--out", tmp_path / "once")
     assert (code, "had been seen" in (tmp_path / "once" / "report.md").read_text()) == (0, False)
     told = joformer("compare", "--data", data, "--seeds", 4, "--longer", 1, *SMALL, "--out", tmp_path / "once")[2]
-    assert "compare: its results had been seen before these runs were added" in told
+    assert "compare: its results had already been seen before these runs were added" in told
     assert "Results had been seen with 6 of these 8 runs" in (tmp_path / "once" / "report.md").read_text()

@@ -178,7 +178,7 @@ def test_a_model_of_transformers(llama, folder, joformer, tmp_path, name):
         (["{runs}"], "has neither model.safetensors nor a checkpoint"),
         (["{runs}/lm", "--tokens", "1", "99"], "target 99 is not there: the sample has the tokens 0 … 15"),
         (["{runs}/lm", "--tokens", "5", "1"], "nothing travels from token 5 back to 1: later tokens are hidden"),
-        (["{runs}/lm", "--tokens", "5"], "--tokens are two, the source and the target of a journey; got 1"),
+        (["{runs}/lm", "--tokens", "5"], "--tokens takes two, the source and the target of a journey; got 1"),
         (["{runs}/lm", "--index", "9999"], "there is no held-out window 9999: they are 0 … "),
         (["{runs}/lm", "--prompt", "a"], "a prompt is 2 tokens or more, got 1"),
         (["{runs}/lm", "--prompt", "ab", "--index", "1"], "--prompt and --index both say what is shown"),

@@ -103,7 +103,7 @@ def test_at_once_is_transport_values(joformer, made, tmp_path):
     code, said, told = joformer("convert", made / "words", out, "--strength", 0.8)
     assert (code, told) == (0, "")
     first, second = said.splitlines()
-    assert "strength 0.8; it computes another function than before: fine-tune it" in first
+    assert "strength 0.8; the model now computes a different function: fine-tune it" in first
     assert second == f'load it with joformer.integrations.load("{out}")'
     expected = transport_values(T.LlamaForCausalLM.from_pretrained(made / "words"), 0.8)
     assert torch.equal(logits(load(out)), logits(expected))
@@ -127,7 +127,7 @@ def test_there_and_back_again(joformer, made, tmp_path):
     assert joformer("convert", made / "words", tmp_path / "out")[0] == 0
     code, said, _ = joformer("convert", tmp_path / "out", tmp_path / "back", "--off")
     assert code == 0
-    assert "not transported any more" in said
+    assert "no longer transported" in said
     assert f'transformers.LlamaForCausalLM.from_pretrained("{tmp_path / "back"}")' in said
     names = {path.name for path in (made / "words").iterdir()} - {"modeling_words.py"}
     assert {path.name for path in (tmp_path / "back").iterdir()} == names | {"conversion.json"}

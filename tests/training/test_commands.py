@@ -232,7 +232,7 @@ def test_what_cannot_be_used_is_said(joformer, trained, tmp_path):
         (["generate", run, "--temperature", "-1"], "--temperature must be 0 or more"),
         (["generate", run, "--temperature", "nan"], "--temperature must be 0 or more"),
         (["evaluate", run, "--lengths", "99999"], "a context is from 1 to"),
-        (["evaluate", run, "--lengths", "-5"], "--lengths and --windows are 1 or more"),
+        (["evaluate", run, "--lengths", "-5"], "--lengths and --windows must be 1 or more"),
         (["train", "lm", "--data", "stdlib", "--out", tmp_path / "weights.pt"], "is a file"),
     ):
         code, out, told = joformer(*words)

@@ -159,7 +159,7 @@ def test_a_model_of_another_graph(tmp_path, joformer):
     (tmp_path / "other.txt").write_text(lines((a, r, "q" + t) for a, r, t in FACTS))
     code, _, said = joformer("evaluate", tmp_path / "run", "--data", tmp_path / "other.txt")
     assert code == 2
-    assert "is another graph than the model was trained on" in said
+    assert "is not the graph that the model was trained on" in said
 
 
 def test_from_the_command_line(tmp_path, joformer):
