@@ -543,7 +543,7 @@ def test_learned_frequencies_late_verdicts_in_words():
     assert mnist.verdict("learned", size="d = 32") == "equivalent"
     said = {t["about"]["name"]: t["said"]["sentences"][0] for t in json.loads(EVIDENCE.read_text())["tables"]}
     assert said["cifar100"].startswith("Value transport helps after 600 steps")
-    assert said["length"].startswith("Whether value transport helps is inconclusive")
+    assert said["length"].startswith("The effect of value transport is inconclusive")
     short = (ROOT / "docs" / "results.md").read_text().partition("**In short.**")[2].partition("\n## ")[0]
     assert (
         "on CIFAR-100 only pooled over two kinds of angles, the same sign but inconclusive in the table of lengths"

@@ -137,7 +137,7 @@ def _runs(folders: dict[Path, str]) -> list[Table]:
             }
         )
         asked, told = _total(recipe), notes.setdefault(metric, [])
-        told.append(f"{called}: {config.get('model', 'a model')} on {notices.get('data', 'data it does not name')}.")
+        told.append(f"{called}: {config.get('model', 'a model')} on {notices.get('data', 'unnamed data')}.")
         ended = (folder / MANIFEST).is_file() or (folder / "model.safetensors").is_file()  # as before manifests
         if not ended or last.get("step") != asked:
             told.append(f"{called} is not finished: measured after {last.get('step')} of {asked} steps.")
