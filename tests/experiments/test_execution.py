@@ -227,7 +227,10 @@ def test_a_batch_that_does_not_divide_is_said_before_anything_is_run(joformer, t
     for words, said in (
         (["mnist", "--processes", 3], "digits-mnist: a batch of 128 does not divide into 3 parts"),
         (["mnist", "--processes", 2, "--accumulate", 128], "digits-mnist: a batch of 128 does not divide into 256 "),
-        (["imagenet", "--accumulate", 128], "digits-imagenet: samples are mixed in pairs: a part of 128 / 128 must be"),
+        (
+            ["imagenet", "--accumulate", 128],
+            "digits-imagenet: samples are mixed in pairs: 128 / 128 samples per part must be",
+        ),
     ):
         code, _, told = joformer("reproduce", *words, "--out", out)
         assert code == 2
@@ -286,7 +289,7 @@ def test_a_team_is_stopped_killed_and_ends_with_the_same_bits(tmp_path, mark, at
     assert 2 <= len(taken) <= AT
     (mark / "slowly").unlink()
     # Alone it would not have the same bits.
-    with pytest.raises(ValueError, match=r"was made with processes = 2, here it is 1: .* or give --drift to resume"):
+    with pytest.raises(ValueError, match=r"was made with processes = 2, but here it is 1: .* or use --drift to resume"):
         run(cell, out)
 
     result = Team(cell, out, TWO).result()

@@ -128,4 +128,4 @@ def test_a_run_on_questions_cannot_be_evaluated_on_text(joformer, tmp_path):
     train(config, task, Recipe(steps=1), tmp_path / "run", notes={"data": "order"})
     code, _, said = joformer("evaluate", tmp_path / "run")
     assert code == 2
-    assert "was not trained on text: its metrics.jsonl has what was measured" in said
+    assert "was not trained on text: see its metrics.jsonl for what was measured" in said

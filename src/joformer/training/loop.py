@@ -231,10 +231,10 @@ class _Run:
         try:
             newest = checkpoints.latest(self.out / CHECKPOINTS, self._fits)
         except Unfit as unfit:
-            raise ValueError(f"{unfit}, and no other checkpoint fits: put it back, or choose another --out") from None
+            raise ValueError(f"{unfit}, and no other checkpoint fits: restore it, or choose another --out") from None
         if newest is None:
             if (self.out / WEIGHTS).is_file():
-                raise ValueError(f"{self.out} holds a model and no good checkpoint to resume: choose another --out")
+                raise ValueError(f"{self.out} holds a model but no good checkpoint to resume: choose another --out")
             return None, {}, ()
         if self._longer(newest) is None:
             runs.require_same(newest.state["settings"], self.settings, self.out)
@@ -252,7 +252,7 @@ class _Run:
         state.setdefault("extended", [])
         for name, kind in STATED.items():
             if type(state.get(name)) is not kind:
-                raise Unfit(f"{place} is not valid: its {name} is no {kind.__name__}")
+                raise Unfit(f"{place} is not valid: its {name} is not a {kind.__name__}")
         earlier = json.loads(json.dumps(written_before(self.config)))
         if state["settings"] in ({**self.settings, **form} for form in earlier):
             state["settings"] = self.settings  # as version 0.1 wrote the same
@@ -262,11 +262,11 @@ class _Run:
         if not 1 <= step <= self.recipe.total or state["stage"] != stage_at(self.recipe.sequence, step - 1)[0]:
             raise Unfit(f"{place} is not valid: step {step} of {self.recipe.total} is not in stage {state['stage']}")
         if type(metrics.get("bytes")) is not int or metrics["bytes"] < 0 or type(metrics.get("sha256")) is not str:
-            raise Unfit(f"{place} is not valid: its metrics have no bytes, or no sha256")
+            raise Unfit(f"{place} is not valid: its metrics lack bytes or sha256")
         if not all(type(loss) is float and math.isfinite(loss) for loss in state["recent"]):
-            raise Unfit(f"{place} is not valid: its recent losses are no finite numbers")
+            raise Unfit(f"{place} is not valid: its recent losses are not finite numbers")
         if self.log.is_shorter(metrics):
-            raise Unfit(f"{self.log.path} is not what it was when {checkpoint.folder} was saved, but shorter")
+            raise Unfit(f"{self.log.path} is shorter than when {checkpoint.folder} was saved")
         config = self._config_of(state["stage"])
         require_fit(checkpoint, config if isinstance(config, nn.Module) else blank(config), bool(self.recipe.average))
 
@@ -297,7 +297,7 @@ class _Run:
         for name in (CONFIG, WEIGHTS, MANIFEST, *KEPT):
             sweep(self.out, name)
         if self.last and not self.damage:
-            logger.info(f"{self.out} has ended after its {self.recipe.total} steps")
+            logger.info(f"{self.out} is already finished: {self.recipe.total} steps")
             return
         was_over = (self.out / WEIGHTS).is_file() or (self.out / MANIFEST).exists()
         if not self.last:
@@ -312,9 +312,9 @@ class _Run:
             (self.out / WEIGHTS).unlink(missing_ok=True)
             self._describe()
             logger.info(
-                f"extending {self.out} from step {self.step} to {self.recipe.total}: the rate at step {self.step} was "
-                f"{longer['lr_before']:.3g}, is {longer['lr']:.3g}: not the weights of one uninterrupted run of "
-                f"{self.recipe.total} steps"
+                f"extending {self.out} from step {self.step} to {self.recipe.total}: the learning rate there was "
+                f"{longer['lr_before']:.3g} and is {longer['lr']:.3g}, so the weights will differ from those of one "
+                f"uninterrupted run of {self.recipe.total} steps"
             )
         elif newest.step == self.recipe.total and was_over:
             for line in self.damage:
@@ -418,7 +418,7 @@ class _Run:
                     self.state.optimizer.zero_grad(set_to_none=True)
                     self._backward()
                     self.state.norm()
-                raise self._broken(f"the loss is {loss} and the norm of its gradient {self.norm} at step {step + 1}")
+                raise self._broken(f"the loss is {loss} and the gradient norm {self.norm} at step {step + 1}")
             self.recent.append(loss)
             self.shown = {"loss": loss}
         return bool(signalled)
@@ -521,6 +521,6 @@ class _Run:
         ours, theirs = self.out / TOKENIZER, (self.weights.folder if self.weights else self.out) / TOKENIZER
         if ours.is_file() and theirs.is_file() and ours.read_bytes() != theirs.read_bytes():
             raise ValueError(
-                f"{theirs} is another tokenizer than this text's: load the text with that one, as "
+                f"{theirs} is not the tokenizer of this text: load the text with it, as in "
                 "load_text(data, tokenizer=open_run(RUN).tokenizer())"
             )

@@ -167,5 +167,5 @@ def _about(folder: Path, checkpoint: Checkpoint | None) -> tuple[dict[str, Any],
     settings = None if checkpoint is None else checkpoint.state.get("settings")
     if checkpoint is None or not isinstance(settings, dict):
         raise ValueError(f"{path} is damaged: the command that trained it repairs it")
-    logger.warning(f"{path} is damaged; using what {checkpoint.folder} says")
+    logger.warning(f"{path} is damaged; using the copy in {checkpoint.folder}")
     return settings, {}

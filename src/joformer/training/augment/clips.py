@@ -38,7 +38,7 @@ class ClipAugment:
 
     def __post_init__(self) -> None:
         if not 0 <= self.flip <= 1 or not 0 <= self.shift < 1:
-            raise ValueError(f"flip is a probability and shift a share below 1, got {self.flip} and {self.shift}")
+            raise ValueError(f"flip must be a probability and shift a share below 1, got {self.flip} and {self.shift}")
 
     @classmethod
     def named(cls, name: ClipAugmentation) -> ClipAugment | None:
@@ -48,7 +48,7 @@ class ClipAugment:
         (ClipAugment(flip=0.5, shift=0.0), None)
         """
         if name not in get_args(ClipAugmentation):
-            raise ValueError(f"augment is one of {', '.join(get_args(ClipAugmentation))}, got {name!r}")
+            raise ValueError(f"augment must be one of {', '.join(get_args(ClipAugmentation))}, got {name!r}")
         return None if name == "none" else cls(0.5 * ("flip" in name), 0.125 * ("shift" in name))
 
     def describe(self) -> dict[str, Any]:

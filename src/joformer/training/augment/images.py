@@ -64,7 +64,7 @@ class Plan:
 
     def __getitem__(self, part: slice) -> Plan:
         if not isinstance(part, slice):
-            raise ValueError(f"a plan is divided by slices, got [{part!r}]: write plan[{part!r} : …]")
+            raise ValueError(f"a plan can only be sliced, got [{part!r}]: write plan[{part!r} : …]")
         return Plan(*(getattr(self, field.name)[part] for field in fields(self)))
 
 
@@ -112,19 +112,19 @@ class Augment:
     def __post_init__(self) -> None:
         for name in ("flip", "rand_probability", "erase"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)} is no probability: give a number from 0 to 1")
+                raise ValueError(f"{name}={getattr(self, name)} is not a probability: give a number from 0 to 1")
         if not 0 <= self.rand_magnitude <= MOST or not 0 <= self.rand_std < math.inf:
             given = f"rand_magnitude={self.rand_magnitude}, rand_std={self.rand_std}"
-            raise ValueError(f"{given}: a magnitude is 0 to {MOST}, its spread 0 or more")
+            raise ValueError(f"{given}: the magnitude must be 0 to {MOST}, its spread 0 or more")
         if self.crop_pad < 0 or self.rand_ops < 0:
             raise ValueError(f"crop_pad={self.crop_pad}, rand_ops={self.rand_ops}: both must be 0 or more")
         if self.erase_size is not None and self.erase_size < 1:
             raise ValueError(f"erase_size={self.erase_size}: give 1 or more, or None for random rectangles")
         if self.crop_border not in ("reflect", "zeros") or self.erase_with not in ("zeros", "noise"):
             given = f"crop_border={self.crop_border!r}, erase_with={self.erase_with!r}"
-            raise ValueError(f"{given}: a border is reflect or zeros, what erases is zeros or noise")
+            raise ValueError(f"{given}: crop_border must be reflect or zeros, erase_with zeros or noise")
         if self.rand_as not in ("torchvision", "timm"):
-            raise ValueError(f"rand_as={self.rand_as!r}: whose strengths and interpolation, torchvision or timm")
+            raise ValueError(f"rand_as={self.rand_as!r}: choose torchvision or timm (strengths and interpolation)")
         unknown = [name for name in self.rand_from if name not in OPERATIONS]
         if unknown or not self.rand_from:
             raise ValueError(f"rand_from holds {unknown or 'nothing'}: choose from {', '.join(OPERATIONS)}")
@@ -283,13 +283,13 @@ class Augment:
         if plan is None:
             return
         if batch != len(plan):
-            raise ValueError(f"the plan is for {len(plan)} samples, the images are {batch}: slice both alike")
+            raise ValueError(f"the plan is for {len(plan)} samples, there are {batch} images: slice both alike")
         if self.crop_border == "reflect" and self.crop_pad >= min(h, w):
-            raise ValueError(f"crop_pad={self.crop_pad} reflects more than images of {h} × {w} have: choose less")
+            raise ValueError(f"crop_pad={self.crop_pad} is too large to reflect images of {h} × {w}: choose less")
         if self.erase and self.erase_size is not None and self.erase_size > min(h, w):
             raise ValueError(f"erase_size={self.erase_size} is larger than the images, {h} × {w}: choose less")
         if plan.codes.shape[1] and channels not in (1, 3):
-            raise ValueError(f"RandAugment knows images of 1 or 3 channels, not {channels}: set rand_ops=0")
+            raise ValueError(f"RandAugment needs images with 1 or 3 channels, not {channels}: set rand_ops=0")
 
 
 def normal(numbers: Int[Tensor, " count"], size: int) -> Float[Tensor, "count size"]:

@@ -45,7 +45,7 @@ class MixPlan:
     def __getitem__(self, part: slice) -> MixPlan:
         places = range(self.count)[part]
         if not isinstance(places, range) or places.step != 1 or places.start % 2 or len(places) % 2:
-            raise ValueError(f"samples 2k and 2k + 1 are mixed, [{part!r}] would part them: slice at even places")
+            raise ValueError(f"samples 2k and 2k + 1 are mixed, [{part!r}] would separate them: slice at even indices")
         return replace(self, count=len(places))
 
 
@@ -111,7 +111,7 @@ class Mix:
             given = f"{labels.dtype} {tuple(labels.shape)}"
             raise ValueError(f"labels are {given}: give int64 ({len(images)},), one per image")
         if len(images) != plan.count:
-            raise ValueError(f"the plan is for {plan.count} samples, the images are {len(images)}: slice both alike")
+            raise ValueError(f"the plan is for {plan.count} samples, there are {len(images)} images: slice both alike")
         if plan.kind != "none" and plan.count % 2:
             raise ValueError(f"samples are mixed in pairs and {plan.count} is odd: give an even batch")
 

@@ -30,7 +30,7 @@ def augmentation(name: Augmentation, images: Images | Streamed) -> tuple[Augment
     side = images.size if isinstance(images, Streamed) else min(images.train.images.shape[2:])
     if isinstance(images, Images):
         if images.train.images.dim() != 4:
-            raise ValueError("augmentation is for images with two axes: say --augment none")
+            raise ValueError("augmentation is for images with two axes: use --augment none")
         if images.train.images.shape[1] != 3:
             own = {"mean": tuple(images.mean.tolist()), "std": tuple(images.std.tolist())}
     pad = min(4, side // 8)

@@ -90,7 +90,7 @@ def read_graph(source: Source, fault: Fault = fault) -> tuple[Graph, list[Note]]
             twice += triple in split
             split[triple] = None
     if twice:
-        notes.append((logging.INFO, f"{twice:,} triples stand twice in a split and count once"))
+        notes.append((logging.INFO, f"{twice:,} triples occur twice in a split and count once"))
     splits = {name: list(triples) for name, triples in found.items()}
     _cut(splits, notes)
     for name, triples in splits.items():
@@ -100,7 +100,7 @@ def read_graph(source: Source, fault: Fault = fault) -> tuple[Graph, list[Note]]
             )
     for name in ("valid", "test"):
         if again := sum(triple in found["train"] for triple in found[name]):
-            notes.append((logging.WARNING, f"{again:,} triples of {name} are in train too: they are no test"))
+            notes.append((logging.WARNING, f"{again:,} triples of {name} are also in train: they do not test anything"))
     entities = sorted({name for triples in splits.values() for head, _, tail in triples for name in (head, tail)})
     relations = sorted({relation for triples in splits.values() for _, relation, _ in triples})
     numbers = {name: number for number, name in enumerate(entities)}
@@ -111,7 +111,7 @@ def read_graph(source: Source, fault: Fault = fault) -> tuple[Graph, list[Note]]
     }
     seen = {name for head, _, tail in splits["train"] for name in (head, tail)}
     if strangers := len(entities) - len(seen):
-        notes.append((logging.WARNING, f"{strangers:,} entities are in no training triple: nothing is learned of them"))
+        notes.append((logging.WARNING, f"{strangers:,} entities are in no training triple: they stay untrained"))
     key = content_hash("graph", *entities, "", *relations, *(made[name].numpy().tobytes() for name in sorted(made)))
     graph = Graph(tuple(entities), tuple(relations), **made, fingerprint=key)
     sizes = {name: len(triples) for name, triples in splits.items()}

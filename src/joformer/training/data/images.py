@@ -147,7 +147,7 @@ def load_images(
     source = resolve(source, kind="images", label=label)
     if source.spec == "digits":
         if source.label is not None or size is not None:
-            raise ValueError("digits are 8 × 8 with one kind of label: leave out label and size (--label, --size)")
+            raise ValueError("digits are 8 × 8 with only one kind of label: leave out label and size (--label, --size)")
         from joformer.training.data.embedded import digits
 
         return finished(source, Made(*digits()))
@@ -158,7 +158,7 @@ def load_images(
 def decoded(records: Records, size: int | None) -> Made:
     """All images of both splits, in as many channels as each other."""
     train, test, classes, notes = records
-    logger.info(f"decoding {len(train) + len(test):,} images, once")
+    logger.info(f"decoding {len(train) + len(test):,} images (once)")
     converted: Counter[str] = Counter()
     split = [_decoded(part, size, converted) for part in (train, test)]
     sides = [f"{images.shape[3]} × {images.shape[2]}" for images in split]

@@ -167,11 +167,11 @@ class Trees:
         try:
             tree = python_nodes(source.encode())
         except (SyntaxError, RecursionError, MemoryError) as error:
-            raise ValueError(f"the source is no Python that can be parsed: {one_line(error, first=True)}") from None
+            raise ValueError(f"the source is not Python that can be parsed: {one_line(error, first=True)}") from None
         numbers = {kind: number for number, kind in enumerate(self.kinds)}
         fields, _, _ = _piece(tree, next(pieces(tree, NODES, 1)), numbers)
         if unknown := [*numbers][len(self.kinds) :]:
-            raise ValueError(f"the source has kinds that these trees have not: {', '.join(unknown)}")
+            raise ValueError(f"the source has kinds that these trees lack: {', '.join(unknown)}")
         kinds, names, parents, branches, variables = map(torch.tensor, fields)
         forest = Forest(torch.tensor([len(kinds)]), kinds, names, parents, branches, variables, self.depth)
         return forest.rows(torch.tensor([0]))
@@ -184,7 +184,7 @@ class Trees:
         """
         numbers = {kind: number for number, kind in enumerate(kinds)}
         if unknown := [kind for kind in self.kinds if kind not in numbers]:
-            raise ValueError(f"the trees have kinds that the model does not know: {', '.join(unknown[:5])}")
+            raise ValueError(f"the trees have kinds that the model lacks: {', '.join(unknown[:5])}")
         table = torch.tensor([numbers[kind] for kind in self.kinds])
         parts = {split: getattr(self, split).renumbered(table) for split in SPLIT_NAMES}
         return replace(self, kinds=tuple(kinds), **parts)

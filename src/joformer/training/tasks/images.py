@@ -54,11 +54,11 @@ class ImageTask(Task):
         if isinstance(images, Images):
             channels, axes = images.train.images.shape[1], images.train.images.dim() - 2
         if batch < 1:
-            raise ValueError(f"a batch is 1 image or more, got {batch}")
+            raise ValueError(f"batch must be 1 image or more, got {batch}")
         if cells and (channels != 1 or augment is not None or mix is not None):
-            raise ValueError(f"a monoidal embedding reads one channel as it is, not {channels} or augmented ones")
+            raise ValueError(f"a monoidal embedding reads one channel, unaugmented, not {channels} or augmented ones")
         if augment is not None and len(augment.mean) != channels:
-            raise ValueError(f"augment has the mean of {len(augment.mean)} channels, the images have {channels}")
+            raise ValueError(f"augment has means for {len(augment.mean)} channels, the images have {channels}")
         self.images, self.size, self.augment, self.mix = images, batch, augment, mix
         self.draw, self.cells, self.classes = draw, cells, len(images.classes)
         if normalise is None:
@@ -100,7 +100,7 @@ class ImageTask(Task):
         if ours and getattr(config, "channels", 1) != reads:
             raise ValueError(f"the images have {reads} channels, the model reads {getattr(config, 'channels', 1)}")
         if self.mix is not None and (self.size // parts) % 2:
-            raise ValueError(f"samples are mixed in pairs: a part of {self.size} / {parts} must be even")
+            raise ValueError(f"samples are mixed in pairs: {self.size} / {parts} samples per part must be even")
         self._mine, self._next = mine, ()
 
     def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:

@@ -41,7 +41,7 @@ class LanguageTask(Task):
 
     def __init__(self, text: Text, *, context: int = 512, batch: int = 32, held_out: int | None = 200) -> None:
         if context < 1 or batch < 1 or (held_out is not None and held_out < 1):
-            raise ValueError(f"context, batch and held_out are 1 or more, got {context}, {batch} and {held_out}")
+            raise ValueError(f"context, batch and held_out must be 1 or more, got {context}, {batch} and {held_out}")
         self.text, self.context, self.size, self.held_out = text, context, batch, held_out
         self.parts = 1
         self.parallel: ContextParallel | None = None
@@ -68,7 +68,7 @@ class LanguageTask(Task):
             raise ValueError(f"the text has {vocab} tokens, the model {known or 'none'}: say vocab={vocab}")
         own = isinstance(config, nn.Module) and "parallel" not in inspect.signature(config.forward).parameters
         if self.parallel is not None and own:
-            raise ValueError(f"{type(config).__name__}.forward has no parallel=: give it one, or no --context-parallel")
+            raise ValueError(f"{type(config).__name__}.forward has no parallel=: add it, or drop --context-parallel")
 
     def divide(self, parallel: ContextParallel | None) -> None:
         """Windows are divided into heads and tails; raises ValueError where the context does not divide."""
@@ -162,7 +162,7 @@ class LanguageTask(Task):
                 f"{count} targets at lengths {tuple(lengths)} up to {longest}: none may be shorter or longer"
             )
         if self.parallel is not None:
-            raise ValueError("lengths are compared by processes that read whole sequences: no --context-parallel")
+            raise ValueError("lengths are compared on whole sequences: leave out --context-parallel")
         self.fits(split, longest)
         tokens, found = getattr(self.text, split), {}
         starts = self._spread(longest - count, len(tokens) - count - 1, count)

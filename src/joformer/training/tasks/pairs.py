@@ -68,9 +68,9 @@ class PairsTask(Task):
     ) -> None:
         if batch < 1 or held_out < 2 or min(contrastive, masked) < 0 or contrastive + masked == 0:
             given = f"{batch}, {held_out}, {contrastive} and {masked}"
-            raise ValueError(f"batch is 1 or more, held_out 2, the weights 0 or more and not both 0, got {given}")
+            raise ValueError(f"batch must be 1 or more, held_out 2, the weights 0 or more and not both 0, got {given}")
         if not 0 < hide <= 1:
-            raise ValueError(f"hide is a probability above 0 and up to 1, got {hide}")
+            raise ValueError(f"hide must be a probability above 0 and up to 1, got {hide}")
         self.pairs, self.size, self.hide, self.held_out = pairs, batch, float(hide), held_out
         self.contrastive, self.masked, self.parts = float(contrastive), float(masked), 1
         self._mean, self._scale = (part.float().view(-1, 1, 1) for part in pairs.moments)
@@ -91,7 +91,7 @@ class PairsTask(Task):
         divides(self.size, parts)
         self.parts = parts
         if self.contrastive and self.size // parts < 2:
-            raise ValueError(f"a part of {self.size} / {parts} pairs has nothing to compare with: take a larger batch")
+            raise ValueError(f"a part of {self.size} / {parts} pairs has nothing to compare with: use a larger batch")
         if isinstance(config, nn.Module):
             return
         vocab, channels = self.pairs.tokenizer.vocab, self.pairs.train.images.shape[1]

@@ -73,9 +73,9 @@ class PointsTask(Task):
         self, points: Points, *, batch: int = 64, augment: Motion = "none", normalise: Sequence[Any] | None = None
     ) -> None:
         if batch < 1:
-            raise ValueError(f"a batch is 1 set or more, got {batch}")
+            raise ValueError(f"batch must be 1 set or more, got {batch}")
         if augment == "rotate" and points.axes < 2:
-            raise ValueError("points on one axis have nothing to rotate in: use --augment shift or none")
+            raise ValueError("points on one axis cannot be rotated: use --augment shift or none")
         self.points, self.size, self.augment, self.classes = points, batch, augment, len(points.classes)
         centre, radius = (points.centre, points.radius) if normalise is None else normalise
         self.normalise = (tuple(map(float, centre)), float(radius))

@@ -39,7 +39,7 @@ class RelationsTask(Task):
     def __init__(self, graph: Graph, *, batch: int = 512, negatives: int = 64, temperature: int | float = 1.0) -> None:
         if batch < 1 or negatives < 1 or temperature < 0:
             given = f"{batch}, {negatives} and {temperature}"
-            raise ValueError(f"batch and negatives are 1 or more, temperature is 0 or more, got {given}")
+            raise ValueError(f"batch and negatives must be 1 or more, temperature 0 or more, got {given}")
         self.graph, self.size, self.negatives, self.temperature = graph, batch, negatives, float(temperature)
         self.parts = 1
 

@@ -55,9 +55,9 @@ class SpottingTask(Task):
         normalise: Sequence[float] | None = None,
     ) -> None:
         if batch < 1 or patch < 1:
-            raise ValueError(f"batch and patch are 1 or more, got {batch} and {patch}")
+            raise ValueError(f"batch and patch must be 1 or more, got {batch} and {patch}")
         if not (math.isfinite(seconds) and seconds > 0 and math.isfinite(tolerance) and tolerance >= 0):
-            raise ValueError(f"seconds are more than 0 and tolerance 0 or more, got {seconds} and {tolerance}")
+            raise ValueError(f"seconds must be above 0 and tolerance 0 or more, got {seconds} and {tolerance}")
         self.streams, self.size, self.patch = streams, batch, patch
         self.seconds, self.tolerance = float(seconds), float(tolerance)
         self.times = max(1, math.floor(seconds / (streams.frame * patch)))
@@ -92,9 +92,9 @@ class SpottingTask(Task):
         if known < count:
             raise ValueError(f"the streams have {count} classes, the model {known or 'none'}: say classes={count}")
         if bands != self.streams.bands or config.patch[-1] != self.patch:
-            got = f"{bands} of them and {config.patch[-1] if bands else 'no'} frames in a patch"
+            got = f"{bands} bands, {config.patch[-1] if bands else 'no'} frames per patch"
             raise ValueError(
-                f"the streams have {self.streams.bands} bands, {self.patch} frames a time; the model {got}"
+                f"the streams have {self.streams.bands} bands, {self.patch} frames per patch; the model has {got}"
             )
 
     def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:

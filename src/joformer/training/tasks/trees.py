@@ -128,15 +128,15 @@ class TreeTask(Task):
 
     def __init__(self, trees: Trees, *, question: Question = "masked", batch: int = 32, share: float = 0.15) -> None:
         if question not in READS:
-            raise ValueError(f"question is one of {', '.join(READS)}, got {question!r}")
+            raise ValueError(f"question must be one of {', '.join(READS)}, got {question!r}")
         if batch < 1 or not 0 < share < 1:
-            raise ValueError(f"batch is 1 or more and share between 0 and 1, got {batch} and {share}")
+            raise ValueError(f"batch must be 1 or more and share between 0 and 1, got {batch} and {share}")
         self.trees, self.question, self.size, self.share = trees, question, batch, share
         self.use = trees.kinds.index(USE) if USE in trees.kinds else -1
         self.asked = {split: self._fit(getattr(trees, split)) for split in ("train", "valid", "test")}
         if empty := [split for split, found in self.asked.items() if not len(found)]:
             remedy = "give Python, or more of it" if question == "misuse" else "give more files"
-            raise ValueError(f"no tree of {empty[0]} has two variables and a use: {remedy}")
+            raise ValueError(f"no tree in {empty[0]} has two variables and a use: {remedy}")
 
     def _fit(self, forest: Forest) -> Int64[Tensor, " asked"]:
         """The trees that can be asked about: for misuse those with a use and two variables."""

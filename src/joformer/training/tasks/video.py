@@ -53,7 +53,7 @@ class VideoTask(ImageTask):
         normalise: Sequence[Sequence[float]] | None = None,
     ) -> None:
         if question == "class" and not clips.classes:
-            raise ValueError("the clips have no classes: load them with question='class', or ask for the next picture")
+            raise ValueError("the clips have no classes: load them with question='class', or use question='next'")
         super().__init__(clips, batch=batch, normalise=normalise)
         self.question, self.changes = question, augment
 
