@@ -624,5 +624,5 @@ def test_mistakes_of_the_page_are_one_line(tmp_path, capsys):
     for content in ("{", "[1]", '[{"a": 1}]', '{"name": 1}'):
         good.write_text(content)
         assert page.main([str(good), str(target)]) == 2
-        assert "no run of the bench" in capsys.readouterr().err
+        assert "not a bench result" in capsys.readouterr().err
     assert page.main([]) == 2

@@ -260,7 +260,7 @@ def test_what_cannot_go_on_is_one_line(joformer, tmp_path, mark):
         assert len([line for line in told.splitlines() if not line.startswith("mishaps: ")]) == 1, told
         return told.splitlines()[-1]
 
-    assert f"{out}/mishaps/plain/seed-0 holds a run of other settings" in refused("--steps", 9)
+    assert f"{out}/mishaps/plain/seed-0 holds a run with other settings" in refused("--steps", 9)
     assert "holds a table with scale = laptop, not paper" in refused("--scale", "paper", "--seeds", 2)
     file = tmp_path / "file"
     file.touch()

@@ -208,9 +208,9 @@ def test_seeds_are_a_number_or_a_list(offline, joformer):
         (["--workers", "-1"], "--workers must be 0 or more, got -1"),
         (["--shard"], "--shard divides a model among processes: give --processes 2 or more"),
         (["--slurm", "time=5"], "--slurm is for --engine slurm: give both, or none"),
-        (["--engine", "slurm"], "--engine slurm needs the minutes after which a job is queued again: --slurm time="),
-        (["--engine", "slurm", "--slurm", "time=1h"], "--engine slurm needs the minutes after which a job is queued"),
-        (["--engine", "slurm", "--slurm", "gpu"], "--slurm takes KEY=VALUE, as partition=gpu, got gpu"),
+        (["--engine", "slurm"], "--engine slurm needs a time limit, after which a job is queued again: --slurm time="),
+        (["--engine", "slurm", "--slurm", "time=1h"], "--engine slurm needs a time limit, after which a job is queued"),
+        (["--engine", "slurm", "--slurm", "gpu"], "--slurm takes KEY=VALUE, such as partition=gpu, got gpu"),
     ],
 )
 def test_a_mistake_is_one_line(offline, joformer, tmp_path, words, said):
@@ -246,7 +246,7 @@ def test_too_few_gpus_are_said(monkeypatch, mark, joformer, tmp_path):
     words = ["reproduce", "mishaps", "--data", mark, "--processes", 4, "--out", tmp_path / "out"]
     code, _, told = joformer(*words, "--only", "mishaps/plain/*")
     assert code == 2
-    assert told.splitlines()[-1] == "joformer: --processes 4 needs as many GPUs, here are 2: give fewer"
+    assert told.splitlines()[-1] == "joformer: --processes 4 needs as many GPUs, but there are 2: use fewer"
 
 
 # -- several processes, and parts --------------------------------------------------------------------------------------
@@ -407,6 +407,6 @@ def test_without_slurm_or_submitit_it_is_said(monkeypatch, mark, tmp_path):
     monkeypatch.undo()
     pytest.importorskip("submitit", reason="submitit is not installed")
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ValueError, match=r"^there is no Slurm here \(srun\): give the command on a machine that sub"):
+    with pytest.raises(ValueError, match=r"^there is no Slurm here \(srun\): run the command on a machine that sub"):
         next(slurm.run_by_slurm(table.cells, tmp_path, options={"time": "5"}))
     assert not list(tmp_path.rglob(RESULT))

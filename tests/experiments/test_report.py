@@ -626,7 +626,7 @@ def torn_log(folder):
 def no_report(folder):
     folder.mkdir()
     (folder / "a.json").write_text('{"tables": 3}')
-    return folder / "a.json", "no report.json"
+    return folder / "a.json", "not a report.json"
 
 
 RESULT = "mnist/mlp/seed-0/result.json"
@@ -652,7 +652,7 @@ RESULT = "mnist/mlp/seed-0/result.json"
         half_trained,
         torn_log,
         no_report,
-        lambda folder: (folder, "not there"),
+        lambda folder: (folder, "does not exist"),
     ],
 )
 def test_mistakes_are_one_line_that_names_the_file(make, tmp_path):

@@ -337,7 +337,7 @@ def test_tables_of_version_0_1_are_recognised(tmp_path):
     place.write_text(
         json.dumps({"described": described | {"config": before | {"model": "rope2dv2", "transport": None}}})
     )
-    with pytest.raises(ValueError, match="holds a run of other settings"):
+    with pytest.raises(ValueError, match="holds a run with other settings"):
         finished(cell, tmp_path / "out")
 
 
@@ -412,7 +412,7 @@ def test_variants_are_the_models_they_are_called():
 def test_variants_that_cannot_be():
     with pytest.raises(ValueError, match=r"^unknown variant 'both, odd': choose from none; scores, fixed;"):
         variant(LANGUAGE, "both, odd")
-    with pytest.raises(ValueError, match=r"^10 parameters are too few for this model's frames: take a wider model$"):
+    with pytest.raises(ValueError, match=r"^10 parameters are too few for this model's frames: use a wider model$"):
         matched(LANGUAGE, 10)
 
 
@@ -516,7 +516,7 @@ def test_all_tables_at_once(offline, joformer, folder):
             "--seeds takes a number of seeds, 1 or more, or several different seeds, got 0",
         ),
         (["reproduce", "mnist", "--steps", "-1"], "--steps must be 1 or more, got -1"),
-        (["reproduce", "mnist", "--data", "missing"], "--data missing is not there: give a folder that holds mnist"),
+        (["reproduce", "mnist", "--data", "missing"], "--data missing does not exist: give a folder that holds mnist"),
         (
             ["reproduce", "mnist", "--only", "nothing"],
             "--only nothing matches no run: names look like digits-mnist/",
@@ -578,7 +578,7 @@ def test_where_data_is_found(tmp_path):
         assert find(tmp_path, names, "paper", sole=sole, **more) == str(tmp_path.resolve() / "wikitext-2")
     (tmp_path / "enwik8").touch()
     assert find(tmp_path, names, "laptop", sole=False, **more) == str(tmp_path.resolve() / "enwik8")
-    with pytest.raises(ValueError, match=r"nowhere is not there: give a folder that holds enwik8 or wikitext-2$"):
+    with pytest.raises(ValueError, match=r"nowhere does not exist: give a folder that holds enwik8 or wikitext-2$"):
         find(tmp_path / "nowhere", names, "laptop", sole=True, **more)
 
 

@@ -174,7 +174,7 @@ def test_a_model_of_transformers(llama, folder, joformer, tmp_path, name):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nowhere"], "nowhere is not there: give the folder of a run"),
+        (["nowhere"], "nowhere does not exist: give the folder of a run"),
         (["{runs}"], "has neither model.safetensors nor a checkpoint"),
         (["{runs}/lm", "--tokens", "1", "99"], "target 99 is out of range: the sample has the tokens 0 … 15"),
         (["{runs}/lm", "--tokens", "5", "1"], "nothing travels from token 5 back to 1: later tokens are masked"),
@@ -188,7 +188,7 @@ def test_a_model_of_transformers(llama, folder, joformer, tmp_path, name):
         (["{runs}/vit", "--prompt", "ab"], "--prompt is for language models"),
         (["{runs}/vit", "--index", "-1"], "there is no test image -1: choose 0 … "),
         (["{llama}/plain"], "does not say what it was trained on: give --data"),
-        (["{llama}/bare", "--data", "{runs}/notes.txt"], "has no weights as safetensors"),
+        (["{llama}/bare", "--data", "{runs}/notes.txt"], "has no safetensors weights"),
     ],
 )
 def test_a_mistake_is_one_line(folder, llama, joformer, words, said):

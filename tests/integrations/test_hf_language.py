@@ -503,7 +503,7 @@ def test_what_cannot_be_is_refused_in_a_line():
         assert "\n" not in str(error.value)
     model.gradient_checkpointing_enable()
     model.train()
-    with pytest.raises(ValueError, match="say use_cache=False"):
+    with pytest.raises(ValueError, match="set use_cache=False"):
         model(tokens, use_cache=True)
     attention = JourneyAttention(16, 2)
     with pytest.raises(ValueError, match="inner has masks"):

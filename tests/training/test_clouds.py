@@ -246,9 +246,9 @@ def test_other_data_and_other_loaders(tmp_path):
     one = load_points(saved(tmp_path / "line.npz", points=DRAWS.normal(size=(40, 6, 1)), labels=LABELS))
     with pytest.raises(ValueError, match=r"points on one axis cannot be rotated"):
         PointsTask(one, augment="rotate")
-    with pytest.raises(ValueError, match=r"the points have 1 axes, the model reads 2: say axes=1"):
+    with pytest.raises(ValueError, match=r"the points have 1 axes, the model reads 2: set axes=1"):
         run(PointsConfig(), PointsTask(one), Recipe(steps=1), tmp_path / "run")
-    with pytest.raises(ValueError, match=r"the sets have 2 classes, the model 1: say classes=2"):
+    with pytest.raises(ValueError, match=r"the sets have 2 classes, the model has 1: set classes=2"):
         run(PointsConfig(axes=1, classes=1), PointsTask(one), Recipe(steps=1), tmp_path / "run")
 
 

@@ -227,7 +227,7 @@ def test_what_cannot_be_used_is_said(joformer, trained, tmp_path):
     (tmp_path / "empty").mkdir()
     for words, said in (
         (["generate", tmp_path / "weights.pt"], "pickles (.pt, .pth, .bin) are never read"),
-        (["generate", tmp_path / "nothing"], "is not there"),
+        (["generate", tmp_path / "nothing"], "does not exist"),
         (["generate", tmp_path / "empty"], "neither model.safetensors nor a checkpoint"),
         (["generate", run, "--temperature", "-1"], "--temperature must be 0 or more"),
         (["generate", run, "--temperature", "nan"], "--temperature must be 0 or more"),

@@ -153,7 +153,7 @@ def test_a_run_that_breaks_off_ends_with_the_same_bits_and_learns(tmp_path, jofo
 @pytest.mark.refused
 def test_a_model_of_another_graph(tmp_path, joformer):
     graph, _ = small(tmp_path / "graph")
-    with pytest.raises(ValueError, match=r"the graph has 30 entities, the model 29: say entities=30"):
+    with pytest.raises(ValueError, match=r"the graph has 30 entities, the model has 29: set entities=30"):
         train(RelationsConfig(29, 2, 8), RelationsTask(graph), Recipe(steps=1), tmp_path / "run")
     train(RelationsConfig(30, 2, 8), RelationsTask(graph), Recipe(steps=1), tmp_path / "run")
     (tmp_path / "other.txt").write_text(lines((a, r, "q" + t) for a, r, t in FACTS))

@@ -226,8 +226,8 @@ def test_other_data_and_options(tmp_path):
         PairsTask(pairs, hide=0)
     task = PairsTask(pairs, batch=4)
     for config, parts, message in (
-        (PairsConfig(vocab=256, channels=3), 1, "the images have 1 channels, the model reads 3: say channels=1"),
-        (PairsConfig(vocab=255, channels=1), 1, "the captions have 256 tokens, the model 255: say vocab=256"),
+        (PairsConfig(vocab=256, channels=3), 1, "the images have 1 channels, the model reads 3: set channels=1"),
+        (PairsConfig(vocab=255, channels=1), 1, "the captions have 256 tokens, the model has 255: set vocab=256"),
         (PairsConfig(vocab=256, channels=1), 4, "a part of 4 / 4 pairs has nothing to compare with"),
         (PairsConfig(vocab=256, channels=1), 3, "does not divide into 3 parts"),
     ):

@@ -138,7 +138,7 @@ def test_the_hub_fails_in_one_line(monkeypatch, error, wanted):
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
     one_line(lambda: hub("mnist"), wanted)
-    one_line(lambda: hub("unheard"), "'unheard' is not the name of a data set")
+    one_line(lambda: hub("unheard"), "'unheard' is not a data set")
 
 
 @pytest.mark.refused

@@ -250,7 +250,10 @@ def test_other_data_and_other_options(tmp_path, joformer):
             SpottingTask(streams, **given_)
     task = SpottingTask(streams, batch=4, patch=2)
     for config, said in (
-        (SpottingConfig(classes=1, bands=8, patch=(4, 2)), "the streams have 2 classes, the model 1: say classes=2"),
+        (
+            SpottingConfig(classes=1, bands=8, patch=(4, 2)),
+            "the streams have 2 classes, the model has 1: set classes=2",
+        ),
         (
             SpottingConfig(classes=2, bands=8, patch=(4, 4)),
             "the streams have 8 bands, 2 frames per patch; the model has 8 bands",

@@ -178,10 +178,10 @@ def test_evaluation_counts_every_image_once(pictures):
 def test_models_that_do_not_fit_are_refused():
     text, images = counting(context=4, batch=4), numbered(batch=4, mix=MIX)
     for task, config, parts, says in [
-        (text, LMConfig(vocab=255), 1, "the text has 256 tokens, the model 255: say vocab=256$"),
-        (text, VIT, 1, "the text has 256 tokens, the model none: say vocab=256$"),
-        (images, ViTConfig(classes=9), 1, "the images have 10 classes, the model 9: say classes=10$"),
-        (images, LM, 1, "the images have 10 classes, the model none: say classes=10$"),
+        (text, LMConfig(vocab=255), 1, "the text has 256 tokens, the model has 255: set vocab=256$"),
+        (text, VIT, 1, "the text has 256 tokens, the model has none: set vocab=256$"),
+        (images, ViTConfig(classes=9), 1, "the images have 10 classes, the model has 9: set classes=10$"),
+        (images, LM, 1, "the images have 10 classes, the model has none: set classes=10$"),
         (images, ViTConfig(classes=10, channels=1), 1, "the images have 3 channels, the model reads 1$"),
         (images, ClassifierConfig(classes=10), 1, "the images have 3 channels, the model reads 1$"),
         (images, VIT, 4, "samples are mixed in pairs: 4 / 4 samples per part must be even$"),

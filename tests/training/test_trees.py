@@ -329,11 +329,11 @@ def test_a_run_that_breaks_off_ends_with_the_same_bits_and_learns(question, tmp_
 @pytest.mark.refused
 def test_a_model_of_other_trees(trees, tmp_path):
     recipe, kinds = Recipe(steps=1), len(trees.kinds)
-    with pytest.raises(ValueError, match=rf"the trees have {kinds} kinds, the model 3: say kinds={kinds}"):
+    with pytest.raises(ValueError, match=rf"the trees have {kinds} kinds, the model has 3: set kinds={kinds}"):
         train(TreeConfig(kinds=3), TreeTask(trees), recipe, tmp_path / "run")
-    with pytest.raises(ValueError, match=r"the trees have 12 depth, the model 2: say depth=12"):
+    with pytest.raises(ValueError, match=r"the trees have 12 depth, the model has 2: set depth=12"):
         train(TreeConfig(kinds=kinds, depth=2), TreeTask(trees), recipe, tmp_path / "run")
-    with pytest.raises(ValueError, match=r"misuse is read from nodes: say reads='nodes'"):
+    with pytest.raises(ValueError, match=r"misuse is read from nodes: set reads='nodes'"):
         train(TreeConfig(kinds=kinds), TreeTask(trees, question="misuse"), recipe, tmp_path / "run")
     with pytest.raises(ValueError, match=r"the trees have kinds that the model lacks: Add"):
         trees.renumbered(trees.kinds[1:])

@@ -79,7 +79,7 @@ def open_subject(
     Example:
         >>> open_subject("nowhere")
         Traceback (most recent call last):
-        ValueError: nowhere is not there: give the folder of a run, or of one of its checkpoints
+        ValueError: nowhere does not exist: give the folder of a run, or of one of its checkpoints
     """
     if prompt is not None and index is not None:
         raise ValueError("--prompt and --index both choose what is shown: give one of them")

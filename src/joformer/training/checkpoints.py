@@ -1,4 +1,4 @@
-"""Checkpoints: on the disk as a whole or not at all, checked when read, and nothing in them that could run.
+"""Checkpoints: written atomically, verified when read, and free of executable content.
 
     checkpoints/00000200/           appears by one rename, when all below is written and synchronised
         model.safetensors           weights
@@ -7,8 +7,8 @@
         config.json                 the model, so that `models.load` reads this folder too
         state.json                  step, place, circumstances; sha256 of every file above, and of itself
 
-A run resumes from the newest whose checksums are right; the last few are kept, and the oldest is removed only when the
-newest is in place.
+A run resumes from the newest one whose checksums match; the last few are kept, and the oldest is removed only when
+the newest is in place.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The loop: any model is trained by this one function, and a run that was killed resumes to the same bits.
+"""The training loop: one function trains any model, and a killed run resumes to the same bits.
 
     batch     task.batch(seed, step, part, parts)    a function of the seed and the step, see _seeding.py
     update    clip(Σ ∇ loss / parts), AdamW          lr from the step, see stages.py
-    average   a ← d a + (1 − d) w                    where the recipe has one
+    average   a ← d a + (1 − d) w                    if the recipe has one
     state     weights, moments, averages, and the step; everything else follows from the seed and the step
     numbers   loss and norm stay on a GPU until they are logged or saved, ten steps at most: the host runs ahead, and
               a step that is not finite is left out there, and so is every later one
 
-Nothing is remembered between steps but what a checkpoint holds, so that a run which is killed at any moment and
-started again, however often, ends bit-identical to an uninterrupted run.
+No state is carried between steps except what a checkpoint holds, so a run that is killed and restarted at any
+moment, any number of times, ends bit-identical to an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -62,29 +62,29 @@ def train(
 ) -> dict[str, Any]:
     """Trains a model, or resumes its run in `out`.
 
-    A finished run that is given more `recipe.steps`, all else the same, is extended from its last checkpoint.
+    A finished run is extended from its last checkpoint if only `recipe.steps` is larger.
 
     Args:
         model: A configuration of joformer's models, built and initialised by the seed; or any `nn.Module`, trained in
-            place from the weights it has (seed them, or a run killed before its first checkpoint begins with others).
-            In the end it has the final weights: averages, where the recipe has them.
-        task: What is learned.
-        recipe: How.
+            place from its current weights (seed them, or a run killed before its first checkpoint restarts from other
+            weights). Afterwards it holds the final weights, averaged if the recipe has an average.
+        task: The training task.
+        recipe: The training recipe.
         out: The run's folder; or an address, such as s3://BUCKET/RUN, to which it is published (mirror.py).
-        seed: Decides the first weights of a configuration, the batches and all other randomness.
-        drift: Resume although the bits cannot be the same: with another number of processes or threads, or elsewhere.
-        notes: Written into config.json and without effect: where the data was, for example.
-        shard: With several processes, a shard of the model in each instead of a copy.
-        context_parallel: Of several processes, how many share the tokens of each sample, where it is too long for one.
-        start: The folder or address of a run, or of a checkpoint, whose weights (averages, if it has any) come first.
-        loggers: "tensorboard" (where it is installed), "wandb", "trackio", or functions called with every line.
+        seed: Seed of the initial weights of a configuration, the batches and all other randomness.
+        drift: Resume even if the bits cannot be the same: with other processes or threads, or on another machine.
+        notes: Written to config.json without other effect: for example, where the data was.
+        shard: With several processes, give each a shard of the model instead of a copy.
+        context_parallel: The number of processes that share the tokens of each sample, if it is too long for one.
+        start: The folder or address of a run, or of a checkpoint, whose weights (averaged, if available) to start from.
+        loggers: "tensorboard" (if installed), "wandb", "trackio", or functions called with every line.
 
     Returns:
         The last line of the metrics: the step, and what `task.evaluate` gave.
 
     Raises:
         ValueError: If something does not fit, before anything is computed; or if a number is not finite.
-        Stopped: If SIGINT or SIGTERM came; the run is saved.
+        Stopped: If SIGINT or SIGTERM was received; the run is saved.
 
     Example:
         >>> from tempfile import TemporaryDirectory

@@ -8,8 +8,8 @@
     model.safetensors   when finished, so that `models.load` or `load_weights` reads the folder
     manifest.json       last: sha256 of all the files above that are results, and of itself; with it the run has ended
 
-Starting the same command on the same folder resumes it. Where the end would not be bit-identical to an uninterrupted
-run (other settings, other data, another machine), that is a ValueError which names the reason.
+Starting the same command on the same folder resumes it. If the result would not be bit-identical to an uninterrupted
+run (other settings, other data, another machine), a ValueError names the reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from joformer.models._saving import MODELS, WEIGHTS, layout, own_state, written
 
 CONFIG, METRICS, SPEED, CHECKPOINTS = "config.json", "metrics.jsonl", "speed.jsonl", "checkpoints"
 KEPT = ("tokenizer.json", "classes.json", "graph.json")
-"""What a task may keep beside the model (`Task.keep`)."""
+"""Files that a task may keep next to the model (`Task.keep`)."""
 TOKENIZER = KEPT[0]
 
 

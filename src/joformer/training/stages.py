@@ -21,7 +21,7 @@ from joformer.models._saving import blank, own_state
 
 @dataclass(frozen=True)
 class Stage:
-    """`steps` at learning rate `lr`; `frames` replaces the language model's from here on, at the same function.
+    """`steps` at learning rate `lr`; `frames` replaces the language model's frames from here on, function unchanged.
 
     >>> Stage(100, 5e-4).frames is None
     True

@@ -19,11 +19,11 @@ ClipAugmentation = Literal["none", "flip", "shift", "flip+shift"]
 
 @dataclass(frozen=True)
 class ClipAugment:
-    """What a step makes of clips.
+    """Augmentation of clips in training.
 
     Attributes:
-        flip: Probability with which each axis, rows, columns and time, is reversed.
-        shift: How far a clip is moved at most along rows and columns, as a share of its side; black fills up.
+        flip: Probability of reversing each axis: rows, columns and time.
+        shift: Maximum shift along rows and columns, as a share of the side; padded with black.
 
     Example:
         >>> augment = ClipAugment(flip=0.5, shift=0.1)
@@ -56,7 +56,7 @@ class ClipAugment:
         return asdict(self)
 
     def plan(self, count: int, random: torch.Generator) -> Float32[Tensor, "count 5"]:
-        """What is done to each clip: five numbers in 0 … 1, for three axes to reverse and two to shift."""
+        """The random numbers for each clip: five in 0 … 1, for reversing three axes and shifting two."""
         return torch.rand(count, 5, generator=random)
 
     def __call__(

@@ -73,10 +73,10 @@ class Augment:
     """Setup B on CIFAR by default; `Augment.imagenet()` is DeiT's.
 
     - `crop_pad`: a crop of the same size from the image with that many pixels around it; 0 for none. `crop_border`:
-      whether these are reflected ("reflect") or black ("zeros", as torchvision's RandomCrop has it).
-    - `flip`: the probability of left for right.
+      whether these are reflected ("reflect") or black ("zeros", as in torchvision's RandomCrop).
+    - `flip`: the probability of a horizontal flip.
     - `rand_ops`, `rand_magnitude`, `rand_from`: RandAugment(n, m of 30) over these names, drawn with replacement; each
-      is left out with probability 1 − `rand_probability`, and its magnitude has a normal spread of `rand_std`, cut off
+      is left out with probability 1 − `rand_probability`, and its magnitude has a normal spread of `rand_std`, clipped
       at 0 and 30. AutoContrast, Equalize and Invert have no magnitude: they act at 0 too.
       `rand_as`: "torchvision", or "timm" (increasing severity): 4 − ⌊4 ℓ⌋ bits by Posterize, ± 0.45 ℓ of the side in
       parts of pixels by Translate, and geometry by bicubic interpolation on the mean colour instead of the nearest
@@ -84,7 +84,7 @@ class Augment:
     - `erase`: the probability that a rectangle is erased, after normalisation, wholly inside the image: a square of
       side `erase_size`, or where that is None timm's random one, an area of 2 % to a third and an aspect of 0.3 to
       1/0.3. `erase_with`: "zeros", or "noise", N(0, 1) for each pixel and channel as in timm's "pixel" mode.
-    - `mean`, `std`: one of each per channel, of values in 0 … 1.
+    - `mean`, `std`: one per channel, for values in 0 … 1.
 
     >>> augment = Augment()
     >>> plan = augment.plan(8, torch.Generator().manual_seed(0))
@@ -162,7 +162,7 @@ class Augment:
         return cls.imagenet(**({"rand_as": "timm", "erase_with": "noise"} | changes))
 
     def plan(self, count: int, generator: torch.Generator) -> Plan:
-        """Every random number of `count` samples, in one fixed order: two draws, sample by sample.
+        """All random numbers for `count` samples, in a fixed order: two draws, sample by sample.
 
         >>> plans = [Augment().plan(4, torch.Generator().manual_seed(7)) for _ in range(2)]
         >>> torch.equal(plans[0].strengths, plans[1].strengths)
@@ -226,7 +226,7 @@ class Augment:
         return out
 
     def describe(self) -> dict[str, Any]:
-        """The settings as JSON; those that version 0.2 did not have only where they are not its own.
+        """The settings as JSON; those that version 0.2 did not have only if they differ from its behaviour.
 
         >>> "crop_border" in Augment().describe(), Augment(crop_border="zeros").describe()["crop_border"]
         (False, 'zeros')
@@ -235,7 +235,7 @@ class Augment:
         return {name: value for name, value in asdict(self).items() if later.get(name) != value}
 
     def normalise(self, images: Tensor) -> Float[Tensor, "batch channels h w"]:
-        """(x / 255 − mean) / std and nothing else: what evaluation needs.
+        """Only (x / 255 − mean) / std, as used in evaluation.
 
         >>> Augment(mean=(0.5,), std=(0.5,)).normalise(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
         tensor([[[[-1.,  1.]]]])

@@ -51,7 +51,7 @@ class MixPlan:
 
 @dataclass(frozen=True)
 class Mix:
-    """`mixup`, `cutmix`: the α of λ ~ Beta(α, α), 0 for never; `probability`: of mixing at all; `smoothing`: ε.
+    """`mixup`, `cutmix`: α of λ ~ Beta(α, α), 0 for never; `probability` of mixing at all; `smoothing`: ε.
 
     >>> mix, images, labels = Mix(smoothing=0.1), torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 3])
     >>> mixed, targets = mix(images, labels, mix.plan(4, torch.Generator().manual_seed(0)), classes=10)
@@ -80,7 +80,7 @@ class Mix:
         return cls(cutmix=1.0, smoothing=0.1)
 
     def plan(self, count: int, generator: torch.Generator) -> MixPlan:
-        """λ, the kind and the place for a batch of `count`, drawn on the CPU in one fixed order.
+        """λ, the kind and the place for a batch of `count`, drawn on the CPU in a fixed order.
 
         >>> Mix().plan(4, torch.Generator().manual_seed(1)) == Mix().plan(4, torch.Generator().manual_seed(1))
         True

@@ -12,7 +12,7 @@ Augmentation = Literal["none", "crop", "cifar", "imagenet", "deit"]
 
 
 def augmentation(name: Augmentation, images: Images | Streamed) -> tuple[Augment | None, Mix | None]:
-    """What the name stands for: crop and flip (Setup A), Setup B with mixup, or DeiT's with mixup and CutMix.
+    """The augmentation of this name: crop and flip (Setup A), Setup B with mixup, or DeiT's with mixup and CutMix.
 
     "imagenet" has DeiT's settings in the arithmetic of Setup B, "deit" timm's arithmetic too (`Augment.deit`).
 

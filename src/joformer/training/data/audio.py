@@ -51,20 +51,20 @@ def load_audio(
     frames: int | None = None,
     cache: Place | None = None,
 ) -> Images:
-    """The spectrograms of all clips of a source, which go wherever images go.
+    """The spectrograms of all clips of a source, usable like images.
 
     Args:
         source: A name, a path, or what `resolve` returned.
-        label: The column of the classes; "folder" or "name" where folders and names of files both could be.
+        label: The class column; "folder" or "name" if folders and file names both could be the class.
         rate: Samples per second.
         seconds: How much of each clip is read, from its start; 1.04 by default.
-        bands: Bands of frequencies.
+        bands: Number of frequency bands.
         hop: Milliseconds from one frame to the next; 16 by default, half a window.
         frames: The number of frames, instead of `seconds`; 64 by default.
-        cache: Where spectrograms are kept.
+        cache: Cache folder for spectrograms.
 
     Returns:
-        Both splits, as images of bands × frames. How much of the sound was cut off is logged.
+        Both splits, as images of bands × frames. The share of sound that was cut off is logged.
 
     Example:
         >>> data = load_audio("tones", frames=16)

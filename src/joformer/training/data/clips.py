@@ -45,7 +45,7 @@ CONTAINERS = {".mp4": "mov", ".m4v": "mov", ".mov": "mov", ".mkv": "matroska", "
 
 @dataclass(frozen=True)
 class Clips(Images):
-    """Both splits as `Images`, with a third axis, time; no classes where the next picture is asked for.
+    """Both splits as `Images`, with time as a third axis; without classes if the question is the next picture.
 
     `mirrored` says for each of the axes (rows, columns, time) what every class becomes where it is reversed; it is
     empty where nobody knows.
@@ -59,7 +59,7 @@ class Clips(Images):
     mirrored: tuple[tuple[int, ...], ...] = ()
 
     def to(self, device: torch.device | str) -> Clips:
-        """The same on another device."""
+        """A copy on another device."""
         return Clips(self.train.to(device), self.test.to(device), self.classes, self.fingerprint, self.mirrored)
 
 
@@ -76,17 +76,17 @@ def load_clips(
     """The clips of a source, or clips made of its images: uint8 (n, channels, rows, columns, time).
 
     Args:
-        source: A name, a path, or what `resolve` returned: video, or images that are to move.
-        question: What is to be learned: the "next" picture, or the "class" of a clip. Of clips that are made it is the
-            direction in which one of the two digits moves; of others that of their folder.
+        source: A name, a path, or what `resolve` returned: video, or images that will move.
+        question: What to learn: the "next" picture, or the "class" of a clip. The class of a generated clip is the
+            direction in which one of the two digits moves; otherwise it is given by the folder.
         size: Rows and columns; 64 by default ("moving": 16).
         length: Pictures per clip; 20 by default ("moving": 6).
-        count: Clips that are made to train with, and a quarter of that to test; 2,000 by default.
-        label: The column of the classes, where a table lists the clips.
-        cache: Where decoded clips are kept.
+        count: Number of clips generated for training, plus a quarter of that for testing; 2,000 by default.
+        label: The class column, if a table lists the clips.
+        cache: Cache folder for decoded clips.
 
     Returns:
-        Both splits. Handwriting that trains is not in clips that test.
+        Both splits. Training and test clips use different handwriting.
 
     Raises:
         ValueError: If the source has no clips or no classes, or a clip cannot be decoded or has too few pictures.

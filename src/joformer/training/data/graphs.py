@@ -22,15 +22,15 @@ CUT = 20
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A knowledge graph; triples are numbers of head, relation and tail.
+    """A knowledge graph; triples are the ids of head, relation and tail.
 
     Attributes:
         entities: Their names, sorted.
         relations: Their names, sorted.
-        train: What is known, ``(n, 3)``.
-        valid: What is held out, for choosing.
-        test: What is held out, for the end.
-        fingerprint: Which graph it is, by what it holds.
+        train: Training triples, ``(n, 3)``.
+        valid: Held-out triples for model selection.
+        test: Held-out triples for the final measurement.
+        fingerprint: A hash of the content.
     """
 
     entities: tuple[str, ...]
@@ -42,7 +42,7 @@ class Graph:
 
     @property
     def known(self) -> Int64[Tensor, "n_all 3"]:
-        """The triples of all splits: none of them is a wrong answer."""
+        """The triples of all splits, none of which counts as a wrong answer."""
         return torch.cat((self.train, self.valid, self.test))
 
 
@@ -57,7 +57,7 @@ def load_graph(source: Place | Source) -> Graph:
         The graph.
 
     Raises:
-        ValueError: If a line is no triple, or there are too few.
+        ValueError: If a line is not a triple, or there are too few.
 
     Example:
         >>> from pathlib import Path

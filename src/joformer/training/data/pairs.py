@@ -55,13 +55,13 @@ class Captioned:
         return len(self.groups)
 
     def to(self, device: torch.device | str) -> Captioned:
-        """The same on another device."""
+        """A copy on another device."""
         return Captioned(self.images.to(device), self.tokens.to(device), self.groups.to(device))
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Both splits, the tokenizer of the captions, and a hash that changes with anything that could change a tensor.
+    """Both splits, the tokenizer of the captions, and a hash of everything that could change a tensor.
 
     >>> pairs = load_pairs("captions", vocab=400)
     >>> pairs.train.images.shape, pairs.train.tokens.shape, pairs.caption(pairs.test, 0)
@@ -74,7 +74,7 @@ class Pairs:
     fingerprint: str
 
     def to(self, device: torch.device | str) -> Pairs:
-        """The same on another device."""
+        """A copy on another device."""
         return replace(self, train=self.train.to(device), test=self.test.to(device))
 
     def caption(self, split: Captioned, row: int) -> str:
@@ -110,12 +110,12 @@ def load_pairs(
 
     Args:
         source: A name, a path, or what `resolve` returned: images with text, or images with classes.
-        column: The column of the captions; "caption" or "text" by default.
-        size: Side to which images are brought: the shorter side is scaled and the centre cut out.
-        vocab: 256 is bytes; more trains a BPE of that size on the captions.
-        length: The most tokens of a caption; longer ones are cut, which is logged.
-        tokenizer: To be used instead of training one.
-        cache: Where decoded images are kept.
+        column: The caption column; "caption" or "text" by default.
+        size: Side length of the images: the shorter side is resized to it and the centre is cropped.
+        vocab: 256 means bytes; a larger number trains a BPE of that size on the captions.
+        length: Maximum tokens per caption; longer ones are cut, which is logged.
+        tokenizer: Used instead of training one.
+        cache: Cache folder for decoded images.
 
     Returns:
         Both splits.

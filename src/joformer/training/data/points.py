@@ -69,21 +69,21 @@ class Clouds:
         return Clouds(self.points[rows], self.counts[rows], self.labels[rows], self.features[rows])
 
     def to(self, device: torch.device | str) -> Clouds:
-        """The same on another device."""
+        """A copy on another device."""
         return Clouds(*(one.to(device) for one in (self.points, self.counts, self.labels, self.features)))
 
 
 @dataclass(frozen=True)
 class Points:
-    """Both splits, the names of the classes, and a hash that changes with anything that could change a tensor.
+    """Both splits, the class names, and a hash of everything that could change a tensor.
 
     Attributes:
-        train: What is learned from.
-        test: What is held out.
-        classes: Their names.
-        fingerprint: Which sets they are, by what they hold.
+        train: The training split.
+        test: The held-out split.
+        classes: The class names.
+        fingerprint: A hash of the content.
         centre: Mean of all training points, one number per axis.
-        radius: Root of the mean square distance of training points from the centroid of their set.
+        radius: Root mean square distance of training points from the centroid of their set.
     """
 
     train: Clouds
@@ -110,12 +110,12 @@ class Points:
 
     @property
     def axes(self) -> int:
-        """How many coordinates a point has."""
+        """The number of coordinates per point."""
         return self.train.points.shape[-1]
 
     @property
     def features(self) -> int:
-        """How many numbers a point has beside them."""
+        """The number of features per point."""
         return self.train.features.shape[-1]
 
 
@@ -131,16 +131,16 @@ class _Set(NamedTuple):
 def load_points(
     source: Place | Source, *, points: int | None = None, axes: int | None = None, ink: bool = False
 ) -> Points:
-    """Sets of points of a file or a folder, or drawn from the pixels of images.
+    """Sets of points from a file or a folder, or sampled from the pixels of images.
 
     Args:
         source: A .npz file or a folder of them, a folder per class of .npy and .xyz files, images of any kind that
             `load_images` reads; "clouds" (embedded, eight surfaces in 3-D), "digits", "mnist"; or what `resolve`
             returned.
-        points: How many points of each set are used at most, drawn once; of images how many are drawn, 64 by default.
+        points: Maximum number of points per set, drawn once; for images, how many are sampled, 64 by default.
         axes: How many columns of a .npy or .xyz file are coordinates, the first ones; by default three, or all if there
             are fewer. The others are features.
-        ink: Images: give each point what its pixel holds as features.
+        ink: Images: give each point its pixel's value as features.
 
     Returns:
         Both splits.

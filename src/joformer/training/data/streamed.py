@@ -156,10 +156,10 @@ def random_box(width: int, height: int, seed: int) -> tuple[int, int, int, int]:
 
 
 class Streamed:
-    """Labelled images that need not fit into memory: `len`, `labels`, `classes`, and `batches` of uint8.
+    """Labelled images that do not have to fit into memory: `len`, `labels`, `classes`, and `batches` of uint8.
 
-    The object itself is the training split, `.test` the other one, which is never cropped at random. `workers` are the
-    processes that decode: as many as this process has cores by default, 0 for none.
+    The object itself is the training split; `.test` is the other one, which is never cropped at random. `workers` is
+    the number of decoding processes: by default one per core, 0 for none.
 
     >>> from tempfile import TemporaryDirectory
     >>> from pathlib import Path
@@ -216,7 +216,7 @@ class Streamed:
         return self.records.labels
 
     def image(self, index: int, seed: int) -> Any:
-        """The PIL image a model sees: decoded, in RGB, cropped by the seed or to the centre, size × size."""
+        """The PIL image that a model gets: decoded, RGB, cropped by the seed or to the centre, size × size."""
         from PIL import Image
 
         if not 0 <= index < len(self):

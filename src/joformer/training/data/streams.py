@@ -80,12 +80,12 @@ class Recordings:
 
 @dataclass(frozen=True, eq=False)
 class Streams:
-    """Both splits of streams, the names of the events' classes, and what tells this data from any other.
+    """Both splits of streams, the class names of events, and a fingerprint of the data.
 
     Attributes:
-        train: What is learned from.
-        test: What is held out.
-        classes: The names of what is heard.
+        train: The training split.
+        test: The held-out split.
+        classes: The class names.
         frame: Seconds from one frame to the next.
         fingerprint: A hash over all of it.
     """
@@ -98,7 +98,7 @@ class Streams:
 
     @property
     def bands(self) -> int:
-        """How many bands a frame has."""
+        """The number of bands per frame."""
         return self.train.pixels.shape[1]
 
     @cached_property
@@ -138,12 +138,12 @@ def load_streams(
         source: Recordings with a table of events, or classified sounds (a name, a path, what `resolve` returned), which
             are strung together.
         label: The column of the classes.
-        keywords: The classes to listen for; others are heard and count as nothing. All of them by default.
+        keywords: The classes to listen for, all by default; other sounds occur but count as nothing.
         rate: Samples per second.
-        bands: Bands of frequencies.
+        bands: Number of frequency bands.
         hop: Milliseconds from one frame to the next; 16 by default.
-        noise: Decibels by which white noise lies below the words, where sounds are strung together.
-        cache: Where spectrograms are kept.
+        noise: Level of the white noise, in decibels below the words, if sounds are strung together.
+        cache: Cache folder for spectrograms.
 
     Returns:
         Both splits.

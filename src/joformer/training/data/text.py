@@ -47,7 +47,7 @@ WORD_END = re.compile(r"[ \n](?=\S)")  # of text read backwards
 class Text:
     """Three splits as 1-D memory-mapped arrays of token ids: uint8 for bytes, else uint16, uint32 above 65,536 tokens.
 
-    `fingerprint` is the sha256 of the text, its cuts and its tokens: runs of one fingerprint saw the same data.
+    `fingerprint` is the sha256 of text, splits and tokens: runs with the same fingerprint saw the same data.
 
     >>> Text(train=[1, 2], valid=[3], test=[4], tokenizer=Tokenizer.of_bytes(), fingerprint="12ab").valid
     [3]
@@ -69,15 +69,15 @@ def load_text(
     percent: int = 5,
     cache: Place | None = None,
 ) -> Text:
-    """The text of a source as tokens, from the cache if it was prepared before; what was understood is logged.
+    """The text of a source as tokens, from the cache if it was prepared before; a summary is logged.
 
     Args:
         source: A name, a path, or what `resolve` returned.
-        vocab: 256 takes the bytes as tokens, more trains a BPE; a text too small for so many tokens gets fewer.
-        tokenizer: Used instead of learning one, as that of a trained model.
-        column: The column of a table that holds the text; "text" or the only one by default.
-        percent: How much of train a missing valid or test split is, each.
-        cache: Where tokens are kept.
+        vocab: 256 means bytes, a larger number trains a BPE; a text too small for this many tokens gets fewer.
+        tokenizer: Used instead of training one, such as that of a trained model.
+        column: The text column of a table; "text" or the only one by default.
+        percent: Size of a missing valid or test split, each in percent of train.
+        cache: Cache folder for tokens.
 
     Returns:
         The tokens of all splits.

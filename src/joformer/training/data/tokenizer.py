@@ -35,7 +35,7 @@ _threads_of: set[int] = set()
 
 @dataclass(frozen=True, repr=False)
 class Tokenizer:
-    """`tokens[i]` are the bytes of token i, below 256 the byte i; `merges` the pairs BPE joins, first learned first.
+    """`tokens[i]` are the bytes of token i, below 256 the byte i; `merges` are the BPE pairs in the order learned.
 
     >>> tokenizer = Tokenizer.of_bytes()
     >>> tokenizer.vocab, tokenizer.encode("né"), tokenizer.decode([110, 195, 169])
@@ -86,7 +86,7 @@ class Tokenizer:
 
     @property
     def vocab(self) -> int:
-        """How many tokens there are.
+        """The vocabulary size.
 
         >>> Tokenizer.of_bytes().vocab
         256
@@ -128,7 +128,7 @@ class Tokenizer:
         return list(data) if self.engine is None else self.engine.encode(text).ids
 
     def decode(self, ids: Any) -> str:
-        """The text of tokens, given as a list, a tensor or an array; bytes that make no character become U+FFFD.
+        """The text of tokens, given as a list, a tensor or an array; invalid bytes become U+FFFD.
 
         >>> Tokenizer.of_bytes().decode(torch.tensor([116, 111]))
         'to'
@@ -137,7 +137,7 @@ class Tokenizer:
         return b"".join(map(self._bytes, listed)).decode("utf-8", errors="replace")
 
     def stream(self) -> Stream:
-        """Text from tokens as they come, never half a character.
+        """Streams text from tokens, never half a character.
 
         >>> stream = Tokenizer.of_bytes().stream()
         >>> [stream.feed(token) for token in "né".encode()]
@@ -146,7 +146,7 @@ class Tokenizer:
         return Stream(self)
 
     def definition(self) -> str:
-        """The JSON of `tokenizers` that says all of it: the content of tokenizer.json.
+        """The full definition as JSON of `tokenizers`: the content of tokenizer.json.
 
         >>> json.loads(Tokenizer.of_bytes().definition())["model"]["type"]
         'BPE'
@@ -154,7 +154,7 @@ class Tokenizer:
         return json.dumps(_definition(self.tokens, self.merges)) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the definition, whole or not at all.
+        """Writes the definition atomically.
 
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
