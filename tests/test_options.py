@@ -75,13 +75,13 @@ def test_a_file_of_options_is_what_the_run_was_given(tmp_path):
         ("train lm --lr abc --out x", "--lr must be a number, got abc"),
         ("train lm --steps 5.5 --out x", "--steps must be a whole number, got 5.5"),
         ("train lm --frames rope", "--frames must be one of cumulative, fixed, learned, projected; got rope"),
-        ("train lm", "train lm needs --out PATH: joformer train lm --help says more"),
-        ("convert", "convert needs MODEL_DIR and OUT: joformer convert --help says more"),
-        ("convert x", "convert needs OUT (the folder to write): joformer convert --help says more"),
-        ("compare --data a b c", "unrecognized options: b, c: joformer compare --help says more"),
+        ("train lm", "train lm needs --out PATH: joformer train lm --help lists the options"),
+        ("convert", "convert needs MODEL_DIR and OUT: joformer convert --help lists the options"),
+        ("convert x", "convert needs OUT (the folder to write): joformer convert --help lists the options"),
+        ("compare --data a b c", "unrecognized options: b, c: joformer compare --help lists the options"),
         (
             "compare --seeds",
-            "missing value for argument '--seeds'. Expected 1 values: joformer compare --help says more",
+            "missing value for argument '--seeds'. Expected 1 values: joformer compare --help lists the options",
         ),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_folder_of_another_command_is_left_alone(tmp_path):
     write_config(GIVEN, "compare", tmp_path)
     claim("compare", tmp_path)
     for other in ("reproduce", "train lm"):
-        with pytest.raises(ValueError, match="holds what joformer compare made: choose another --out"):
+        with pytest.raises(ValueError, match="holds the output of joformer compare: choose another --out"):
             claim(other, tmp_path)
     # Written by Python, or by an earlier version: known by its files.
     run, tables = tmp_path / "run", tmp_path / "tables"

@@ -575,7 +575,7 @@ def test_learned_frequencies_late_verdicts_in_words():
     assert mnist.verdict("learned", size="d = 32") == "equivalent"
     said = {t["about"]["name"]: t["said"]["sentences"][0] for t in json.loads(EVIDENCE.read_text())["tables"]}
     assert said["cifar100"].startswith("Value transport helps after 600 steps")
-    assert said["length"].startswith("Whether value transport helps is inconclusive")
+    assert said["length"].startswith("The effect of value transport is inconclusive")
     short = (ROOT / "docs" / "results.md").read_text().partition("## In short")[2].partition("\n## ")[0]
     short = " ".join(short.split())
     assert "decided on enwik8 and on spoken digits, on CIFAR-100 only when two kinds of angles are pooled" in short
@@ -654,5 +654,5 @@ def test_mistakes_of_the_page_are_one_line(tmp_path, capsys):
     for content in ("{", "[1]", '[{"a": 1}]', '{"name": 1}'):
         good.write_text(content)
         assert page.main([str(good), str(target)]) == 2
-        assert "no run of the bench" in capsys.readouterr().err
+        assert "not a bench result" in capsys.readouterr().err
     assert page.main([]) == 2

@@ -190,7 +190,7 @@ def test_stopped_stopped_killed_and_finished(tmp_path, mark, start, alone):
         taken = steps_of(mark, "lingers")
         assert taken == list(range(len(taken))), "a step that was taken is not taken again"
         if turn:
-            assert f"2 of 3 runs in {out} are finished already" in lines
+            assert f"2 of 3 runs in {out} are already finished" in lines
 
     (mark / "open").touch()
     log = tmp_path / "last.log"
@@ -216,9 +216,7 @@ def test_a_full_disk_is_a_line_for_every_cell(tmp_path, mark, start):
     assert process.exitcode == 2, told
     assert "Traceback" not in told
     assert told.count("failed: cannot save the checkpoint") == 2, told
-    assert (
-        told.splitlines()[-1] == "joformer: none of 2 runs could be made, as said above: the same command tries again"
-    )
+    assert told.splitlines()[-1] == "joformer: all 2 runs failed, as logged above: the same command tries again"
     assert not list((tmp_path / "out").rglob(RESULT))
 
 
@@ -262,7 +260,7 @@ def test_what_cannot_go_on_is_one_line(joformer, tmp_path, mark):
         assert len([line for line in told.splitlines() if not line.startswith("mishaps: ")]) == 1, told
         return told.splitlines()[-1]
 
-    assert f"{out}/mishaps/plain/seed-0 holds a run of other settings" in refused("--steps", 9)
+    assert f"{out}/mishaps/plain/seed-0 holds a run with other settings" in refused("--steps", 9)
     assert "holds a table with scale = laptop, not paper" in refused("--scale", "paper", "--seeds", 2)
     file = tmp_path / "file"
     file.touch()

@@ -189,7 +189,7 @@ def test_seeds_are_a_number_or_a_list(offline, joformer):
         assert code == 0
         *lines, total = said.splitlines()
         found = {re.search(r"steps, (\d seeds?.*), ", line)[1] for line in lines}
-        assert total == f"In all: {len(lines) * int(min(found)[0])} runs"
+        assert total == f"Total: {len(lines) * int(min(found)[0])} runs"
         return found
 
     assert seeds() == seeds("--seeds", 3) == {"3 seeds"}
@@ -208,9 +208,9 @@ def test_seeds_are_a_number_or_a_list(offline, joformer):
         (["--workers", "-1"], "--workers must be 0 or more, got -1"),
         (["--shard"], "--shard divides a model among processes: give --processes 2 or more"),
         (["--slurm", "time=5"], "--slurm is for --engine slurm: give both, or none"),
-        (["--engine", "slurm"], "--engine slurm needs the minutes after which a job is queued again: --slurm time="),
-        (["--engine", "slurm", "--slurm", "time=1h"], "--engine slurm needs the minutes after which a job is queued"),
-        (["--engine", "slurm", "--slurm", "gpu"], "--slurm takes KEY=VALUE, as partition=gpu, got gpu"),
+        (["--engine", "slurm"], "--engine slurm needs a time limit, after which a job is queued again: --slurm time="),
+        (["--engine", "slurm", "--slurm", "time=1h"], "--engine slurm needs a time limit, after which a job is queued"),
+        (["--engine", "slurm", "--slurm", "gpu"], "--slurm takes KEY=VALUE, such as partition=gpu, got gpu"),
     ],
 )
 def test_a_mistake_is_one_line(offline, joformer, tmp_path, words, said):
@@ -227,7 +227,10 @@ def test_a_batch_that_does_not_divide_is_said_before_anything_is_run(joformer, t
     for words, said in (
         (["mnist", "--processes", 3], "digits-mnist: a batch of 128 does not divide into 3 parts"),
         (["mnist", "--processes", 2, "--accumulate", 128], "digits-mnist: a batch of 128 does not divide into 256 "),
-        (["imagenet", "--accumulate", 128], "digits-imagenet: samples are mixed in pairs: a part of 128 / 128 must be"),
+        (
+            ["imagenet", "--accumulate", 128],
+            "digits-imagenet: samples are mixed in pairs: 128 / 128 samples per part must be",
+        ),
     ):
         code, _, told = joformer("reproduce", *words, "--out", out)
         assert code == 2
@@ -243,7 +246,7 @@ def test_too_few_gpus_are_said(monkeypatch, mark, joformer, tmp_path):
     words = ["reproduce", "mishaps", "--data", mark, "--processes", 4, "--out", tmp_path / "out"]
     code, _, told = joformer(*words, "--only", "mishaps/plain/*")
     assert code == 2
-    assert told.splitlines()[-1] == "joformer: --processes 4 needs as many GPUs, here are 2: give fewer"
+    assert told.splitlines()[-1] == "joformer: --processes 4 needs as many GPUs, but there are 2: use fewer"
 
 
 # -- several processes, and parts --------------------------------------------------------------------------------------
@@ -286,7 +289,7 @@ def test_a_team_is_stopped_killed_and_ends_with_the_same_bits(tmp_path, mark, at
     assert 2 <= len(taken) <= AT
     (mark / "slowly").unlink()
     # Alone it would not have the same bits.
-    with pytest.raises(ValueError, match=r"was made with processes = 2, here it is 1: .* or give --drift to resume"):
+    with pytest.raises(ValueError, match=r"was made with processes = 2, but here it is 1: .* or use --drift to resume"):
         run(cell, out)
 
     result = Team(cell, out, TWO).result()
@@ -404,6 +407,6 @@ def test_without_slurm_or_submitit_it_is_said(monkeypatch, mark, tmp_path):
     monkeypatch.undo()
     pytest.importorskip("submitit", reason="submitit is not installed")
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ValueError, match=r"^there is no Slurm here \(srun\): give the command on a machine that sub"):
+    with pytest.raises(ValueError, match=r"^there is no Slurm here \(srun\): run the command on a machine that sub"):
         next(slurm.run_by_slurm(table.cells, tmp_path, options={"time": "5"}))
     assert not list(tmp_path.rglob(RESULT))

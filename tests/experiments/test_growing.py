@@ -60,16 +60,16 @@ def test_the_page_grows_by_whole_tables_and_ends_as_the_report(joformer, between
     assert [(table, page is None) for table, page, _ in seen] == [("compare", True)] * 4 + [("cost", False)] * 2
     _, page, looked = seen[-1]
     assert page.count('<meta http-equiv="refresh" content="10">') == 1
-    assert "Still running, and on this page once they are finished" in page
+    assert "Still running, and shown here once finished" in page
     assert "What a step takes, beside RoPE (0 of 2 runs)" in page
     assert re.findall('<section id="([^"]*)"', page) == ["compare"]
     assert looked == {"compare": [4], "cost": []}  # who has seen a page has looked at what it shows
-    assert told.count(f"a first report is at {out / 'report.html'} and grows as tables finish") == 1
+    assert told.count(f"a first report is at {out / 'report.html'}; it grows as tables finish") == 1
     # The end is the page of `report`, and the looks are those of one command.
     assert (out / "report.html").read_bytes() == whole(out)
     assert "refresh" not in (out / "report.html").read_text()
     assert said.splitlines()[-1] == str(out / "report.html")
-    assert "had been seen" not in told + (out / "report.md").read_text()
+    assert "been seen" not in told + (out / "report.md").read_text()
 
 
 def test_the_time_left_is_coarser_the_more_it_is(monkeypatch, tmp_path):
@@ -104,7 +104,7 @@ def test_a_page_waits_for_nothing_once_it_is_stopped(joformer, between, words, t
     assert f"stopped with 5 of 6 runs finished in {out}; the same command resumes" in told
     page = (out / "report.html").read_text()
     assert "refresh" not in page
-    assert "Not finished, and so not shown; the same command resumes" in page
+    assert "Not finished, so not shown; the same command resumes" in page
     assert "What a step takes, beside RoPE (1 of 2 runs)" in page
     # It resumes, at first with what was there.
     between.clear()

@@ -76,7 +76,7 @@ def test_ratios_are_paired_and_in_every_form_of_the_report(folder):
     page, text = html(report), markdown(report)
     centre = shown.partition(" [")[0]
     assert all(centre in form for form in (page, text, "\n".join(lines(report))))
-    assert "Perplexity over that at 16, the same tokens at every length, paired by seed" in text
+    assert "Perplexity relative to that at 16, the same tokens at every length, paired by seed" in text
     assert "Loss by position" in page
     assert "RoPE, YaRN" in page
     assert "bits per byte" in text
@@ -91,7 +91,7 @@ def test_old_tables_have_no_ratio(folder):
     (table,) = gather([folder])
     (words,) = analysed([replace(table, protocol="")])
     assert words.about.ratios == {}
-    assert "over that at 16" not in markdown([words])
+    assert "relative to that at 16" not in markdown([words])
     cell = TABLES["length"]("laptop", None, (0,), 2, True)[0].cells[0]
     assert cell.describe()["targets"] == cell.lengths[0] == 256
 

@@ -240,14 +240,14 @@ def test_a_cell_that_runs_elsewhere_is_waited_for(plain, tmp_path):
 def test_a_folder_that_is_not_shared_is_noticed(plain, tmp_path):
     result, error = _cell(plain, str(tmp_path), Execution())  # nobody holds its lock, as in another folder of that name
     assert result is None
-    assert f" {tmp_path} is not the folder, or has not the locks, of the machine that started this: share it" in error
+    assert f" {tmp_path} is not the folder, or lacks the locks, of the machine that started this: share it" in error
     assert attempts(tmp_path, "plain") == []
 
 
 @pytest.mark.refused
 def test_without_ray_it_is_said(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r"^--engine ray needs ray: pip install 'joformer\[ray\]', or take --engine"):
+    with pytest.raises(ValueError, match=r"^--engine ray needs ray: pip install 'joformer\[ray\]', or use --engine"):
         list(run_on_ray([], tmp_path))
 
 

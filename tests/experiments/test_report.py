@@ -241,7 +241,7 @@ def test_compare_answers_in_one_sentence_then_says_whether_it_lasts():
     assert all(told[name][0].startswith(first) for name in ("lasts", "fades", "alone")), told
     assert told["lasts"][1].startswith("It lasts: after 1,200 steps −0.100")
     assert told["fades"][1].startswith("It does not last: after 1,200 steps 0.000")
-    assert told["alone"][1] == "Whether that lasts was not looked at (--longer 4 does)."
+    assert told["alone"][1] == "Whether this lasts was not tested (--longer 4 does)."
     assert told["hurts"][0].startswith("Value transport hurts after 300 steps: +0.100")
     # The page and Markdown say the same.
     (words,) = analysed(grid({short: (base, far), long: (base, near)}))
@@ -258,7 +258,7 @@ def test_only_a_difference_that_was_found_can_last():
         (wide, near, "After 1,200 steps it makes no difference: 0.00 [0.00, 0.00] bits per byte."),
         (near, near, "After 1,200 steps it makes no difference either: 0.0000 [−0.0013, 0.0013] bits per byte."),
         (near, wide, "After 1,200 steps it is inconclusive: 0.00 [−0.18, 0.18] bits per byte."),
-        (far, wide, "Whether that lasts is inconclusive: after 1,200 steps 0.00 [−0.18, 0.18] bits per byte."),
+        (far, wide, "It is inconclusive whether it lasts: after 1,200 steps 0.00 [−0.18, 0.18] bits per byte."),
     ):
         (words,) = analysed(grid({("", 300): (base, first), ("1200 steps", 1200): (base, then)}))
         assert words.sentences[1] == said
@@ -272,14 +272,15 @@ def test_data_that_both_models_have_solved_cannot_tell():
         return analysed(grid(sides, **{"metric": "accuracy"} | about))[0].sentences
 
     cannot = "both models get every held-out example right after {} steps, on all 3 seeds."
-    remedy = " Give harder or more data, or fewer --steps."
-    first = "This data cannot tell: " + cannot.format(40)
+    remedy = " Use harder or more data, or fewer --steps."
+    first = "This data cannot tell them apart: " + cannot.format(40)
     assert told({short: (solved, solved), long: (solved, solved)}) == [first + remedy, "Nor can it after 160 steps."]
     assert told({short: (nearly, solved), long: (solved, solved)})[1] == (
-        "Longer, this data cannot tell: " + cannot.format(160)
+        "With more steps, this data cannot tell them apart: " + cannot.format(160)
     )
     assert told({short: (solved, solved)}, metric="event_f1")[0] == (
-        f"This data cannot tell: both models have 100 % F1 of events after 40 steps, on all 3 seeds.{remedy}"
+        "This data cannot tell them apart: both models reach 100 % F1 of events after 40 steps, on all 3 seeds."
+        + remedy
     )
     assert told({short: ([100.0], [100.0])})[0].endswith("right after 40 steps, on one seed." + remedy)
     # Other tables have no --data to make harder; what is no bound, or is not reached, is no solution.
@@ -287,9 +288,9 @@ def test_data_that_both_models_have_solved_cannot_tell():
     assert told({short: (solved, solved)}, **models)[0] == first
     for sides, metric in (((nearly, nearly), "accuracy"), ((solved, solved), "bits_per_byte")):
         said = told({short: sides}, metric=metric)[0]
-        assert said.startswith("Whether value transport helps is inconclusive after 40 steps: 0.000")
+        assert said.startswith("The effect of value transport is inconclusive after 40 steps: 0.000")
         assert said.endswith("RoPE + values against RoPE (3 seeds, no difference on all 3 seeds).")
-    assert told({short: (solved, [100.0, 99.0, 100.0])})[0].startswith("Whether value transport helps is inconclusive")
+    assert told({short: (solved, [100.0, 99.0, 100.0])})[0].startswith("The effect of value transport is inconclusive")
 
 
 def test_comparisons_are_counted_with_what_they_compare():
@@ -308,10 +309,12 @@ def test_comparisons_are_counted_with_what_they_compare():
 
 def test_seeds_added_after_looking_are_named():
     head, cells = grid({("", 300): ([2.0, 2.1], [1.9, 2.0])}, looked=[2, 4])
-    assert any("Results had been seen with 2 of these 4 runs" in note for note in analysed((head, cells))[0].notes)
+    assert any(
+        "Results had already been seen with 2 of these 4 runs" in note for note in analysed((head, cells))[0].notes
+    )
     (planned,) = analysed(({**head, "looks": 2}, cells))
-    assert not any("had been seen" in note for note in planned.notes)
-    assert any("Planned for 2 looks: every interval and verdict has the level 97.5 %" in n for n in planned.notes)
+    assert not any("been seen" in note for note in planned.notes)
+    assert any("Planned for 2 looks: every interval and verdict is at the 97.5 % level" in n for n in planned.notes)
     assert planned.about.comparisons[0].difference.level == pytest.approx(0.975)
 
 
@@ -335,7 +338,7 @@ def test_a_figure_of_the_paper_stands_beside_ours_only_where_the_setting_is_its(
     apart, beside = analysed((head, cells), ({**head, "comparable": True}, cells))
     assert "paper" not in report.columns.results(apart).head
     assert report.columns.results(beside).head.count("paper") == 1
-    assert any("in another setting" in note and "RoPE (32) 50.91" in note for note in apart.notes)
+    assert any("In another setting" in note and "RoPE (32) 50.91" in note for note in apart.notes)
     assert not any("50.91" in note for note in beside.notes)
     assert any("50.91" in row for row in report.columns.results(beside).rows)
 
@@ -404,7 +407,7 @@ def test_seeds_left_out_are_named():
     head, cells = synthetic.wikipedia()
     cells = [cell for cell in cells if (cell["model"], cell["seed"]) != ("fixed", 3)]
     found = analysed((head, cells))
-    assert "seed 3 only in one of the two, left out" in report.html(found)
+    assert "seed 3 in only one of the two, left out" in report.html(found)
     cells[0]["measured"]["n100, L2"]["bits_per_byte"] = float("inf")
     assert "has no usable bits_per_byte at n100, L2" in report.markdown(analysed((head, cells))).replace("\\", "")
 
@@ -623,7 +626,7 @@ def torn_log(folder):
 def no_report(folder):
     folder.mkdir()
     (folder / "a.json").write_text('{"tables": 3}')
-    return folder / "a.json", "no report.json"
+    return folder / "a.json", "not a report.json"
 
 
 RESULT = "mnist/mlp/seed-0/result.json"
@@ -649,7 +652,7 @@ RESULT = "mnist/mlp/seed-0/result.json"
         half_trained,
         torn_log,
         no_report,
-        lambda folder: (folder, "not there"),
+        lambda folder: (folder, "does not exist"),
     ],
 )
 def test_mistakes_are_one_line_that_names_the_file(make, tmp_path):

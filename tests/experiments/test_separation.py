@@ -112,10 +112,10 @@ def test_every_question_has_one_table():
 def test_misuse():
     with pytest.raises(ValueError, match=r"^there is no question 'odd': choose from displacement; "):
         SequenceTask("odd")
-    with pytest.raises(ValueError, match=r"^batch and held_out are 1 or more, got 0 and 1024$"):
+    with pytest.raises(ValueError, match=r"^batch and held_out must be 1 or more, got 0 and 1024$"):
         SequenceSource("order", batch=0).task()
     task = SequenceTask("order")
-    with pytest.raises(ValueError, match=r"^there are 9 kinds of tokens, the model knows 8: say vocab=9$"):
+    with pytest.raises(ValueError, match=r"^there are 9 kinds of tokens, the model has 8: set vocab=9$"):
         task.check(LMConfig(vocab=8), [0], 1)
     with pytest.raises(ValueError, match=r"^a batch of 64 does not divide into 3 parts"):
         task.check(LMConfig(vocab=9), [0], 3)
@@ -128,4 +128,4 @@ def test_a_run_on_questions_cannot_be_evaluated_on_text(joformer, tmp_path):
     train(config, task, Recipe(steps=1), tmp_path / "run", notes={"data": "order"})
     code, _, said = joformer("evaluate", tmp_path / "run")
     assert code == 2
-    assert "was not trained on text: its metrics.jsonl has what was measured" in said
+    assert "was not trained on text: see its metrics.jsonl for what was measured" in said

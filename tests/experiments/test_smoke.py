@@ -133,7 +133,7 @@ def test_a_setting_that_fails_is_named_and_the_others_run(capsys):
     assert show_rehearsal([table], Execution(), 40.0, as_json=True) == 1
     failed, passed = json.loads(capsys.readouterr().out)
     assert (failed["name"], failed["cells"], passed["cells"]) == ("digits-t/broken", 2, 2)
-    assert failed["error"] == "the images have 10 classes, the model 3: say classes=10"
+    assert failed["error"] == "the images have 10 classes, the model has 3: set classes=10"
     assert passed["error"] == ""
     assert passed["steps"] == 500
     assert passed["disk"] > passed["state"]
@@ -200,7 +200,7 @@ def test_both_layouts_of_imagenet_give_the_same_samples(tmp_path):
     lines = table.read_text().splitlines()
     file, _, split = lines[-1].split(",")
     table.write_text("\n".join([*lines[:-1], f"{file},{lines[1].split(',')[1]},{split}"]))
-    with pytest.raises(ValueError, match="gives other images or labels than class folders"):
+    with pytest.raises(ValueError, match="gives different images or labels from class folders"):
         smoke._require_flat(wrong)
 
 

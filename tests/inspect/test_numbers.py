@@ -180,11 +180,14 @@ def test_what_does_not_apply_is_left_out():
     ("call", "said"),
     [
         (lambda: inspect.journey(lm(), TOKENS, 0, 1), "a journey is between two tokens of one sample, got 3"),
-        (lambda: inspect.journey(lm(), TOKENS[:1], 0, 12), "target 12 is not there: the sample has the tokens 0 … 11"),
-        (lambda: inspect.journey(lm(), TOKENS[:1], -1, 2), "source -1 is not there"),
+        (
+            lambda: inspect.journey(lm(), TOKENS[:1], 0, 12),
+            "target 12 is out of range: the sample has the tokens 0 … 11",
+        ),
+        (lambda: inspect.journey(lm(), TOKENS[:1], -1, 2), "source -1 is out of range"),
         (lambda: inspect.journey(lm(), TOKENS[:1], 5, 2), "nothing travels from token 5 back to 2"),
         (lambda: inspect.kernels(lm(), TOKENS, reach=0), "reach must be 1 or more, got 0"),
-        (lambda: inspect.token_measure([1, 2, 3], context=5), "the text has 3 tokens, fewer than a context of 5"),
+        (lambda: inspect.token_measure([1, 2, 3], context=5), "the text has 3 tokens: a context of 5 needs 6"),
     ],
 )
 def test_misuse(call, said):

@@ -160,12 +160,12 @@ def test_a_model_of_transformers(llama, folder, joformer, tmp_path, name):
     assert code == 0
     page = checked(out.read_text(encoding="utf-8"))
     if name == "plain":
-        assert "The model has no value transport: there is none to switch off." in said
+        assert "The model has no value transport to switch off." in said
         assert "Which heads use" not in page
     else:
         assert re.search(r"Value transport is used by \d of 4 heads: .* nats per token", said)
         assert "strength 0.5" in page
-        assert "rotated in some layers only, or by a part" in page
+        assert "rotated only in some layers, or by a part" in page
     for title in ("Frequencies", "What displacement", "A journey between"):
         assert title in page
 
@@ -174,21 +174,21 @@ def test_a_model_of_transformers(llama, folder, joformer, tmp_path, name):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nowhere"], "nowhere is not there: give the folder of a run"),
+        (["nowhere"], "nowhere does not exist: give the folder of a run"),
         (["{runs}"], "has neither model.safetensors nor a checkpoint"),
-        (["{runs}/lm", "--tokens", "1", "99"], "target 99 is not there: the sample has the tokens 0 … 15"),
-        (["{runs}/lm", "--tokens", "5", "1"], "nothing travels from token 5 back to 1: later tokens are hidden"),
-        (["{runs}/lm", "--tokens", "5"], "--tokens are two, the source and the target of a journey; got 1"),
-        (["{runs}/lm", "--index", "9999"], "there is no held-out window 9999: they are 0 … "),
-        (["{runs}/lm", "--prompt", "a"], "a prompt is 2 tokens or more, got 1"),
-        (["{runs}/lm", "--prompt", "ab", "--index", "1"], "--prompt and --index both say what is shown"),
-        (["{runs}/lm", "--samples", "1"], "--samples are 2 or more"),
+        (["{runs}/lm", "--tokens", "1", "99"], "target 99 is out of range: the sample has the tokens 0 … 15"),
+        (["{runs}/lm", "--tokens", "5", "1"], "nothing travels from token 5 back to 1: later tokens are masked"),
+        (["{runs}/lm", "--tokens", "5"], "--tokens takes two, the source and the target of a journey; got 1"),
+        (["{runs}/lm", "--index", "9999"], "there is no held-out window 9999: choose 0 … "),
+        (["{runs}/lm", "--prompt", "a"], "a prompt needs 2 tokens or more, got 1"),
+        (["{runs}/lm", "--prompt", "ab", "--index", "1"], "--prompt and --index both choose what is shown"),
+        (["{runs}/lm", "--samples", "1"], "--samples must be 2 or more"),
         (["{runs}/lm", "--data", "{runs}/none.txt"], "none.txt"),
         (["{runs}/lm", "--out", "{runs}"], "is a folder: give --out a file"),
         (["{runs}/vit", "--prompt", "ab"], "--prompt is for language models"),
-        (["{runs}/vit", "--index", "-1"], "there is no test image -1: they are 0 … "),
+        (["{runs}/vit", "--index", "-1"], "there is no test image -1: choose 0 … "),
         (["{llama}/plain"], "does not say what it was trained on: give --data"),
-        (["{llama}/bare", "--data", "{runs}/notes.txt"], "has no weights as safetensors"),
+        (["{llama}/bare", "--data", "{runs}/notes.txt"], "has no safetensors weights"),
     ],
 )
 def test_a_mistake_is_one_line(folder, llama, joformer, words, said):

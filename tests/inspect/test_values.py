@@ -101,7 +101,9 @@ def test_misuse():
     with pytest.raises(ValueError, match=r"^JoFormerLM transports no values: give a model with transport='both' or"):
         without_values(built("scores"), [(0, 0)]).__enter__()
     with (
-        pytest.raises(ValueError, match=r"^there is no head 2 in layer 1: the model has 2 layers with values of 2"),
+        pytest.raises(
+            ValueError, match=r"^there is no head 2 in layer 1: the model has 2 layers with value transport and 2"
+        ),
         without_values(built(), [(1, 2)]),
     ):
         pass

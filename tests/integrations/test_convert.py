@@ -103,7 +103,7 @@ def test_at_once_is_transport_values(joformer, made, tmp_path):
     code, said, told = joformer("convert", made / "words", out, "--strength", 0.8)
     assert (code, told) == (0, "")
     first, second = said.splitlines()
-    assert "strength 0.8; it computes another function than before: fine-tune it" in first
+    assert "strength 0.8; the model now computes a different function: fine-tune it" in first
     assert second == f'load it with joformer.integrations.load("{out}")'
     expected = transport_values(T.LlamaForCausalLM.from_pretrained(made / "words"), 0.8)
     assert torch.equal(logits(load(out)), logits(expected))
@@ -116,7 +116,7 @@ def test_at_once_is_transport_values(joformer, made, tmp_path):
 
     code, again, told = joformer("convert", made / "words", out, "--strength", 0.8)
     assert (code, again) == (0, said)
-    assert told.endswith(f"{out} is finished: nothing is done again\n")
+    assert told.endswith(f"{out} is already finished\n")
     code, said, told = joformer("convert", made / "words", out)
     assert (code, said) == (2, "")
     assert "holds a conversion with strength = 0.8, not 1.0" in told
@@ -127,7 +127,7 @@ def test_there_and_back_again(joformer, made, tmp_path):
     assert joformer("convert", made / "words", tmp_path / "out")[0] == 0
     code, said, _ = joformer("convert", tmp_path / "out", tmp_path / "back", "--off")
     assert code == 0
-    assert "not transported any more" in said
+    assert "no longer transported" in said
     assert f'transformers.LlamaForCausalLM.from_pretrained("{tmp_path / "back"}")' in said
     names = {path.name for path in (made / "words").iterdir()} - {"modeling_words.py"}
     assert {path.name for path in (tmp_path / "back").iterdir()} == names | {"conversion.json"}
@@ -264,9 +264,9 @@ def test_interrupted_it_ends_with_the_same_bits(made, annealed, tmp_path, caplog
     lines = caplog.messages
     assert steps == [*range(begin, 7), 6]
     if damage == "none":
-        assert not any("trying" in line for line in lines)
+        assert not any("; trying" in line or "; starting over" in line for line in lines)
     else:
-        assert sum("trying" in line for line in lines) == (2 if damage == "all" else 1)
+        assert sum("; trying" in line or "; starting over" in line for line in lines) == (2 if damage == "all" else 1)
     if begin:
         assert f"resuming {tmp_path / 'out' / 'training'} at step {begin} of 6" in lines
     assert record == annealed[1]
@@ -316,7 +316,7 @@ def test_what_is_finished_is_whole(joformer, made, annealed, tmp_path):
     (tmp_path / "out" / "model.safetensors").write_bytes(whole)
     code, said, told = joformer(*words)
     assert (code, said) == (2, "")
-    assert told.splitlines()[-1].endswith("was altered since it was written: remove it, and convert again")
+    assert told.splitlines()[-1].endswith("was changed after it was written: remove it, and convert again")
 
 
 def test_killed(made, annealed, tmp_path):
@@ -362,7 +362,7 @@ def test_killed_at_the_very_end(made, annealed, tmp_path, monkeypatch, caplog):
     (tmp_path / "out" / "training").mkdir()  # as if it had been killed while it tidied up
     with caplog.at_level("INFO", "joformer"):
         assert convert(made / "plain", tmp_path / "out", **words) == annealed[1]
-    assert caplog.messages[-1] == f"{tmp_path / 'out'} is finished: nothing is done again"
+    assert caplog.messages[-1] == f"{tmp_path / 'out'} is already finished"
     assert not (tmp_path / "out" / "training").exists()
 
 
@@ -432,10 +432,10 @@ def test_every_refusal_is_one_line(joformer, made, tmp_path, monkeypatch):
         ("--anneal", 2, "--batch", 0): "batch must be",
         ("--anneal", 2, "--save-every", 0): "save_every must be",
         ("--anneal", 2, "--seed", 1 << 32): "seed must be below",
-        ("--settle", 2): "give anneal, too",
+        ("--settle", 2): "give anneal as well",
         ("--strength", "inf"): "strength must be a finite number",
-        ("--strength", 0): "is at strength 0 already",
-        ("--off",): "transports nothing",
+        ("--strength", 0): "is already at strength 0",
+        ("--off",): "has no transport to remove",
         ("--off", "--anneal", 2): "leave out anneal",
         ("--data", tmp_path / "nowhere.txt"): "nowhere.txt does not exist",
         (*text, "--context", 65): "more than the 64 positions",
@@ -452,7 +452,7 @@ def test_every_refusal_is_one_line(joformer, made, tmp_path, monkeypatch):
     (copy("adapted") / "adapter_config.json").write_text("{}")
     refused("merge it into the model first", tmp_path / "adapted", out)
     (copy("pickled") / "model.safetensors").rename(tmp_path / "pickled" / "pytorch_model.bin")
-    refused("no weights as safetensors", tmp_path / "pickled", out)
+    refused("no safetensors weights", tmp_path / "pickled", out)
     (copy("cut") / "model.safetensors").write_bytes(weights(plain)[:-9])
     refused("cut cannot be loaded", tmp_path / "cut", out)
     strange = json.loads((plain / "config.json").read_text()) | {"auto_map": {"AutoModelForCausalLM": "a.Own"}}
@@ -468,7 +468,7 @@ def test_every_refusal_is_one_line(joformer, made, tmp_path, monkeypatch):
     T.GPT2LMHeadModel(T.GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2)).save_pretrained(tmp_path / "gpt2")
     refused("cannot transport its values", tmp_path / "gpt2", out)
     llama(200).save_pretrained(tmp_path / "small")
-    refused("200 tokens are too few to take bytes", tmp_path / "small", out, "--anneal", 2, *text)
+    refused("200 tokens are too few to use bytes", tmp_path / "small", out, "--anneal", 2, *text)
     shutil.copyfile(made / "words" / "tokenizer.json", tmp_path / "small" / "tokenizer.json")
     refused("the model has 200", tmp_path / "small", out, *text)
     (tmp_path / "small" / "tokenizer.json").write_text("{}")

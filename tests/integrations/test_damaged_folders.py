@@ -174,14 +174,14 @@ def test_pickles_are_never_read(made, attempt):
             pickle.dump(state, file)
 
     for kind in ("single", "sharded"):
-        assert "no weights as safetensors" in attempt(kind, instead, kind)
+        assert "no safetensors weights" in attempt(kind, instead, kind)
     with pytest.raises(ValueError, match="use_safetensors must be True"):
         load(made[0] / "single", use_safetensors=False)
 
     def adapter(folder):
         (folder / "adapter_config.json").write_text("{}")
 
-    assert "an adapter beside the model" in attempt("single", adapter, "adapter")
+    assert "an adapter next to the model" in attempt("single", adapter, "adapter")
 
 
 def test_infinity_in_a_configuration_comes_back(tmp_path):

@@ -495,7 +495,7 @@ def test_what_cannot_be_is_refused_in_a_line():
         ),
         (lambda: models.JoFormerConfig(pattern="W"), "say window=32"),
         (lambda: models.JoFormerConfig(frames="none"), "frames must be one of"),
-        (lambda: models.JoFormerForCausalLM.from_joformer(nn.Linear(2, 2)), "made of a JoFormerLM, got Linear"),
+        (lambda: models.JoFormerForCausalLM.from_joformer(nn.Linear(2, 2)), "built from a JoFormerLM, got Linear"),
     ]
     for call, said in cases:
         with pytest.raises(ValueError, match=said) as error:
@@ -503,7 +503,7 @@ def test_what_cannot_be_is_refused_in_a_line():
         assert "\n" not in str(error.value)
     model.gradient_checkpointing_enable()
     model.train()
-    with pytest.raises(ValueError, match="say use_cache=False"):
+    with pytest.raises(ValueError, match="set use_cache=False"):
         model(tokens, use_cache=True)
     attention = JourneyAttention(16, 2)
     with pytest.raises(ValueError, match="inner handles masks"):

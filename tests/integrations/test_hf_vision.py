@@ -189,7 +189,10 @@ def test_what_cannot_be_is_refused_in_a_line():
         (lambda: model(torch.zeros(1, 1, 9, 8)), "a multiple of 4"),
         (lambda: model(some(), output_attentions=True), "set_attn_implementation"),
         (lambda: models.JoFormerViTConfig(model="vit"), "unknown model 'vit'"),
-        (lambda: models.JoFormerForImageClassification.from_joformer(torch.nn.Linear(2, 2)), "made of a JoFormerViT"),
+        (
+            lambda: models.JoFormerForImageClassification.from_joformer(torch.nn.Linear(2, 2)),
+            "built from a JoFormerViT",
+        ),
     ]
     for call, said in cases:
         with pytest.raises(ValueError, match=said) as error:

@@ -89,7 +89,7 @@ def test_one_odd_layer_among_many_is_found():
     """The same classes and shapes, but the keys of one layer are made by the projection of its values."""
     model = deep(4)
     attentions(model)[2].k_proj = attentions(model)[2].v_proj
-    with pytest.raises(ValueError, match="keys or queries of the same numbers as its values"):
+    with pytest.raises(ValueError, match="keys or queries from the same numbers as its values"):
         transport_values(model)
 
 

@@ -400,7 +400,7 @@ NOT = {
                 linear_value_head_dim=8,
             )
         ),
-        "between attention and projecting its output",
+        "between attention and the output projection",
     ),
     "empty": (lambda: nn.Linear(2, 2), "rotary positions"),
 }

@@ -260,7 +260,7 @@ WRONG = {
         ),
         "its KyutaiSpeechToTextAttention takes the tables of its rotary embedding apart",
     ),
-    "doge": (of("DogeForCausalLM", "DogeConfig", **GROUPED), "makes its mask of the same numbers as its values"),
+    "doge": (of("DogeForCausalLM", "DogeConfig", **GROUPED), "computes its mask from the same numbers as its values"),
     "deepseek v3.2": (
         of("DeepseekV32ForCausalLM", "DeepseekV32Config", **LATENT, index_n_heads=2, index_head_dim=16, index_topk=4),
         "DeepseekV32Attention does something between projecting its values",
@@ -275,11 +275,11 @@ WRONG = {
     "falcon": (of("FalconForCausalLM", "FalconConfig", **PLAIN), "does not go through transformers' attention"),
     "esm": (
         of("EsmForMaskedLM", "EsmConfig", **PLAIN, position_embedding_type="rotary", pad_token_id=0, mask_token_id=2),
-        "leaves the projection of its output to another module",
+        "leaves its output projection to another module",
     ),
     "keys for values": (
         gemma4(2, attention_k_eq_v=True, num_global_key_value_heads=2),
-        "keys or queries of the same numbers as its values",
+        "keys or queries from the same numbers as its values",
     ),
 }  # fmt: skip
 

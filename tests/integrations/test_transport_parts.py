@@ -114,8 +114,8 @@ def test_names_that_do_not_fit_are_one_line(tmp_path):
     for changes, because in (
         ({"part": "model.nowhere"}, "has no such part"),
         ({"part": "model.layers.0"}, "cannot transport"),
-        ({"attentions": entry["attentions"][:1]}, "names other attentions"),
-        ({"attentions": ["model.layers.0.attn"]}, "names other attentions"),
+        ({"attentions": entry["attentions"][:1]}, "names attention layers that differ"),
+        ({"attentions": ["model.layers.0.attn"]}, "names attention layers that differ"),
         ({"strength": "1"}, "is damaged"),
         ({"strength": float("nan")}, "strength must be a finite number"),
         ({"attentions": None}, "is damaged"),
@@ -134,7 +134,7 @@ def test_a_part_of_what_is_transported_cannot_be_changed_by_itself():
     model = transport_values(towers(), 0.5)
     before = logits(model)
     for change in ({"strength": 0.2}, {"off": True}):
-        with pytest.raises(ValueError, match="is a part of a model whose values are transported as a whole"):
+        with pytest.raises(ValueError, match="is part of a model whose values are transported as a whole"):
             transport_values(model.model.encoder, **change)
     assert torch.equal(logits(model), before)
     assert strength_of(model) == 0.5
@@ -149,7 +149,7 @@ def test_a_whole_that_is_refused_leaves_its_part():
     plain = logits(model)
     transport_values(model.model.encoder, 0.5)
     before, entries = logits(model), transported(model)
-    with pytest.raises(ValueError, match="keys or queries of the same numbers as its values"):
+    with pytest.raises(ValueError, match="keys or queries from the same numbers as its values"):
         transport_values(model, 0.9)
     assert torch.equal(logits(model), before)
     assert transported(model) == entries

@@ -29,7 +29,7 @@ def test_a_gate_that_reads_the_hidden_states_after_attention_is_refused():
         **SIZE, num_key_value_heads=2, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16,
         pad_token_id=0,
     )  # fmt: skip
-    with pytest.raises(ValueError, match="does something between attention and projecting its output"):
+    with pytest.raises(ValueError, match="does something between attention and the output projection"):
         transport_values(transformers.LagunaForCausalLM(config))
 
 
@@ -38,7 +38,7 @@ def test_keys_made_of_the_values_are_refused(monkeypatch):
     model = llama()
     for layer in model.model.layers:
         layer.self_attn.k_proj = layer.self_attn.v_proj
-    with pytest.raises(ValueError, match="keys or queries of the same numbers as its values"):
+    with pytest.raises(ValueError, match="keys or queries from the same numbers as its values"):
         transport_values(model)
 
 
@@ -110,7 +110,7 @@ def test_what_cannot_be_undone_is_not_half_undone():
     projection = model.model.layers[0].self_attn.v_proj
     nn.utils.parametrizations.weight_norm(projection)
     expected = logits(model)
-    with pytest.raises(ValueError, match="took another class since"):
+    with pytest.raises(ValueError, match="changed its class since"):
         transport_values(model, off=True)
     assert torch.equal(logits(model), expected)
     nn.utils.parametrize.remove_parametrizations(projection, "weight")

@@ -134,10 +134,10 @@ def test_folders_that_say_nothing(tmp_path):
         load(tmp_path)
     for content in ([], {"joformer": 3}, {"joformer": {"strength": 1.0}}, {}):
         config.write_text(json.dumps(content))
-        with pytest.raises(ValueError, match="says nothing of transport"):
+        with pytest.raises(ValueError, match="does not mention transport"):
             load(tmp_path)
     FAMILIES["llama"].made().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="says nothing of transport: load it with transformers") as refusal:
+    with pytest.raises(ValueError, match="does not mention transport: load it with transformers") as refusal:
         load(tmp_path)
     assert "\n" not in str(refusal.value)
     made().save_pretrained(tmp_path)

@@ -402,7 +402,7 @@ class Alone(torch.nn.Module):
     ("build", "missing"),
     [
         (lambda: eva(use_rot_pos_emb=False), "there is no rotary embedding"),
-        (lambda: eva(rope_rotate_half=True), "does not rotate its queries and keys by pairs of entries"),
+        (lambda: eva(rope_rotate_half=True), "does not rotate pairs of entries of its queries and keys"),
         (Alone, "there is no rotary embedding"),
         (lambda: VisionTransformer(img_size=16, patch_size=8, **SIZE), "no attention layer is handed rotary positions"),
         (lambda: eva(device="meta"), "meta device"),

@@ -140,11 +140,11 @@ def test_classes_by_name_and_by_folder(tmp_path):
     with logged(said):
         data = load_audio(flat, frames=4, bands=16, cache=tmp_path / "cache")
     assert said == [
-        "reading 12 clips, once",
+        "reading 12 clips (once)",
         "data: flat, sounds as 1 × 16 × 4 bytes",
         "  2 classes: 3 (6), 7 (5)",
         "  train 11, test 1 examples",
-        "  no test split with labels: 1 of 12 examples are held out, the same ones always",
+        "  no test split with labels: 1 of 12 examples are held out, always the same ones",
         "  too few examples to be tested, accuracy says nothing of them: 3",
         "  12 of 12 clips last longer than 0.08 s and lose their end, 20% of all sound: give more seconds (--seconds)",
     ]
@@ -178,20 +178,20 @@ def test_damaged_clips_are_refused_by_name(tmp_path):
     for length in (0, 3, 10, 20, 40, 43, 44, 45, 46, len(whole) // 2, len(whole) - 2, len(whole) - 1):
         (flat / "1_b.wav").write_bytes(whole[:length])
         with pytest.raises(
-            ValueError, match=r"1_b\.wav (is damaged, cut short or no wav file \(.*\)|holds no)"
+            ValueError, match=r"1_b\.wav (is damaged, truncated or not a wav file \(.*\)|holds no)"
         ) as caught:
             load_audio(flat, cache=tmp_path / "cache")
         assert "\n" not in str(caught.value)
     for data, says in [
         (
             wav(np.zeros(0, np.int16)),
-            r"1_b\.wav holds no sound \(0 samples at 8000 per second\): repair it or take it out$",
+            r"1_b\.wav holds no sound \(0 samples at 8000 per second\): repair it or remove it$",
         ),
         (
             wav(np.array([0, np.nan], np.float32)),
-            r"1_b\.wav holds samples that are not finite: repair it or take it out$",
+            r"1_b\.wav holds samples that are not finite: repair it or remove it$",
         ),
-        (b"ID3" + bytes(500), r"1_b\.wav is damaged, cut short or no wav file"),
+        (b"ID3" + bytes(500), r"1_b\.wav is damaged, truncated or not a wav file"),
         (whole[:22] + b"\0\0" + whole[24:], r"1_b\.wav "),
         (whole[:24] + bytes(4) + whole[28:], r"1_b\.wav "),
     ]:
@@ -222,15 +222,15 @@ def test_a_header_may_say_anything(changes):
     [
         (
             ["1_a.wav", "noise.wav"],
-            r"noise\.wav names no class before an underscore: call it class_noise\.wav, or use class",
+            r"noise\.wav has no class before an underscore: name it class_noise\.wav, or use class",
         ),
         (
             ["1_a.wav", "on/2.wav"],
-            r"1_a\.wav stands in no class folder: put every sound into a folder named as its class$",
+            r"1_a\.wav is not in a class folder: put every sound into a folder named after its class$",
         ),
         (
             ["on/1.wav", "on/cover.png"],
-            r"on/cover\.png is no sound file \(\.wav, .*\): move it out of the class folder$",
+            r"on/cover\.png is not a supported sound file \(\.wav, .*\): move it out of the class folder$",
         ),
         (["train/1_a.wav", "train/2_a.wav", "test/3_a.wav"], r"test/3_a\.wav: class '3' is unknown to .*train: add"),
     ],

@@ -52,7 +52,8 @@ def test_every_fault_of_a_tree_at_once(check, pictures):
     code, summary, faults = check(pictures)
     assert code == 2
     wanted = [
-        "1.png stands beside the train folder", "train/empty holds no image files", "a/note.txt is no image file",
+        "1.png is next to the train folder", "train/empty holds no image files",
+        "a/note.txt is not a supported image file",
         "a/bad.png cannot be decoded", "b/bad.jpg cannot be decoded",
         "a/6.png (test) is the same as ", "1 images are 9 × 6, not 6 × 6, such as ",
     ]  # fmt: skip
@@ -72,7 +73,7 @@ def test_every_fault_of_tables(check, pictures, tmp_path):
     assert summary[1:4] == [
         "  2 classes: x (1), y (1)",
         "  train 2, test 1 examples",
-        "  no test split with labels: 1 of 3 examples are held out, the same ones always",
+        "  no test split with labels: 1 of 3 examples are held out, always the same ones",
     ]
     import pyarrow
     import pyarrow.parquet
@@ -83,7 +84,7 @@ def test_every_fault_of_tables(check, pictures, tmp_path):
     code, _, faults = check(tmp_path / "t.parquet")
     assert (code, [line.partition(".parquet, ")[2] for line in faults]) == (
         2,
-        ["row 1: label is missing: fill it or take the row out", "row 3: label is -3: labels count from 0"],
+        ["row 1: label is missing: fill it or remove the row", "row 3: label is -3: labels count from 0"],
     )
 
 
@@ -98,7 +99,7 @@ def test_every_fault_of_text(check, tmp_path):
     parts = [
         "b.txt is not UTF-8 at byte 3",
         "c.txt is a PDF",
-        "d.txt is damaged or no UTF-16",
+        "d.txt is damaged or not UTF-16",
         "test/a.txt (test) is the same as ",
     ]
     assert (code, [sum(part in line for line in faults) for part in parts], len(faults)) == (2, [1] * 4, 4)

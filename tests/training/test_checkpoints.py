@@ -109,8 +109,8 @@ def test_a_damaged_one_is_replaced_and_newer_ones_go(tmp_path):
         assert checkpoints.latest(tmp_path).step == 10
     assert [line.count("\n") for line in heard] == [0, 0]
     assert "00000030" in heard[0]
-    assert "trying the one before it, 00000020" in heard[0]
-    assert "trying the one before it, 00000010" in heard[1]
+    assert "trying the previous one, 00000020" in heard[0]
+    assert "trying the previous one, 00000010" in heard[1]
     save(tmp_path, 20)
     assert names(tmp_path) == ["00000010", "00000020"]
     assert undamaged(tmp_path).step == 20
@@ -285,7 +285,7 @@ def test_a_log_that_was_altered_is_refused(tmp_path):
     place, content = log.place(), log.path.read_bytes()
     for other in (content.replace(b"1", b"3"), content[:-1], b"", None):
         log.path.unlink() if other is None else log.path.write_bytes(other)
-        with pytest.raises(ValueError, match="is not what it was when the checkpoint was saved") as refusal:
+        with pytest.raises(ValueError, match="has changed since the checkpoint was saved") as refusal:
             Log(log.path).restore(place)
         assert "\n" not in str(refusal.value)
         assert (log.path.read_bytes() if log.path.exists() else None) == other  # left as it is
@@ -346,7 +346,7 @@ def test_other_settings_are_named(path, value):
         inner = inner[key]
     inner[path[-1]] = value
     for was, now in ((SETTINGS, other), (other, SETTINGS)):
-        said = "on other data than this" if path == ("task", "text") else f"with {'.'.join(path)} = "
+        said = "on other data: give the same" if path == ("task", "text") else f"with {'.'.join(path)} = "
         with pytest.raises(ValueError, match=f"holds a run {said}") as refusal:
             require_same(was, now, Path("run"))
         assert "\n" not in str(refusal.value)
@@ -357,5 +357,5 @@ def test_other_circumstances_are_named():
     here = circumstances(torch.device("cpu"), 1, False)
     require_exact(json.loads(json.dumps(here)), here, Path("run"))
     for key in here:
-        with pytest.raises(ValueError, match=rf"was made with {key} = other, here it is .*--drift"):
+        with pytest.raises(ValueError, match=rf"was made with {key} = other, but here it is .*--drift"):
             require_exact(here | {key: "other"}, here, Path("run"))

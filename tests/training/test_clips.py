@@ -248,7 +248,7 @@ PLAYLIST = b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:///etc/hostname\
         ("a.npy", lambda: encoded(film(0).astype(float), "npy"), "a.npy is float64"),
         ("a.npy", lambda: encoded(film(0)[:0], "npy"), "a.npy holds no pictures"),
         ("a.npy", lambda: encoded(film(0)[:, :0], "npy"), r"a.npy has pictures of 0 × 20: 1 to"),
-        ("a.npy", lambda: claiming(10**9, 20, 20), "a.npy is cut short: its header says"),
+        ("a.npy", lambda: claiming(10**9, 20, 20), "a.npy is truncated: its header says"),
         ("a.npy", lambda: claiming(1, 10**5, 10**5), "a.npy has pictures of 100000 × 100000"),
         ("a.npz", lambda: packed(a=b"1", b=b"2"), "a.npz holds a.npy, b.npy: save one array in it"),
         ("a.npz", packed, "a.npz holds nothing: save one array in it"),
@@ -266,7 +266,7 @@ def test_sizes_are_bounded(monkeypatch):
     from joformer.training.data import clips
 
     monkeypatch.setattr(clips, "PICTURES", 3)
-    with pytest.raises(ValueError, match=r"a.npy has more than 3 pictures: cut it, or if you trust it, set"):
+    with pytest.raises(ValueError, match=r"a.npy has more than 3 pictures: cut it or, if you trust it, set"):
         decode_clip(encoded(film(0), "npy"), "a.npy", 16)
     assert len(decode_clip(encoded(film(0), "npy"), "a.npy", 16, most=2)) == 2
     monkeypatch.setattr(clips, "EXAMPLE", 1000)
@@ -286,7 +286,7 @@ def test_without_pyav_one_line_says_what_to_install(monkeypatch):
 def test_folders_that_cannot_be_learned_from(tmp_path, joformer):
     cache = {"cache": tmp_path / "cache"}
     place = folder(tmp_path / "clips")
-    with pytest.raises(ValueError, match=r"0.npy has 6 pictures of 9: give fewer \(--length\), or take it out"):
+    with pytest.raises(ValueError, match=r"0.npy has 6 pictures, not 9: give fewer \(--length\), or remove it"):
         load_clips(place, size=16, length=9, **cache)
     one = folder(tmp_path / "one", classes=("run",))
     with pytest.raises(ValueError, match="holds one class, 'run': there must be two or more"):
@@ -295,11 +295,11 @@ def test_folders_that_cannot_be_learned_from(tmp_path, joformer):
     with pytest.raises(ValueError, match="empty holds no clips: give"):
         load_clips(resolve(tmp_path / "empty", kind="video"), **cache)
     single = folder(tmp_path / "single", classes=("run",), each=1)
-    with pytest.raises(ValueError, match="holds one clip, which leaves none to test with"):
+    with pytest.raises(ValueError, match="holds one clip, which leaves none for testing"):
         load_clips(single, length=4, **cache)
-    with pytest.raises(ValueError, match=r"clips holds clips, none are made: leave out count"):
+    with pytest.raises(ValueError, match=r"clips holds clips, so none are generated: leave out count"):
         load_clips(place, count=5, **cache)
-    with pytest.raises(ValueError, match="holds text: give video, or images that are to move"):
+    with pytest.raises(ValueError, match="holds text: give video, or images that will move"):
         load_clips("stdlib")
     with pytest.raises(ValueError, match="holds video: give images or sounds, or train video"):
         load_labelled(place)
@@ -337,9 +337,9 @@ def test_augmentation_by_hand():
 
 @pytest.mark.refused
 def test_augmentation_that_cannot_be():
-    with pytest.raises(ValueError, match="flip is a probability and shift a share below 1, got 2 and 0"):
+    with pytest.raises(ValueError, match="flip must be a probability and shift a share below 1, got 2 and 0"):
         ClipAugment(flip=2)
-    with pytest.raises(ValueError, match="augment is one of none, flip, shift"):
+    with pytest.raises(ValueError, match="augment must be one of none, flip, shift"):
         ClipAugment.named("crop")
 
 

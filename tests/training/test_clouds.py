@@ -140,17 +140,17 @@ def npy(header, data=b""):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"points": None}, r"a.npz holds offsets, labels, split, no points: save points \(n, p, axes\) and labels"),
+        ({"points": None}, r"a.npz holds offsets, labels, split, but no points: save points \(n, p, axes\) and labels"),
         ({"labels": LABELS[:-1]}, r"a.npz has 39 labels for 40 sets: give one per set"),
         ({"labels": LABELS * 1.5}, r"labels are float64 \(40,\): give one whole number or name per set"),
         ({"labels": LABELS * 0}, r"holds one class, '0': there must be two or more"),
-        ({"classes": np.array(["only"])}, r"labels must be whole numbers 0 … 0, as it has classes"),
+        ({"classes": np.array(["only"])}, r"labels must be whole numbers 0 … 0, because the file has classes"),
         ({"offsets": np.arange(41)}, r"offsets must rise from 0 to the number of points, 190"),
         ({"offsets": None}, r"points are \(190, 2\): give \(n, p, axes\), or rows of them and offsets"),
         ({"features": np.ones((3, 1))}, r"features are \(3, 1\), points \(190, 2\): all but the last must agree"),
         ({"split": np.array(["dev"] * 40)}, r"split names 'dev': give one of train"),
-        ({"split": np.array(["test"] * 40)}, r"has no sets to train with: name the split of some train"),
-        ({"split": np.where(LABELS == 1, "train", "test")}, r"class '0' is tested and never trained"),
+        ({"split": np.array(["test"] * 40)}, r"has no training sets: name the training split train"),
+        ({"split": np.where(LABELS == 1, "train", "test")}, r"class '0' occurs in the test split only"),
         ({"points": np.concatenate(SETS).astype(str)}, r"points are text: give numbers"),
         ({"points": np.concatenate(SETS) * 1j}, r"array 'points' holds complex64, not real numbers or text"),
         (
@@ -193,13 +193,13 @@ def test_bad_sets_are_all_named(tmp_path, joformer):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 3)}", b"\0" * 24), "and has 24 bytes"),
+        (npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 3)}", b"\0" * 24), "but has 24 bytes"),
         (npy("{'descr': '<f8', 'fortran_order': False, 'shape': (-1, 3)}"), "is damaged"),
         (npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}", b"\x80\x04."), "a pickle"),
-        (npy("{'descr': __import__('os').system('true')}"), "is damaged or no array of NumPy"),
+        (npy("{'descr': __import__('os').system('true')}"), "is damaged or not a NumPy array"),
         (npy("{'descr': [('a', '<f8')], 'fortran_order': False, 'shape': (1,)}", b"\0" * 8), "not real numbers"),
-        (b"\x93NUMPY\x01\x00\xff\xff", "is damaged or no array of NumPy"),
-        (b"no array", "is damaged or no array of NumPy"),
+        (b"\x93NUMPY\x01\x00\xff\xff", "is damaged or not a NumPy array"),
+        (b"no array", "is damaged or not a NumPy array"),
     ],
 )
 def test_a_header_is_not_believed(content, message):
@@ -216,17 +216,17 @@ def test_archives_are_bounded(tmp_path):
         load_points(tmp_path / "bomb.npz")
     with zipfile.ZipFile(tmp_path / "odd.npz", "w", zipfile.ZIP_LZMA) as file:
         file.writestr("points.npy", b"x")
-    with pytest.raises(ValueError, match=r"odd.npz is damaged or no npz file"):
+    with pytest.raises(ValueError, match=r"odd.npz is damaged or not an npz file"):
         load_points(tmp_path / "odd.npz")
     whole = io.BytesIO()
     np.savez(whole, **ragged())
     (tmp_path / "cut.npz").write_bytes(whole.getvalue()[:-200])
-    with pytest.raises(ValueError, match=r"cut.npz is damaged or no npz file"):
+    with pytest.raises(ValueError, match=r"cut.npz is damaged or not an npz file"):
         load_points(tmp_path / "cut.npz")
     many = {"points": np.zeros((1_000_000, 1), np.float32), "labels": np.arange(2000) % 2}
     saved(tmp_path / "uneven.npz", **many, offsets=np.append(np.arange(2000), 1_000_000))
     with pytest.raises(
-        ValueError, match=r"sets of 1 to 998,001 points would be padded to 7,984,008,000 bytes: give how"
+        ValueError, match=r"sets of 1 to 998,001 points would be padded to 7,984,008,000 bytes: limit the points"
     ):
         load_points(tmp_path / "uneven.npz")
     assert load_points(tmp_path / "uneven.npz", points=2).train.points.shape[1] == 2
@@ -244,11 +244,11 @@ def test_other_data_and_other_loaders(tmp_path):
     with pytest.raises(ValueError, match=r"points is 0: give how many points"):
         load_points(tmp_path / "a.npz", points=0)
     one = load_points(saved(tmp_path / "line.npz", points=DRAWS.normal(size=(40, 6, 1)), labels=LABELS))
-    with pytest.raises(ValueError, match=r"points on one axis have nothing to rotate in"):
+    with pytest.raises(ValueError, match=r"points on one axis cannot be rotated"):
         PointsTask(one, augment="rotate")
-    with pytest.raises(ValueError, match=r"the points have 1 axes, the model reads 2: say axes=1"):
+    with pytest.raises(ValueError, match=r"the points have 1 axes, the model reads 2: set axes=1"):
         run(PointsConfig(), PointsTask(one), Recipe(steps=1), tmp_path / "run")
-    with pytest.raises(ValueError, match=r"the sets have 2 classes, the model 1: say classes=2"):
+    with pytest.raises(ValueError, match=r"the sets have 2 classes, the model has 1: set classes=2"):
         run(PointsConfig(axes=1, classes=1), PointsTask(one), Recipe(steps=1), tmp_path / "run")
 
 

@@ -47,7 +47,7 @@ def test_a_language_model_from_the_first_command_to_its_text(joformer, trained):
 
     code, again, told = joformer(*words)
     assert (code, again) == (0, out)
-    assert "has ended after its 4 steps" in told
+    assert "is already finished: 4 steps" in told
 
     generate = ("generate", run, "--prompt", "the dog", "--tokens", 12, "--temperature", 0.9)
     code, drawn, _ = joformer(*generate)
@@ -128,7 +128,7 @@ def test_evaluate_finds_the_data_again_with_the_same_options(joformer, tmp_path,
     sound = ("--rate", 4000, "--seconds", 0.3, "--bands", 16, "--hop", 8)
     code, _, told = joformer("train", "vit", *SMALL, "--data", "set", *sound, "--out", tmp_path / "run")
     assert code == 2
-    assert told.splitlines()[-1].endswith("choose by --label folder or --label name")
+    assert told.splitlines()[-1].endswith("choose --label folder or --label name")
     words = ("train", "vit", *SMALL, "--data", "set", "--label", "name", *sound, "--patch", 4, 5, "--json")
     code, out, told = joformer(*words, "--out", tmp_path / "run")
     assert (code, load(tmp_path / "run").config.shape) == (0, (16, 35))
@@ -227,12 +227,12 @@ def test_what_cannot_be_used_is_said(joformer, trained, tmp_path):
     (tmp_path / "empty").mkdir()
     for words, said in (
         (["generate", tmp_path / "weights.pt"], "pickles (.pt, .pth, .bin) are never read"),
-        (["generate", tmp_path / "nothing"], "is not there"),
+        (["generate", tmp_path / "nothing"], "does not exist"),
         (["generate", tmp_path / "empty"], "neither model.safetensors nor a checkpoint"),
         (["generate", run, "--temperature", "-1"], "--temperature must be 0 or more"),
         (["generate", run, "--temperature", "nan"], "--temperature must be 0 or more"),
         (["evaluate", run, "--lengths", "99999"], "a context is from 1 to"),
-        (["evaluate", run, "--lengths", "-5"], "--lengths and --windows are 1 or more"),
+        (["evaluate", run, "--lengths", "-5"], "--lengths and --windows must be 1 or more"),
         (["train", "lm", "--data", "stdlib", "--out", tmp_path / "weights.pt"], "is a file"),
     ):
         code, out, told = joformer(*words)
@@ -254,7 +254,7 @@ def test_a_finished_run_needs_no_exactness(joformer, trained):
     torch.set_num_threads(threads + 1)
     try:
         code, _, told = joformer(*trained[1])
-        assert (code, told.splitlines()[-1]) == (0, f"{trained[0]} has ended after its 4 steps")
+        assert (code, told.splitlines()[-1]) == (0, f"{trained[0]} is already finished: 4 steps")
     finally:
         torch.set_num_threads(threads)
 
@@ -286,7 +286,9 @@ def test_a_run_is_extended_and_another_starts_from_it(joformer, trained, tmp_pat
     code, out, told = joformer(*words, "--steps", "6")
     assert code == 0
     assert "after 6 steps" in out
-    assert f"extending {run} from step 4 to 6: the rate at step 4 was 0.000232, is 0.00055: not the weights of" in told
+    assert (
+        f"extending {run} from step 4 to 6: the learning rate there was 0.000232 and is 0.00055, so the weights" in told
+    )
     code, out, _ = joformer(*words, "--from", run, "--lr", "0", "--out", tmp_path / "tuned", "--log", "none", "--json")
     assert code == 0
     before, after = (json.loads(line) for line in ((run / "metrics.jsonl").read_text().splitlines()[-1], out))

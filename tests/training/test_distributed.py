@@ -164,7 +164,7 @@ def continues_in_one(server, whole: Path, out: Path) -> None:
     ended = server.run(out, kind="lm", recipe=LONG)
     assert ended.code == 2
     assert len(ended.lines) == 1
-    assert "was made with processes = 2, here it is 1" in ended.said
+    assert "was made with processes = 2, but here it is 1" in ended.said
     ended = server.run(out, kind="lm", recipe=LONG, drift=True)
     assert ended.code == 0
     assert ended.lines[0].endswith("from here on its bits are not those of an uninterrupted run")

@@ -68,7 +68,7 @@ def test_one_file_is_cut_and_says_so(tmp_path, caplog):
     graph = load_graph(tmp_path / "facts.tsv")
     assert [len(part) for part in (graph.train, graph.valid, graph.test)] == [54, 3, 3]
     assert len(graph.known.unique(dim=0)) == 60
-    assert "3 triples stand twice in a split and count once" in caplog.text
+    assert "3 triples occur twice in a split and count once" in caplog.text
     assert "no valid and no test split: cut from train, one triple in 20 each" in caplog.text
 
 
@@ -77,7 +77,7 @@ def test_leaks_and_strangers_are_said(tmp_path, caplog):
     (tmp_path / "valid.txt").write_text(lines(FACTS[:2]))
     (tmp_path / "test.txt").write_text("nobody\tnext\tp1\n")
     load_graph(tmp_path)
-    assert "2 triples of valid are in train too" in caplog.text
+    assert "2 triples of valid are also in train" in caplog.text
     assert "1 entities are in no training triple" in caplog.text
 
 
@@ -85,8 +85,8 @@ def test_leaks_and_strangers_are_said(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (lines(FACTS[:60]) + "p1\tnext\n", r"facts.txt, line 61 is no triple but has 2 names: write head, relation"),
-        (lines(FACTS[:60]) + "p1\t\tp2\n", r"facts.txt, line 61 is no triple but has 2 names"),
+        (lines(FACTS[:60]) + "p1\tnext\n", r"facts.txt, line 61 has 2 names, not three: write head, relation"),
+        (lines(FACTS[:60]) + "p1\t\tp2\n", r"facts.txt, line 61 has 2 names, not three"),
         (lines(FACTS[:5]), r"facts.txt has too few triples for (valid|test): give 20 or more"),
     ],
 )
@@ -106,7 +106,7 @@ def test_other_data_and_other_loaders(tmp_path, joformer):
     (tmp_path / "graph" / "train.txt").write_text(lines(FACTS[:40]) * 2 + "p1\n")
     code, out, _ = joformer("check", tmp_path / "graph")
     assert code == 2
-    assert "train.txt, line 81 is no triple but has 1 names" in out
+    assert "train.txt, line 81 has 1 names, not three" in out
 
 
 def small(folder):
@@ -153,13 +153,13 @@ def test_a_run_that_breaks_off_ends_with_the_same_bits_and_learns(tmp_path, jofo
 @pytest.mark.refused
 def test_a_model_of_another_graph(tmp_path, joformer):
     graph, _ = small(tmp_path / "graph")
-    with pytest.raises(ValueError, match=r"the graph has 30 entities, the model 29: say entities=30"):
+    with pytest.raises(ValueError, match=r"the graph has 30 entities, the model has 29: set entities=30"):
         train(RelationsConfig(29, 2, 8), RelationsTask(graph), Recipe(steps=1), tmp_path / "run")
     train(RelationsConfig(30, 2, 8), RelationsTask(graph), Recipe(steps=1), tmp_path / "run")
     (tmp_path / "other.txt").write_text(lines((a, r, "q" + t) for a, r, t in FACTS))
     code, _, said = joformer("evaluate", tmp_path / "run", "--data", tmp_path / "other.txt")
     assert code == 2
-    assert "is another graph than the model was trained on" in said
+    assert "is not the graph that the model was trained on" in said
 
 
 def test_from_the_command_line(tmp_path, joformer):

@@ -37,7 +37,7 @@ def test_pixels_labels_and_layout(folder, tmp_path):
     with logged(said):
         data = load_images(folder, cache=tmp_path / "cache")
     assert said == [
-        "decoding 10 images, once",
+        "decoding 10 images (once)",
         "data: set, images as 3 × 12 × 20 bytes",
         "  2 classes: cat (3), dog (3)",
         "  train 6, test 4 examples",
@@ -149,7 +149,8 @@ def test_input_that_is_refused(folder, tmp_path):
     with pytest.raises(ValueError, match=r"^size is 0: give a whole number of pixels, 1 or more \(--size\)$"):
         load_images(folder, size=0)
     with pytest.raises(
-        ValueError, match=r"^digits are 8 × 8 with one kind of label: leave out label and size \(--label, --size\)$"
+        ValueError,
+        match=r"^digits are 8 × 8 with only one kind of label: leave out label and size \(--label, --size\)$",
     ):
         load_images("digits", size=16)
     with pytest.raises(ValueError, match=r"nowhere does not exist: give"):

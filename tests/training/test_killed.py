@@ -295,7 +295,7 @@ def test_damage_is_seen_and_the_one_before_used(server, memory, reference, resul
     ended = server.run(out, kind="lm")
     assert ended.code == 0, ended.said
     assert "00000012" in ended.lines[0]
-    assert ended.lines[0].endswith("trying the one before it, 00000010"), ended.said
+    assert ended.lines[0].endswith("trying the previous one, 00000010"), ended.said
     assert ended.lines[1] == f"resuming {out} at step 10 of 12"
     assert len(ended.lines) == 2
     assert "pickle" not in damage.__name__ or "is never read" in ended.said
@@ -312,12 +312,12 @@ def test_all_damaged_begins_anew(server, memory, reference, result_of):
         damage(out / "checkpoints" / f"{step:08d}", None)
     ended = server.run(out, kind="vit")
     assert ended.code == 2  # a run that has ended is not made anew: its weights may be all there is
-    assert ended.lines[-1] == f"{out} holds a model and no good checkpoint to resume: choose another --out"
+    assert ended.lines[-1] == f"{out} holds a model but no good checkpoint to resume: choose another --out"
     (out / "model.safetensors").unlink()
     ended = server.run(out, kind="vit")
     assert ended.code == 0
     assert len(ended.lines) == len(found)
-    assert "begin anew" in ended.lines[-1]
+    assert "starting over" in ended.lines[-1]
     assert result_of(out) == wanted
 
 
@@ -365,7 +365,7 @@ def test_ended_runs_stay_as_they_are(server, memory, reference, result_of):
     shutil.copytree(finished, out)
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file() and path.name != ".lock"}
     ended = server.run(out, kind="lm")
-    assert (ended.code, ended.lines) == (0, [f"{out} has ended after its 12 steps"])
+    assert (ended.code, ended.lines) == (0, [f"{out} is already finished: 12 steps"])
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert result_of(out) == wanted
 

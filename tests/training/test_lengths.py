@@ -216,8 +216,8 @@ def test_gpt2s_tokens_are_its_pieces(tmp_path):
 def test_other_tokenizers_are_refused(tmp_path):
     place = tmp_path / "tokenizer.json"
     gpt2_like(place, pre_tokenizer={"type": "Whitespace"})
-    with pytest.raises(ValueError, match=r"no byte-level BPE like GPT-2's \(it cuts text otherwise"):
+    with pytest.raises(ValueError, match=r"not a byte-level BPE like GPT-2's \(it splits text differently"):
         Tokenizer.of_gpt2(place)
     place.write_text("{}")
-    with pytest.raises(ValueError, match="no byte-level BPE like GPT-2's"):
+    with pytest.raises(ValueError, match="not a byte-level BPE like GPT-2's"):
         Tokenizer.of_gpt2(place)

@@ -227,12 +227,12 @@ def test_a_copy_that_is_further_or_behind(flaky, machine, whole, result_of, monk
     lines = []
     with logged(lines):
         run("flaky://run", steps=6)
-    assert lines == [f"{here} has ended after its 6 steps"]
+    assert lines == [f"{here} is already finished: 6 steps"]
     assert (here / "manifest.json").read_bytes() == Store("flaky://run").read("manifest.json")
     flaky.store.clear()  # somebody removed what was published
     with logged(lines):
         run("flaky://run", steps=6)
-    assert "is further than flaky://run" in lines[1]
+    assert "is ahead of flaky://run" in lines[1]
     assert "manifest.json" in Store("flaky://run").names()
 
 
@@ -240,7 +240,7 @@ def test_a_checkpoint_has_an_address_and_weights_can_start_another_run(flaky, ma
     run("flaky://run", keep=2)
     machine()
     assert open_run("flaky://run/checkpoints/00000004").step == 4
-    with pytest.raises(ValueError, match="no whole checkpoint 00000002 at flaky://run"):
+    with pytest.raises(ValueError, match="no complete checkpoint 00000002 at flaky://run"):
         open_run("flaky://run/checkpoints/00000002")
     with pytest.raises(ValueError, match="there is no run at flaky://none"):
         open_run("flaky://none")

@@ -143,7 +143,7 @@ def test_a_text_in_other_tokens_does_not_start_there(memory):
     run(memory / "first", config_of("lm", {}), lm_task(), steps=2)
     run(memory / "second", config_of("lm", {}), lm_task(), steps=2, start=memory / "first")
     (memory / "first" / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"first/tokenizer\.json is another tokenizer than this text's"):
+    with pytest.raises(ValueError, match=r"first/tokenizer\.json is not the tokenizer of this text"):
         run(memory / "third", config_of("lm", {}), lm_task(), steps=2, start=memory / "first")
 
 
@@ -155,8 +155,8 @@ def test_a_finished_run_is_extended(memory, result_of):
     (line,) = lines
     # From 1e-3 down to a half: at the 12th step nearly down, of 20 steps hardly half way.
     assert line == (
-        f"extending {memory / 'run'} from step 12 to 20: the rate at step 12 was 0.000509, is 0.000711: "
-        "not the weights of one uninterrupted run of 20 steps"
+        f"extending {memory / 'run'} from step 12 to 20: the learning rate there was 0.000509 and is 0.000711, "
+        "so the weights will differ from those of one uninterrupted run of 20 steps"
     )
     seen = [line["step"] for line in metrics(memory / "run")]
     assert seen == [4, 5, 8, 10, 12, 12, 15, 16, 20, 20]
@@ -165,7 +165,7 @@ def test_a_finished_run_is_extended(memory, result_of):
     assert (extended["step"], extended["steps"], about["run"]["recipe"]["steps"]) == (12, 20, 20)
     assert run(memory / "run", steps=20, warmup=0, end=0.5) == (
         result,
-        [f"{memory / 'run'} has ended after its 20 steps"],
+        [f"{memory / 'run'} is already finished: 20 steps"],
     )
     assert not torch.equal(last["head.weight"], load_file(memory / "run" / "model.safetensors")["head.weight"])
     run(memory / "run", steps=22, warmup=0, end=0.5)

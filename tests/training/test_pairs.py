@@ -152,11 +152,15 @@ def test_long_captions_are_cut_and_said(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("form", "change", "message"),
     [
-        ("beside", lambda p: (p / "train" / "03.txt").unlink(), r"03.png has no text beside it: write 03.txt, or move"),
+        (
+            "beside",
+            lambda p: (p / "train" / "03.txt").unlink(),
+            r"03.png has no text next to it: write 03.txt, or move",
+        ),
         (
             "beside",
             lambda p: (p / "train" / "03.txt").write_text(" \n"),
-            r"03.txt holds no text: write what 03.png shows",
+            r"03.txt holds no text: describe 03.png",
         ),
         ("beside", lambda p: (p / "train" / "03.png").write_bytes(b"\x89PNG"), r"03.png cannot be decoded as an image"),
         ("beside", lambda p: (p / "train" / "03.png").write_bytes(picture(3, 9)), r"03.png is 9 × 9, .* give a size"),
@@ -165,8 +169,8 @@ def test_long_captions_are_cut_and_said(tmp_path, caplog):
             lambda p: edit(p, "03.png", "../03.png"),
             r"row 4: file names '../03.png', outside of the data's folder",
         ),
-        ("csv", lambda p: edit(p, "03.png", "33.png"), r"row 4: file names '33.png', which is not there"),
-        ("csv", lambda p: edit(p, SAID[3], " "), r"row 4: caption is missing: fill it or take the row out"),
+        ("csv", lambda p: edit(p, "03.png", "33.png"), r"row 4: file names '33.png', which does not exist"),
+        ("csv", lambda p: edit(p, SAID[3], " "), r"row 4: caption is missing: fill it or remove the row"),
         ("csv", lambda p: edit(p, "train", "tarin"), r"row 1: split is 'tarin': name it one of train"),
     ],
 )
@@ -211,19 +215,19 @@ def test_other_data_and_options(tmp_path):
     (tmp_path / "notes.txt").write_text("prose\n" * 30)
     with pytest.raises(ValueError, match=r"notes.txt holds text: give images with text, or with classes"):
         load_pairs(tmp_path / "notes.txt")
-    with pytest.raises(ValueError, match=r"a caption has 1 token or more, got length 0"):
+    with pytest.raises(ValueError, match=r"length must be 1 token or more, got 0"):
         load_pairs("captions", length=0)
     with pytest.raises(ValueError, match=r"pages of 16 × 24 with one text each: leave out column and size"):
         load_pairs("captions", size=8)
     pairs = load_pairs("captions", vocab=256)
     with pytest.raises(ValueError, match="not both 0"):
         PairsTask(pairs, contrastive=0, masked=0)
-    with pytest.raises(ValueError, match="hide is a probability above 0"):
+    with pytest.raises(ValueError, match="hide must be a probability above 0"):
         PairsTask(pairs, hide=0)
     task = PairsTask(pairs, batch=4)
     for config, parts, message in (
-        (PairsConfig(vocab=256, channels=3), 1, "the images have 1 channels, the model reads 3: say channels=1"),
-        (PairsConfig(vocab=255, channels=1), 1, "the captions have 256 tokens, the model 255: say vocab=256"),
+        (PairsConfig(vocab=256, channels=3), 1, "the images have 1 channels, the model reads 3: set channels=1"),
+        (PairsConfig(vocab=255, channels=1), 1, "the captions have 256 tokens, the model has 255: set vocab=256"),
         (PairsConfig(vocab=256, channels=1), 4, "a part of 4 / 4 pairs has nothing to compare with"),
         (PairsConfig(vocab=256, channels=1), 3, "does not divide into 3 parts"),
     ):

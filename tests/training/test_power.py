@@ -138,5 +138,5 @@ def test_an_ext4_whose_power_fails_after_the_end(tmp_path, mounted, result_of):
         left, said = mounted(copy) / out.name, []
         assert (left / "metrics.jsonl").read_bytes() == (out / "metrics.jsonl").read_bytes()
         assert run(left, said, average=0.9 * (turn > 0)) == result
-        assert said == [f"{left} has ended after its 2 steps"]
+        assert said == [f"{left} is already finished: 2 steps"]
         assert result_of(left) == result_of(out)

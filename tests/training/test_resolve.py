@@ -177,17 +177,21 @@ def test_text_with_a_byte_order_mark_is_decoded_and_logged(tmp_path, encoding):
 @pytest.mark.parametrize(
     ("name", "data", "says"),
     [
-        ("a.txt", b"%PDF-1.4 text " * 99, r"is a PDF, no text: extract its text, for example by pdftotext$"),
-        ("a", b"PK\x03\x04 text " * 99, r"is a zip archive or an office document, no text: unpack it"),
-        ("a.tar", b"name".ljust(257, b"\0") + b"ustar" + b"\0" * 999, r"is a tar archive, no text: unpack it$"),
-        ("a.tgz", gzip.compress(b"n".ljust(257, b"\0") + b"ustar" + b"\0" * 99, mtime=0), r"is a tar archive, no text"),
+        ("a.txt", b"%PDF-1.4 text " * 99, r"is a PDF, not text: extract its text, for example by pdftotext$"),
+        ("a", b"PK\x03\x04 text " * 99, r"is a zip archive or an office document, not text: unpack it"),
+        ("a.tar", b"name".ljust(257, b"\0") + b"ustar" + b"\0" * 999, r"is a tar archive, not text: unpack it$"),
+        ("a.tgz", gzip.compress(b"n".ljust(257, b"\0") + b"ustar" + b"\0" * 99, mtime=0), r"a tar archive, not text"),
         ("a.jsonl", b'{"text": "a"}\n{"text": 7}\n', r"a\.jsonl has no text in row 2: fill it or drop the row$"),
-        ("a.json", b'[{"text": "a"},\n{"text": "b"}]', r"a\.json, line 1 is no JSON object: write one object per line"),
+        (
+            "a.json",
+            b'[{"text": "a"},\n{"text": "b"}]',
+            r"a\.json, line 1 is not a JSON object: write one object per line",
+        ),
         ("a.jsonl", b'{"a": "x", "b": "y"}\n', r"which column holds the text: name it \(--column\), one of a, b$"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', r"a\.jsonl, row 1, is not UTF-8"),
         ("a.jsonl", b'{"text": "\xff"}\n', r"a\.jsonl is not UTF-8"),
         ("a.csv", b"text,n\na,1,2\n", r"a\.csv, line 2: more cells than the header: quote those that hold ','$"),
-        ("a.txt", "\ufefftext".encode("utf-16")[:-1], r"a\.txt is damaged or no UTF-16"),
+        ("a.txt", "\ufefftext".encode("utf-16")[:-1], r"a\.txt is damaged or not UTF-16"),
     ],
 )
 def test_what_is_no_text_is_called_what_it_is(tmp_path, name, data, says):
@@ -256,11 +260,11 @@ def test_class_folders_come_before_a_table_beside_them(tmp_path):
     [
         ("../secret.png,a", r"row 3: file names '\.\./secret\.png', outside of the data's folder"),
         ("link.png,a", r"row 3: file names 'link\.png', outside of the data's folder"),
-        ("nowhere.png,a", r"row 3: file names 'nowhere\.png', which is not there: correct it, or add the file$"),
-        ("0.png,b", r"row 3: file names '0\.png' a second time: take one of the rows out$"),
-        (",a", r"row 3: file is missing: fill it or take the row out$"),
-        ("2.png,", r"row 3: label is missing: fill it or take the row out$"),
-        ("labels.csv,a", r"row 3: file names 'labels\.csv', which is no image file: take the row out$"),
+        ("nowhere.png,a", r"row 3: file names 'nowhere\.png', which does not exist: correct it, or add the file$"),
+        ("0.png,b", r"row 3: file names '0\.png' appears twice: remove one of the rows$"),
+        (",a", r"row 3: file is missing: fill it or remove the row$"),
+        ("2.png,", r"row 3: label is missing: fill it or remove the row$"),
+        ("labels.csv,a", r"row 3: file names 'labels\.csv', which is not a supported image file: remove the row$"),
     ],
 )
 def test_rows_that_are_refused(tmp_path, row, says):
@@ -325,7 +329,7 @@ def test_images_stand_upright_and_what_was_converted_is_counted(tmp_path):
         ]  # fmt: skip
     with logged(said):
         again = Streamed(tmp_path / "set", size=4, workers=0)
-    assert said[-1].endswith("images that were looked at: rotated as EXIF says")
+    assert said[-1].endswith("images that were checked: rotated as EXIF says")
     assert again.fingerprint != streamed.fingerprint
     assert turned.fingerprint != plain.fingerprint
 
@@ -353,9 +357,7 @@ def test_a_tree_that_fits_two_conventions_asks_which(tmp_path):
     for speaker in ("01", "02"):
         for digit in range(3):
             say(tmp_path / "set" / speaker / f"{digit}_{speaker}_0.wav")
-    says = (
-        r"may be its folders \(01, 02\) or what each name begins with \(0, 1, 2\): choose by --label folder or --label"
-    )
+    says = r"may be its folders \(01, 02\) or the beginning of each name \(0, 1, 2\): choose --label folder or --label"
     with pytest.raises(ValueError, match=says):
         opened(tmp_path / "set")
     assert opened(tmp_path / "set", label="folder").classes == ("01", "02")
@@ -431,5 +433,5 @@ def test_compressed_sounds_need_soundfile(tmp_path, monkeypatch):
 def test_sounds_that_cannot_be_read_are_called_that(tmp_path):
     tree(tmp_path / "set", "a", "b", make=say)
     (tmp_path / "set" / "a" / "9.m4a").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"a/9\.m4a is no sound file \(.*\): convert it to wav$"):
+    with pytest.raises(ValueError, match=r"a/9\.m4a is not a supported sound file \(.*\): convert it to wav$"):
         opened(tmp_path / "set")

@@ -124,7 +124,7 @@ def test_train_repairs_what_is_damaged(out, finished, name, damage):
     assert line.endswith(f"; repaired from {out / 'checkpoints' / '00000006'}")
     heard.clear()
     run(out, heard)
-    assert heard == [f"{out} has ended after its 6 steps"]
+    assert heard == [f"{out} is already finished: 6 steps"]
 
 
 @pytest.mark.parametrize("damage", [truncated, emptied])
@@ -141,9 +141,9 @@ def test_a_log_that_is_shorter_falls_back_to_the_checkpoint_that_fits(out, finis
     places = [json.loads((one / "state.json").read_text())["metrics"]["bytes"] for one in checkpoint_folders(finished)]
     size = len(b"".join(lines[:kept])) + (len(lines[kept]) - 7 if damage is truncated else 0)
     fits = max(step for step, place in zip((2, 4, 6), places, strict=True) if place <= size)
-    told = [line for line in heard if "is not what it was" in line]
+    told = [line for line in heard if "is shorter than when" in line]
     assert len(told) == (6 - fits) // 2
-    assert all("but shorter; trying the one before it" in line for line in told)
+    assert all("was saved; trying the previous one" in line for line in told)
     if fits < 6:
         assert heard[-1] == f"resuming {out} at step {fits} of 6"
 
@@ -157,7 +157,7 @@ def test_a_log_that_fits_no_checkpoint_is_refused(out):
         shutil.rmtree(place)
     (out / "metrics.jsonl").write_bytes(b"")
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match=r"but shorter, and no other checkpoint fits: put it back") as refusal:
+    with pytest.raises(ValueError, match=r"was saved, and no other checkpoint fits: restore it") as refusal:
         run(out)
     assert "\n" not in str(refusal.value)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
@@ -332,7 +332,7 @@ def test_a_forged_checkpoint_is_a_line_and_the_next_one(out, finished, name):
     assert len(damage) < 500
     if "of one number" in name and not name.startswith("a step"):
         assert "(1,)" in damage
-    assert damage.endswith("; trying the one before it, 00000004"), damage
+    assert damage.endswith("; trying the previous one, 00000004"), damage
     assert going_on == f"resuming {out} at step 4 of 6"
 
 
@@ -369,7 +369,7 @@ def test_an_absurd_configuration_takes_no_memory(out, finished, field):
     heard = []
     with logged(heard):
         assert open_run(out).step == 4
-    assert heard[0].endswith("; trying the one before it, 00000004")
+    assert heard[0].endswith("; trying the previous one, 00000004")
     with logged(pytest.fail):
         assert open_run(finished).step is None
 

@@ -95,7 +95,7 @@ def test_damaged_archives_are_named(tmp_path, kind):
     altered = data[:middle] + bytes([data[middle] ^ 0xFF, data[middle + 1] ^ 0xFF]) + data[middle + 2 :]
     for wrong in (data[:-4], data[:middle], data[:20], altered, b"just text"):
         path.write_bytes(wrong)
-        one_line(lambda: list(read_chunks(path)), str(path), "damaged or cut short")
+        one_line(lambda: list(read_chunks(path)), str(path), "damaged or truncated")
 
 
 @pytest.mark.refused
@@ -138,7 +138,7 @@ def test_the_hub_fails_in_one_line(monkeypatch, error, wanted):
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
     one_line(lambda: hub("mnist"), wanted)
-    one_line(lambda: hub("unheard"), "'unheard' is no data set's name")
+    one_line(lambda: hub("unheard"), "'unheard' is not a data set")
 
 
 @pytest.mark.refused

@@ -185,7 +185,7 @@ def test_an_undecodable_image_is_one_line_from_any_process(pictures, workers):
     broken.unlink()
     with pytest.raises(ValueError, match=r"^cannot read .*cat/2\.png: No such file or directory$"):
         list(data.batches([[(1, 0)]]))
-    with pytest.raises(ValueError, match=r"^there is no image 8: the numbers run from 0 to 7$"):
+    with pytest.raises(ValueError, match=r"^there is no image 8: choose 0 to 7$"):
         list(data.batches([[(8, 0)]]))
     assert not multiprocessing.active_children()  # though `caught` holds the frame of the loader
 
@@ -195,7 +195,7 @@ def test_an_undecodable_image_is_one_line_from_any_process(pictures, workers):
 def test_a_tenth_is_held_out(labels):
     labels = torch.tensor(labels)
     if len(labels.unique()) == len(labels):
-        with pytest.raises(ValueError, match="each of its own class"):
+        with pytest.raises(ValueError, match="each with its own class"):
             hold_out(labels)
         return
     train, test = hold_out(labels)
@@ -255,7 +255,7 @@ def test_splits_that_are_left_aside_are_named(pictures):
     shutil.rmtree(pictures / "valid")
     records = opened(pictures)
     assert len(records.test) == 1
-    assert records.notes[1][1] == "no test split with labels: 1 of 8 examples are held out, the same ones always"
+    assert records.notes[1][1] == "no test split with labels: 1 of 8 examples are held out, always the same ones"
 
 
 def test_the_hub_is_read_like_tables(tmp_path, monkeypatch):
@@ -339,17 +339,17 @@ def spoil_files(root, what):
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("note", r"cat/note\.txt is no image file \(.*\): move it out of the class folder$"),
+        ("note", r"cat/note\.txt is not a supported image file \(.*\): move it out of the class folder$"),
         ("empty class", r"the class folder .*train/emu holds no image files: fill it or remove it$"),
         ("unknown class", r"valid/emu/1\.png: class 'emu' is unknown to .*train: add examples of it there$"),
-        ("loose", r"train/1\.png stands in no class folder: put every image into a folder named as its class$"),
-        ("beside", r"1\.png stands beside the train folder: move it into a class folder of a split$"),
+        ("loose", r"train/1\.png is not in a class folder: put every image into a folder named after its class$"),
+        ("beside", r"1\.png is next to the train folder: move it into a class folder of a split$"),
         (
             "other folder",
-            r"more is no split beside train: name it one of test, validation, valid, val, or move it away$",
+            r"more is not a split: name it one of test, validation, valid, val, or move it away$",
         ),
         ("no train", r"has test, valid but no train folder: name the training split train$"),
-        ("empty split", r"valid holds no class folders: put every image into a folder named as its class$"),
+        ("empty split", r"valid holds no class folders: put every image into a folder named after its class$"),
         ("both", r"holds both train\.parquet and .*\.png: keep one kind of source in a folder$"),
     ],
 )
@@ -367,13 +367,13 @@ DATA = png(picture(0))
 @pytest.mark.parametrize(
     ("columns", "label", "says"),
     [
-        ({"label": [0, None, 1]}, None, r"t\.parquet, row 1: label is missing: fill it or take the row out$"),
+        ({"label": [0, None, 1]}, None, r"t\.parquet, row 1: label is missing: fill it or remove the row$"),
         ({"label": [0, 1, -2]}, None, r"t\.parquet, row 2: label is -2: labels count from 0$"),
         ({"label": [0, 1990, 1]}, None, r"row 1: label is 1990 among 3 examples: labels count the classes from 0$"),
         (
             {"a": [0, 1, 1], "b": [0, 0, 1]},
             None,
-            r"does not tell which column holds the labels: name it \(--label\), one of a, b$",
+            r"does not show which column holds the labels: name it \(--label\), one of a, b$",
         ),
         ({"name": ["x", "y", "z"]}, None, r"which column holds the labels: name it \(--label\), one of name$"),
         (
@@ -381,7 +381,7 @@ DATA = png(picture(0))
             "w",
             r"has no labels in 'w': name another column \(--label\), one of a$",
         ),
-        ({"label": [0, 1, 2]}, None, r"3 examples, each of its own class, leave none to test with: add a test split$"),
+        ({"label": [0, 1, 2]}, None, r"3 examples, each with its own class, leave none for testing: add a test split$"),
         ({"label": [0, 1, 1], "other": [b"", b"", b""]}, None, None),
     ],
 )
@@ -402,13 +402,15 @@ def test_tables_that_are_refused(tmp_path):
     rows = tmp_path / "rows"
     train = write_parquet(rows / "train.parquet", [DATA] * 3, label=[0, 1, 1])
     test = write_parquet(rows / "test.parquet", [DATA], label=[2])
-    with pytest.raises(ValueError, match=r"test\.parquet, row 0: label is 2, a class unknown to the training split"):
+    with pytest.raises(
+        ValueError, match=r"test\.parquet, row 0: label is 2, a class that the training split does not have"
+    ):
         opened(rows)
     write_parquet(test, [], label=__import__("pyarrow").array([], "int64"))
     with pytest.raises(ValueError, match=r"test\.parquet holds no rows: the test split needs at least one$"):
         opened(rows)
     test.write_bytes(train.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"test\.parquet is damaged or no parquet file \(.*\): fetch it again$"):
+    with pytest.raises(ValueError, match=r"test\.parquet is damaged or not a parquet file \(.*\): fetch it again$"):
         opened(rows)
     damaged = bytearray(train.read_bytes())
     damaged[4:60] = bytes(56)
@@ -416,9 +418,7 @@ def test_tables_that_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"test\.parquet is damaged \(.*\): fetch it again$"):
         opened(rows)
     test.rename(rows / "more.parquet")
-    with pytest.raises(
-        ValueError, match=r"more\.parquet belongs to no split: name it train-… or test-…, or move it away$"
-    ):
+    with pytest.raises(ValueError, match=r"more\.parquet belongs to no split: name it train-… or test-…, or move it$"):
         opened(rows)
     write_parquet(rows / "more.parquet", [None, DATA], label=["a", "b"]).rename(rows / "test.parquet")
     with pytest.raises(ValueError, match=r"test\.parquet, row 0: label is 'a'|unknown to the training split"):
@@ -431,7 +431,7 @@ def test_tables_that_are_refused(tmp_path):
     (tmp_path / "a.txt").write_text("text")
     with pytest.raises(
         ValueError,
-        match=r"a\.txt is no parquet file or table: give a folder of images, parquet, or a table file,label$",
+        match=r"a\.txt is not a parquet file or table: give a folder of images, parquet, or a table file,label$",
     ):
         opened(tmp_path / "a.txt")
 
@@ -446,7 +446,7 @@ def test_a_missing_cell_is_named(tmp_path):
         for row in range(len(part))
         if part.name(row).endswith("1")
     )
-    with pytest.raises(ValueError, match=r"t\.parquet, row 1: image is missing: fill it or take the row out$"):
+    with pytest.raises(ValueError, match=r"t\.parquet, row 1: image is missing: fill it or remove the row$"):
         part.read(row)
 
 

@@ -129,7 +129,7 @@ def test_only_keywords_are_listened_for(tmp_path):
     assert some.classes == ("low",)
     assert torch.equal(some.train.pixels, streams.train.pixels)
     assert torch.equal(some.train.events[:, :2], streams.train.events[streams.train.events[:, 2] == 1, :2])
-    with pytest.raises(ValueError, match=r"there is no 'lo' to listen for: choose from high, low \(--keywords\)"):
+    with pytest.raises(ValueError, match=r"there is no keyword 'lo': choose from high, low \(--keywords\)"):
         load_streams(tmp_path / "tones", keywords=["lo"], **SOUND)
 
 
@@ -185,14 +185,20 @@ def test_flac_too(tmp_path):
 
 BAD = {
     "outside": (("a.wav", 4.8, 5.2, "low"), r"row 7: the event ends at 5.2 s, \S+a.wav at 5.00: correct it"),
-    "overlapping": (("a.wav", 0.9, 1.1, "low"), r"row 7: the event overlaps that of \S+events.csv, row 1: end one"),
-    "no file": (("c.wav", 0, 1, "low"), r"row 7: file names 'c.wav', which is not there: correct it, or add the file"),
+    "overlapping": (("a.wav", 0.9, 1.1, "low"), r"row 7: the event overlaps the one at \S+events.csv, row 1: end one"),
+    "no file": (
+        ("c.wav", 0, 1, "low"),
+        r"row 7: file names 'c.wav', which does not exist: correct it, or add the file",
+    ),
     "elsewhere": (("../c.wav", 0, 1, "low"), r"row 7: file names '../c.wav'"),
-    "no sound": (("events.csv", 0, 1, "low"), r"row 7: file names 'events.csv', which is no sound file"),
-    "backwards": (("a.wav", 2.5, 2.2, "low"), r"row 7: an event from 2.5 to 2.2 s: start is 0 or more, and end after"),
+    "no sound": (("events.csv", 0, 1, "low"), r"row 7: file names 'events.csv', which is not a sound file"),
+    "backwards": (
+        ("a.wav", 2.5, 2.2, "low"),
+        r"row 7: an event from 2.5 to 2.2 s: start must be 0 or more, and end after",
+    ),
     "no number": (("a.wav", "soon", 2.5, "low"), r"row 7: start is 'soon' and end '2.5': write seconds, such as 1.25"),
     "not finite": (("a.wav", 2.5, "inf", "low"), r"row 7: an event from 2.5 to inf s"),
-    "no label": (("a.wav", 2.2, 2.5, ""), r"row 7: label is missing: fill it or take the row out"),
+    "no label": (("a.wav", 2.2, 2.5, ""), r"row 7: label is missing: fill it or remove the row"),
     "strange": (("a.wav", 4.7, 4.9, "other"), r"row 7: class 'other' is unknown to the training split: add events"),
 }
 
@@ -215,7 +221,7 @@ def test_check_lists_all_of_them(tmp_path, joformer):
     code, said, _ = joformer("check", place)
     assert code == 2
     assert all(f"row {number}: " in said for number in range(7, 17))
-    assert "b.wav is damaged, cut short or no wav file" in said
+    assert "b.wav is damaged, truncated or not a wav file" in said
     assert "11 faults" in said
 
 
@@ -223,7 +229,9 @@ def test_check_lists_all_of_them(tmp_path, joformer):
 def test_other_data_and_other_options(tmp_path, joformer):
     for header in (("file", "start", "label"), ("file", "end", "label")):
         place = recorded(tmp_path / header[1], events=[(e[0], e[1], e[3]) for e in EVENTS], header=header)
-        with pytest.raises(ValueError, match=rf"has the columns file, {header[1]}, label: name those of events file, "):
+        with pytest.raises(
+            ValueError, match=rf"has the columns file, {header[1]}, label: name the event columns file, "
+        ):
             load_streams(place, **SOUND)
     place = recorded(tmp_path / "good")
     with pytest.raises(ValueError, match=r"holds recordings with events: give images or sounds, or train spotting"):
@@ -235,15 +243,21 @@ def test_other_data_and_other_options(tmp_path, joformer):
         load_streams(by_class(tmp_path / "tones"), noise=float("nan"), **SOUND)
     streams = load_streams(place, **SOUND)
     for given_, said in (
-        ({"seconds": 0}, "seconds are more than 0"), ({"tolerance": -1.0}, "tolerance 0 or more"),
-        ({"batch": 0}, "batch and patch are 1 or more"),
+        ({"seconds": 0}, "seconds must be above 0"), ({"tolerance": -1.0}, "tolerance 0 or more"),
+        ({"batch": 0}, "batch and patch must be 1 or more"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=said):
             SpottingTask(streams, **given_)
     task = SpottingTask(streams, batch=4, patch=2)
     for config, said in (
-        (SpottingConfig(classes=1, bands=8, patch=(4, 2)), "the streams have 2 classes, the model 1: say classes=2"),
-        (SpottingConfig(classes=2, bands=8, patch=(4, 4)), "the streams have 8 bands, 2 frames a time; the model 8 of"),
+        (
+            SpottingConfig(classes=1, bands=8, patch=(4, 2)),
+            "the streams have 2 classes, the model has 1: set classes=2",
+        ),
+        (
+            SpottingConfig(classes=2, bands=8, patch=(4, 4)),
+            "the streams have 8 bands, 2 frames per patch; the model has 8 bands",
+        ),
     ):
         with pytest.raises(ValueError, match=said):
             train(config, task, Recipe(steps=1), tmp_path / "run")

@@ -178,13 +178,13 @@ def test_evaluation_counts_every_image_once(pictures):
 def test_models_that_do_not_fit_are_refused():
     text, images = counting(context=4, batch=4), numbered(batch=4, mix=MIX)
     for task, config, parts, says in [
-        (text, LMConfig(vocab=255), 1, "the text has 256 tokens, the model 255: say vocab=256$"),
-        (text, VIT, 1, "the text has 256 tokens, the model none: say vocab=256$"),
-        (images, ViTConfig(classes=9), 1, "the images have 10 classes, the model 9: say classes=10$"),
-        (images, LM, 1, "the images have 10 classes, the model none: say classes=10$"),
+        (text, LMConfig(vocab=255), 1, "the text has 256 tokens, the model has 255: set vocab=256$"),
+        (text, VIT, 1, "the text has 256 tokens, the model has none: set vocab=256$"),
+        (images, ViTConfig(classes=9), 1, "the images have 10 classes, the model has 9: set classes=10$"),
+        (images, LM, 1, "the images have 10 classes, the model has none: set classes=10$"),
         (images, ViTConfig(classes=10, channels=1), 1, "the images have 3 channels, the model reads 1$"),
         (images, ClassifierConfig(classes=10), 1, "the images have 3 channels, the model reads 1$"),
-        (images, VIT, 4, "samples are mixed in pairs: a part of 4 / 4 must be even$"),
+        (images, VIT, 4, "samples are mixed in pairs: 4 / 4 samples per part must be even$"),
     ]:
         task.check(LM if task is text else VIT, range(2), 2)
         with pytest.raises(ValueError, match=f"^{says}"):  # to its end: one line
@@ -201,7 +201,7 @@ def test_a_model_of_ones_own_must_know_of_shared_tokens():
     assert inputs.shape == (2, 2)
     assert (inputs[:, 1] == inputs[:, 0] + 3).all()  # head and tail
     assert (targets == inputs + 1).all()
-    with pytest.raises(ValueError, match=r"Linear\.forward has no parallel=: give it one, or no --context-parallel"):
+    with pytest.raises(ValueError, match=r"Linear\.forward has no parallel=: add it, or drop --context-parallel"):
         task.check(nn.Linear(2, 2), range(2), 2)
     task.divide(None)
     task.check(nn.Linear(2, 2), range(2), 2)

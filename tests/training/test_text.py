@@ -152,7 +152,7 @@ def test_a_damaged_tokenizer_is_refused(bpe, tmp_path):
     ]
     for content in wrong:
         path.write_text(content, encoding="utf-8")
-        refused(lambda: Tokenizer.load(path), str(path), "damaged or no tokenizer of ours")
+        refused(lambda: Tokenizer.load(path), str(path), "damaged or not one of our tokenizers")
     path.write_bytes(b"\xff\xfe")
     refused(lambda: Tokenizer.load(path), str(path))
 
@@ -162,7 +162,7 @@ def test_tokens_and_texts_that_are_none_are_refused(bpe):
     refused(lambda: bpe.decode([600]), "token 600", "600")
     refused(lambda: bpe.decode([-1]), "token -1")
     refused(lambda: bpe.stream().feed(700), "token 700")
-    refused(lambda: bpe.encode("a\udcff"), "not Unicode at character 1")
+    refused(lambda: bpe.encode("a\udcff"), "not valid Unicode at character 1")
     for vocab in (255, 0, -3, True, 8000.0, "8000"):
         refused(lambda vocab=vocab: load_text("stdlib", vocab=vocab), f"vocab {vocab!r}")
 
@@ -383,7 +383,7 @@ def test_text_that_is_none_is_refused_in_one_line(tmp_path):
     path.write_bytes(b"too short")
     refused(load, str(path), "leaves nothing for valid")
     path.write_bytes(gzip.compress(WORDS.encode())[:-9])
-    refused(load, str(path), "damaged or cut short")
+    refused(load, str(path), "damaged or truncated")
     path.write_bytes(b"x" * 100)
     (tmp_path / "valid.txt").write_bytes(b"x" * 100)
     (tmp_path / "test.txt").write_bytes(b"")
@@ -431,9 +431,9 @@ def test_parquet_that_holds_no_text_is_refused(tmp_path):
     parquet.write_table(pyarrow.table({"text": wrong}), path)
     refused(load, f"{path}, row 1, is not UTF-8 at byte 0")
     path.write_bytes(path.read_bytes()[:-20])
-    refused(load, str(path), "damaged or no parquet")
+    refused(load, str(path), "damaged or not a parquet file")
     path.write_bytes(b"")
-    refused(load, str(path), "damaged or no parquet")
+    refused(load, str(path), "damaged or not a parquet file")
 
 
 @pytest.mark.refused
@@ -447,7 +447,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, when):
             path.write_text("b" * 1000)
 
     with logged(change):
-        refused(lambda: load_text(path, vocab=300, cache=cache), str(path), "changed while it was read")
+        refused(lambda: load_text(path, vocab=300, cache=cache), str(path), "changed while it was being read")
     assert not [each for each in cache.iterdir() if each.is_dir()]
 
 

@@ -195,8 +195,8 @@ def test_what_cannot_be_parsed_is_said_and_left_out(tmp_path, caplog, joformer):
     assert "6 of 26 files are left out" in caplog.text
     code, out, _ = joformer("check", tmp_path / "code", "--kind", "trees")
     assert code == 2
-    assert all(f"{name} is no " in out for name in bad), out
-    assert out.count("mend it, or take it out") == 6
+    assert all(f"{name} is not " in out for name in bad), out
+    assert out.count("fix it, or remove it") == 6
 
 
 @pytest.mark.refused
@@ -329,23 +329,23 @@ def test_a_run_that_breaks_off_ends_with_the_same_bits_and_learns(question, tmp_
 @pytest.mark.refused
 def test_a_model_of_other_trees(trees, tmp_path):
     recipe, kinds = Recipe(steps=1), len(trees.kinds)
-    with pytest.raises(ValueError, match=rf"the trees have {kinds} kinds, the model 3: say kinds={kinds}"):
+    with pytest.raises(ValueError, match=rf"the trees have {kinds} kinds, the model has 3: set kinds={kinds}"):
         train(TreeConfig(kinds=3), TreeTask(trees), recipe, tmp_path / "run")
-    with pytest.raises(ValueError, match=r"the trees have 12 depth, the model 2: say depth=12"):
+    with pytest.raises(ValueError, match=r"the trees have 12 depth, the model has 2: set depth=12"):
         train(TreeConfig(kinds=kinds, depth=2), TreeTask(trees), recipe, tmp_path / "run")
-    with pytest.raises(ValueError, match=r"misuse is read from nodes: say reads='nodes'"):
+    with pytest.raises(ValueError, match=r"misuse is read from nodes: set reads='nodes'"):
         train(TreeConfig(kinds=kinds), TreeTask(trees, question="misuse"), recipe, tmp_path / "run")
-    with pytest.raises(ValueError, match=r"the trees have kinds that the model does not know: Add"):
+    with pytest.raises(ValueError, match=r"the trees have kinds that the model lacks: Add"):
         trees.renumbered(trees.kinds[1:])
-    with pytest.raises(ValueError, match=r"the source has kinds that these trees have not: Module, While, Pass"):
+    with pytest.raises(ValueError, match=r"the source has kinds that these trees lack: Module, While, Pass"):
         trees.parse("while x: pass")
-    with pytest.raises(ValueError, match=r"the source is no Python that can be parsed: SyntaxError: invalid syntax"):
+    with pytest.raises(ValueError, match=r"the source is not Python that can be parsed: SyntaxError: invalid syntax"):
         trees.parse("def f(:")
     other = trees.renumbered(trees.kinds[::-1])
     words = ([some.kinds[kind] for kind in some.train.kinds[:9]] for some in (trees, other))
     assert next(words) == next(words)
     for call in (lambda: TreeTask(trees, question="what"), lambda: TreeTask(trees, share=1.0)):
-        with pytest.raises(ValueError, match=r"(question is one of masked, misuse|share between 0 and 1)"):
+        with pytest.raises(ValueError, match=r"(question must be one of masked, misuse|share between 0 and 1)"):
             call()
 
 
@@ -358,7 +358,7 @@ def test_json_has_no_variables_and_is_asked_for_kinds(tmp_path):
     assert loaded.kinds == ("array", "boolean", "null", "number", "object", "string")
     assert loaded.train.counts.min() >= LEAST
     assert TreeTask(loaded, batch=2).batch(0, 0, 0, 1).answers.shape[0] == 2
-    with pytest.raises(ValueError, match=r"no tree of train has two variables and a use: give Python, or more of it"):
+    with pytest.raises(ValueError, match=r"no tree in train has two variables and a use: give Python, or more of it"):
         TreeTask(loaded, question="misuse")
 
 

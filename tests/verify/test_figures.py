@@ -303,7 +303,7 @@ class TestRefused:
         self.refuse(lambda: kernel({"mine": torch.rand(3, 4)}), r"\(3, 4\)")
         self.refuse(lambda: kernel({}), "no angles")
         self.refuse(lambda: kernel(planes=3), "even number")
-        self.refuse(lambda: kernel(reach=0), "reach 0")
+        self.refuse(lambda: kernel(reach=0), "reach must be 1 or more, got 0")
         self.refuse(lambda: fields(torch.rand(3)), r"\(3,\)")
         self.refuse(lambda: fields(torch.rand(3, 3), patch=4), r"\(3, 3\)")
         self.refuse(lambda: fields(frames={}), "no frames")

@@ -1,4 +1,4 @@
-"""What it costs: ratios measured side by side in one run, beside RoPE, no positions, and the peers installed."""
+"""Cost: ratios measured side by side in one run, relative to RoPE, no positions, and installed peers."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def run(
 
     Args:
         only: Names in `FIGURES`; none means all.
-        repeats: Rounds of each comparison, at least.
-        seconds: Of each comparison, at most, once it has rounds enough for an interval; a round is never cut.
-        threads: Threads torch may use; all by default.
-        place: Where the figures in `ANYWHERE` are measured; others always on the CPU.
+        repeats: Minimum rounds per comparison.
+        seconds: Maximum time per comparison, once it has enough rounds for an interval; a round is never cut.
+        threads: Number of torch threads; all by default.
+        place: Where to measure the figures in `ANYWHERE`; others are always measured on the CPU.
 
     Returns:
         The rows of all figures. On a GPU a figure that fails is logged and left out.

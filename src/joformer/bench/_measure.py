@@ -48,9 +48,9 @@ Verdict = Literal["slower", "faster", "within noise"]
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure each set of variants: `rounds` at least, `seconds` at most.
+    """How long to measure each set of variants: at least `rounds`, at most `seconds`.
 
-    Where the two do not fit, time decides as soon as there are rounds enough for an interval (`LEAST`).
+    If the two conflict, time decides as soon as there are enough rounds for an interval (`LEAST`).
 
     >>> Effort(rounds=30).seconds
     60.0
@@ -73,9 +73,9 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Row:
-    """One figure: good when it is at most `bar` (at least, where `higher`); no bar, no judgement.
+    """One figure: good if it is at most `bar` (at least, if `higher`); without a bar it is not judged.
 
-    A measured ratio has an interval and rounds; where the interval covers the bar, `ok` is None: noise decides nothing.
+    A measured ratio has an interval and rounds; if the interval covers the bar, `ok` is None: noise decides nothing.
 
     >>> Row("a count", 1.01, 1.03).ok, Row("a speed-up", 150.0, 200.0, higher=True).ok, Row("a peer", 1.1).ok
     (True, False, None)
@@ -103,7 +103,7 @@ class Row:
 
     @property
     def ok(self) -> bool | None:
-        """Whether the bar is met; None without a bar, and where the interval covers it."""
+        """Whether the bar is met; None without a bar, or if the interval covers it."""
         low, high = (self.value, self.value) if self.rounds is None else (self.low, self.high)
         if self.bar is None or low is None or high is None:
             return None
@@ -112,7 +112,7 @@ class Row:
 
     @property
     def verdict(self) -> Verdict | None:
-        """What a measured ratio says about its first variant: "within noise" where the interval covers 1."""
+        """The verdict of a measured ratio on its first variant: "within noise" if the interval covers 1."""
         if self.rounds is None:
             return None
         if self.low is None or self.high is None or self.low <= 1 <= self.high:

@@ -17,7 +17,7 @@ HOST = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Shape:
-    """A training shape of the paper's models; `depth` blocks share one frames value, as in a real model."""
+    """A training shape of the paper's models; `depth` blocks share the frames of one call, as in a real model."""
 
     name: str
     batch: int
@@ -34,7 +34,7 @@ class Shape:
 
     @property
     def causal(self) -> bool:
-        """Whether tokens attend to the past alone: on sequences."""
+        """Whether attention is causal: on sequences."""
         return self.axes == 1
 
     def positions(self) -> Tensor:
@@ -63,11 +63,11 @@ class Place:
     """A device, the precision of weights and activations there, and what is measured.
 
     Attributes:
-        device: The CPU, or what torch calls an accelerator.
+        device: The CPU, or the torch accelerator.
         dtype: Of weights and activations.
         shapes: Of training steps and rotations.
         decoded: Width and heads of the layers that decode a token.
-        cached: How many tokens are before it.
+        cached: Number of tokens in the cache.
 
     Example:
         >>> Place().device.type
@@ -81,7 +81,7 @@ class Place:
     cached: int = 4096
 
     def clock(self) -> float:
-        """Seconds, once the device has done all it was given.
+        """The time in seconds, after synchronising the device.
 
         >>> Place().clock() <= Place().clock()
         True
@@ -91,7 +91,7 @@ class Place:
         return time.perf_counter()
 
     def described(self) -> dict[str, str]:
-        """The card and the versions of what runs on it.
+        """The GPU, and the versions of the software.
 
         >>> Place().described()["precision"]
         'float32'

@@ -76,7 +76,7 @@ def _words(batch: int, tokens: int) -> Tensor:
 
 def llama(effort: Effort, at: Place = CPU) -> Iterator[Row]:
     """Tokens per second of training, 8 × 512 tokens per step, ours over theirs; both compute the loss themselves."""
-    logger.info("training step beside Llama")
+    logger.info("training step next to Llama")
     ours, theirs = JoFormerLM(CONFIG), llama_of(CONFIG, 680)
     if theirs is None:
         return
@@ -99,7 +99,7 @@ def generating(effort: Effort, at: Place = CPU) -> Iterator[Row]:
     ours.to(at.device, at.dtype)
     theirs.eval().to(at.device, at.dtype)
     for batch, bar in ((1, 1.2), (8, None)):
-        logger.info(f"decoding beside Llama, batch {batch}")
+        logger.info(f"decoding next to Llama, batch {batch}")
         prompt = _words(batch, 32).to(at.device)
         our_text = partial(ours.generate, prompt, GENERATED, temperature=0)
         name = f"decoding, batch {batch}, tokens per second: JoFormerLM, both / Hugging Face generate"

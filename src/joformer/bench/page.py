@@ -30,7 +30,7 @@ def read(path: Path) -> Rows:
     try:
         return {row["name"]: row for row in json.loads(path.read_text(encoding="utf-8"))}
     except (OSError, ValueError, TypeError, KeyError):
-        raise ValueError(f"{path} is no run of the bench: write it with joformer bench --json") from None
+        raise ValueError(f"{path} is not a bench result: write it with joformer bench --json") from None
 
 
 def figure(row: dict[str, Any], times: str = "") -> str:
@@ -49,7 +49,7 @@ def figure(row: dict[str, Any], times: str = "") -> str:
     if low is None or high is None:
         if row.get("rounds") is not None:
             raise ValueError(
-                f"{row['name']!r} has too few rounds for an interval: measure it again, with more --repeats"
+                f"{row['name']!r} has too few rounds for an interval: measure it again with more --repeats"
             )
         small = f"{value:.1e}".replace("e-0", "e-")
         return f"{f'{value:.3f}' if value >= 0.1 else small}{times}"
@@ -164,7 +164,7 @@ def filled(page: str, rows: Rows) -> str:
 
     def block(found: re.Match[str]) -> str:
         if found[2] not in BLOCKS:
-            raise ValueError(f"no block is called {found[2]!r}: choose from {', '.join(BLOCKS)}")
+            raise ValueError(f"there is no block {found[2]!r}: choose from {', '.join(BLOCKS)}")
         try:
             return f"{found[1]}{BLOCKS[found[2]](rows)}{found[4]}"
         except KeyError as missing:

@@ -1,4 +1,4 @@
-"""The command `joformer`: one small dataclass per command, whose docstring and defaults are its help."""
+"""The command `joformer`: one small dataclass per command; its docstring and defaults become the help."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 try:
     import tyro
-except ImportError:  # the core does without the command line's dependencies
+except ImportError:  # optional dependencies of the command line
     sys.exit("joformer: the command needs tyro and rich: pip install 'joformer[train]'")
 
 import joformer
@@ -38,8 +38,8 @@ from joformer.cli.verify import Verify
 @dataclass(frozen=True)
 class Train:
     """Train one model: lm (language), vit (images, sounds), video, pairs (images with text), points (sets in space),
-    spotting (keywords in a stream), trees (syntax), relations (knowledge graphs) or monoidal. Killed or not, the same
-    command gives the same bits.
+    spotting (keywords in a stream), trees (syntax), relations (knowledge graphs) or monoidal. An interrupted run
+    resumes with the same command and gives the same bits.
     """
 
 
@@ -60,7 +60,7 @@ COMMANDS: dict[str, type[Any]] = {
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one line and exit code 2, Ctrl-C exit code 130."""
+    """Entry point: a user error prints one line and exits with code 2, Ctrl-C with code 130."""
     for stream in (sys.stdout, sys.stderr):  # a terminal without Unicode gets question marks rather than an error
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
@@ -68,14 +68,14 @@ def main() -> None:
         say(f"joformer {joformer.__version__}")
         sys.exit(0)
     sys.excepthook = _show_error
-    # Of several processes, the first reports what is done for all.
+    # With several processes, only rank 0 logs progress.
     with to_console(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING):
         try:
             _leave(_parse(sys.argv[1:]).run())
         except ValueError as mistake:
             logger.error(f"joformer: {mistake}")
             sys.exit(2)
-        except BrokenPipeError:  # whoever read it has seen enough
+        except BrokenPipeError:  # the reader closed the pipe
             sys.stdout = None
             sys.exit(0)
         except OSError as error:
@@ -87,14 +87,14 @@ def main() -> None:
 
 
 def _show_error(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """What nobody foresaw, with where it happened; its text may hold names as well."""
+    """Prints an unexpected error with its traceback, escaped: its text may contain file names."""
     for part in traceback.format_exception(kind, error, trace):
         for line in part.removesuffix("\n").split("\n"):
             tell(line)
 
 
 def _leave(code: int) -> None:
-    """Exit; several processes together, and past the interpreter's own end, where gloo's threads now and then abort."""
+    """Exits; distributed processes wait for each other and skip interpreter shutdown, where gloo sometimes aborts."""
     torch = sys.modules.get("torch")
     if code == 0 and torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.barrier()
@@ -133,7 +133,7 @@ def _parse(typed: list[str]) -> Any:
 
 
 def _trainers() -> dict[str, type[Any]]:
-    """The models that can be trained; their options need torch: only who asks for them waits for it."""
+    """The models that can be trained. Imported lazily: their options need torch."""
     from joformer.cli.domains import Pairs, Points, Spotting, Trees, Video
     from joformer.cli.train import LM, Monoidal, Relations, ViT
 
@@ -160,14 +160,14 @@ def _help(path: str, commands: dict[str, type[Any]]) -> None:
         )
     if path == "joformer":
         say(
-            "\njoformer --version prints the version, joformer completion bash|zsh|tcsh a script for the shell.",
+            "\njoformer --version prints the version; joformer completion bash|zsh|tcsh prints a completion script.",
             lines=True,
         )
     sys.exit(0)
 
 
 def _completion(rest: list[str]) -> None:
-    """Prints the script that completes commands and options in a shell."""
+    """Prints the shell completion script for commands and options."""
     if rest not in (["bash"], ["zsh"], ["tcsh"]):
         raise ValueError("joformer completion takes a shell: bash, zsh or tcsh")
     whole: dict[str, Any] = {name: polished(command) for name, command in COMMANDS.items() if command is not Train}

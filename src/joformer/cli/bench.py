@@ -1,4 +1,4 @@
-"""`joformer bench`: what it costs here."""
+"""`joformer bench`: what value transport costs on this machine."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bench:
-    """What value transport costs here: ratios measured side by side, beside no positions, RoPE and installed peers.
+    """Measure what value transport costs on this machine, relative to no positions, RoPE and installed peers.
 
-    Every ratio has a 95 % interval over rounds in which all variants take turns; where it covers 1 the difference is
-    within noise. Takes about twenty minutes, nothing else running. Example:
+    Every ratio has a 95 % interval over rounds in which all variants take turns; if it covers 1, the difference is
+    within noise. Takes about twenty minutes on an otherwise idle machine. Example:
     joformer bench --only eager decoding --json
 
     Attributes:
-        only: Measure these alone: drift, memory, eager, compiled, rotation, window, decoding, scan, spectral,
+        only: Measure only these: drift, memory, eager, compiled, rotation, window, decoding, scan, spectral,
             monoidal, recurrence, llama, generate, transport, loop, augmentation, import, start, traffic.
-        repeats: Rounds of each comparison at least; more follow until its interval is narrower than its
+        repeats: Minimum number of rounds per comparison; more follow until its interval is narrower than its
             distance from the bar.
-        seconds: Seconds of each comparison at most, once it has the 8 rounds that an interval needs.
-        threads: Threads torch may use; all by default.
+        seconds: Maximum seconds per comparison, once it has the 8 rounds that an interval needs.
+        threads: Number of torch threads; all by default.
         gpu: Measure on the GPU, in bfloat16 and on larger shapes: memory, eager, compiled, rotation, window,
-            decoding, llama, generate and transport, beside Liger and flash-attention where they are installed.
-            Prints the card, versions and a table in Markdown.
-        json: Print a list of {name, value, low, high, rounds, verdict, bar, ok} instead of a table; with --gpu as
-            "rows" beside the card and versions.
+            decoding, llama, generate and transport, alongside Liger and flash-attention if they are installed.
+            Prints the card, the versions and a Markdown table.
+        json: Print a list of {name, value, low, high, rounds, verdict, bar, ok} instead of a table; with --gpu,
+            the list is "rows" in an object with the card and versions.
     """
 
     only: tuple[str, ...] = ()
@@ -71,7 +71,7 @@ def _measured(row: Row) -> str:
 
 
 def _markdown(described: dict[str, str], rows: Sequence[Row]) -> str:
-    """Card and versions in a line, then a table: what a person pastes into an issue."""
+    """Card and versions on one line, then a table, ready to paste into an issue."""
     head = ", ".join(f"{name} {value}" for name, value in described.items())
     lines = [f"| {row.name} | {_measured(row)} | {row.verdict or ''} |" for row in rows]
     return "\n".join([head, "", "| figure | value [95 %] | verdict |", "|---|---|---|", *lines])

@@ -1,4 +1,4 @@
-"""`joformer check`: every fault of data at once, before anything is trained on it."""
+"""`joformer check`: every fault in the data at once, before training on it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ if TYPE_CHECKING:
     from joformer.training.data.files import Fault
     from joformer.training.data.sources import Note
 
-Seen = dict[bytes, tuple[str, str]]  # the hash of what was read → its split and its name
+Seen = dict[bytes, tuple[str, str]]  # content hash → split and name
 
 
 @dataclass(frozen=True)
 class Check:
-    """List every fault of your data at once, each with its remedy, and what would be understood of it.
+    """List every fault in your data at once, each with its remedy, and how the data would be read.
 
-    Exits with 0 if there is none, else with 2. Example: joformer check photos --size 224
+    The exit code is 0 if there are no faults, otherwise 2. Example: joformer check photos --size 224
 
     Attributes:
-        data: What --data of the other commands takes: a file, a folder, or a name.
-        label: The column of the classes, if a table has several; folder or name, if both could be the class of
-            sounds.
-        column: The column of a table that holds the text.
-        size: Scale and crop all images to this side, as in training: their own sizes may then differ.
-        kind: What the data is, where it could be two things: source code and JSON are text unless this is trees.
+        data: The same as --data of the other commands: a file, a folder, or a name.
+        label: The class column, if a table has several. For sounds: folder or name, if both could be the class.
+        column: The text column of a table.
+        size: Scale and crop all images to this side length, as in training: their own sizes may then differ.
+        kind: What the data is, if it is ambiguous: source code and JSON are text unless this is trees.
         json: Print {summary, faults} as JSON instead of lines.
     """
 
@@ -55,7 +54,7 @@ class Check:
             source = resolve(self.data, kind=self.kind, label=self.label, column=self.column)
             check = _CHECKS.get(source.kind, check_examples)
             notes = check(source, self.size, faults.append)
-        except ValueError as error:  # what leaves nothing to go on with
+        except ValueError as error:  # fatal: nothing is left to check
             faults.append(str(error))
         lines = [line for _, line in notes]
         if self.json:
@@ -184,7 +183,7 @@ _CHECKS = {
 
 
 def _check_unseen(seen: Seen, digest: bytes, split: str, name: str, fault: Fault) -> None:
-    """An example, or a document, must not be in two splits."""
+    """Reports an example or document that occurs in two splits."""
     where, other = seen.setdefault(digest, (split, name))
     if where != split:
         fault(f"{name} ({split}) is the same as {other} ({where}): take one of them out")

@@ -1,4 +1,4 @@
-"""`joformer compare`: does value transport help, on data of one's own."""
+"""`joformer compare`: does value transport help on your data?"""
 
 from __future__ import annotations
 
@@ -20,51 +20,52 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compare:
-    """Does value transport help on your data? RoPE against RoPE with its values transported, on many seeds.
+    """Does value transport help on your data? Compares RoPE with RoPE + values, on many seeds.
 
     Parameters, steps, data and seeds are matched. The answer is one sentence: better, worse, equivalent or
-    inconclusive, by how much, after how many steps; then whether it lasts, and what a step takes. Small models, some
-    minutes; interrupted, the same command resumes. --config FILE takes the options of another run's command.toml.
-    Example: joformer compare --data notes.txt --steps 500
+    inconclusive, by how much, after how many steps; then whether it lasts, and how long a step takes. Small models,
+    a few minutes; if interrupted, the same command resumes. --config FILE reads the options from another run's
+    command.toml. Example: joformer compare --data notes.txt --steps 500
 
     Attributes:
         data: Text, images or sounds: a file, a folder (one folder per class), a table; or stdlib, digits, tones, words.
-            Video (a folder of clips, or moving): classes where there are folders of them, else the next picture.
+            Video (a folder of clips, or moving): classes if there are class folders, otherwise the next picture.
             Images with text, or captions. Sets of points (npz), or clouds. Recordings with a table of events: keywords
-            in a stream. Syntax trees, or stdlib-trees: RoPE on the sequence of all nodes. Triples of a knowledge graph,
-            or family: relations that commute against those that need not. `joformer check` says what is understood.
-        kind: What to make of data that could be two things: trees, where source code and JSON are text otherwise;
-            spotting strings sounds by class together and looks for them in the stream.
-        question: Trees: masked, the kinds of hidden nodes, or misuse, which use of a variable is wrong.
-        seeds: How many seeds: 0, 1, …
-        steps: Steps of every run.
-        longer: Run again for so many times the steps, to see whether it lasts; 1 does not look.
-        grid: Every kind of frames (fixed, learned, projected, cumulative) on every side (scores, values, both).
-        looks: Look at the results so many times, adding --seeds seeds each time until it is decided; the level
+            in a stream. Syntax trees, or stdlib-trees: RoPE runs over the sequence of all nodes. Triples of a knowledge
+            graph, or family: relations that commute against those that need not. `joformer check` shows how your data
+            is read.
+        kind: How to read ambiguous data: trees for source code and JSON, which are text otherwise; spotting for sounds
+            by class, which are strung together and searched for in the stream.
+        question: Trees: masked (the kinds of hidden nodes) or misuse (which use of a variable is wrong).
+        seeds: Number of seeds: 0, 1, …
+        steps: Steps per run.
+        longer: Run again for this many times the steps, to see whether the difference lasts; 1 skips this.
+        grid: Compare every kind of frames (fixed, learned, projected, cumulative) on scores, values and both.
+        looks: Look at the results up to this many times, adding --seeds seeds each time until it is decided; the level
             is adjusted.
-        dim: The width of the models.
-        layers: Their layers.
-        heads: Their heads.
+        dim: Model width.
+        layers: Number of layers.
+        heads: Number of heads.
         context: Tokens in a window of text.
-        vocab: 256 is bytes, as by default; more trains a BPE of that size. Of captions 1000 by default.
-        batch: In a step: 16 windows of text, pieces of a stream or clips, or 64 images or pairs, by default.
-        column: The column of a table that holds the text; by default "text" (of images "caption"), or the only one.
-        label: The column of the classes, if a table has several; folder or name, if both could be the class of sounds.
-        size: Scale and crop all images to this side; clips to 32 by default.
+        vocab: 256, the default, means bytes; a larger number trains a BPE of that size. Captions have 1000 by default.
+        batch: Samples per step: by default 16 windows of text, pieces of a stream or clips, or 64 images or pairs.
+        column: The text column of a table; by default "text" (for images "caption"), or the only one.
+        label: The class column, if a table has several. For sounds: folder or name, if both could be the class.
+        size: Scale and crop all images to this side length; clips to 32 by default.
         length: Video: pictures per clip, 8 by default.
         rate: Sounds: samples per second, 8000 by default.
-        seconds: Sounds: how much of each clip to use, from its start; 1.04 by default. Of a stream, how long the pieces
-            are that a step reads; 8 by default.
-        bands: Sounds: bands of frequencies, 64 by default.
+        seconds: Sounds: how much of each clip to use, from its start; 1.04 by default. Streams: length of the pieces
+            that a step reads; 8 by default.
+        bands: Sounds: number of frequency bands, 64 by default.
         hop: Sounds: milliseconds between frames, 16 by default.
-        lr: The highest learning rate.
-        only: Do these runs alone, by name or pattern: 'compare/*-fixed/*'
-        jobs: Runs at work at once; as many as there are GPUs, or cores, by default.
-        engine: local: processes here. ray: the cluster of RAY_ADDRESS, or a small one started here. slurm: a job for
-            every run.
+        lr: Peak learning rate.
+        only: Run only these, by name or pattern: 'compare/*-fixed/*'
+        jobs: Number of runs in parallel; by default as many as there are GPUs, or cores.
+        engine: local: processes on this machine. ray: the cluster at RAY_ADDRESS, or a small one started here. slurm:
+            one job per run.
         slurm: Options of sbatch for --engine slurm: time=MINUTES partition=NAME account=NAME …
-        out: Where everything is kept, a folder or an address (s3://…); the report too.
-        dry_run: Print which models would be run, their parameters, steps and seeds, and stop.
+        out: Where to keep everything, including the report: a folder or an address (s3://…).
+        dry_run: Print which models would be run, with their parameters, steps and seeds, and stop.
         json: Print the report as JSON instead of sentences.
     """
 
@@ -120,7 +121,7 @@ class Compare:
         return finish(self.out, failed, as_json=self.json, only=self.only)
 
     def tables(self, source: Source, count: int) -> list[Table]:
-        """The tables with so many seeds, all of their cells; the one that answers comes first."""
+        """The tables for this many seeds, with all cells; the one that gives the answer comes first."""
         from joformer.experiments import GraphSource, relations
         from joformer.experiments.compare import tables
         from joformer.training import Recipe
@@ -136,7 +137,7 @@ class Compare:
         return tables(source, range(count), recipe, longer=self.longer, grid=self.grid, looks=self.looks, **shape)
 
     def source(self) -> Source:
-        """What the models learn from, by the kind of the data; raises ValueError where options make no sense."""
+        """What the models are trained on, by the kind of data; raises ValueError if options make no sense."""
         for name in ("seeds", "steps", "longer", "looks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
@@ -157,7 +158,7 @@ class Compare:
         kind, batch = "streams" if self.kind == "spotting" else found.kind, self.batch
         heard = {name: getattr(self, name) for name in ("rate", "bands", "hop")}
         labelled: dict[str, Any] = {"label": self.label}
-        # Clips that are made, or embedded, have a size of their own.
+        # Generated and embedded clips have their own size.
         small = (self.size, self.length) if found.path is None else (self.size or 32, self.length or 8)
         makers: dict[str, Callable[[], Source]] = {
             "text": lambda: TextSource(
@@ -182,7 +183,7 @@ class Compare:
 
 
 def decided(out: Path) -> bool:
-    """Whether the first question is answered; where times alone were asked for, there is none."""
+    """Whether the first question is answered; trivially so if only times were measured."""
     from joformer.experiments.report import analysed
     from joformer.experiments.results import gather
 

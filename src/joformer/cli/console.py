@@ -1,6 +1,6 @@
-"""What commands print: lines that may go unread, and text that was asked for.
+"""What commands print: status lines, and requested text.
 
-Everything printed goes through `printable`: names come from files of others.
+Everything printed goes through `printable`, because names come from untrusted files.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from joformer._log import printable
 
 
 def say(text: str, lines: bool = False) -> None:
-    """Print a line (or `lines`).
+    """Prints a line (or several, with `lines`).
 
-    Where nobody reads any more, as after `| head`, later ones are dropped: the exit code and files still count.
+    If the pipe is closed, as after `| head`, further output is dropped: the exit code and the files still count.
     """
     _print(printable(text, keep="\n" * lines) + "\n")
 
 
 def write(text: str) -> None:
-    """A piece of text that was asked for: as it is into a file or a pipe, on a terminal so that it cannot steer it."""
+    """Writes requested text: unchanged to a file or a pipe, with control characters escaped on a terminal."""
     _print(printable(text, keep="\n\t") if sys.stdout.isatty() else text)
 
 

@@ -1,4 +1,4 @@
-"""`joformer convert`: value transport for a Hugging Face model's folder, at once or annealed in."""
+"""`joformer convert`: value transport for the folder of a Hugging Face model, at once or annealed in."""
 
 from __future__ import annotations
 
@@ -15,26 +15,28 @@ from joformer.cli.console import say
 
 @dataclass(frozen=True)
 class Convert:
-    """Give a Hugging Face model value transport: at once, or annealed in while it is fine-tuned.
+    """Add value transport to a Hugging Face model: at once, or annealed in over a fine-tuning run.
 
-    Interrupted, the same command resumes. Fine-tuning alone lowers the loss as well: whether transport helps, only a
-    model fine-tuned without it shows. Example: joformer convert llama-1b llama-1b-jo --anneal 1000 --data notes.txt
+    If interrupted, the same command resumes. Fine-tuning alone lowers the loss as well: to see whether transport helps,
+    compare with a model fine-tuned without it. Example:
+    joformer convert llama-1b llama-1b-jo --anneal 1000 --data notes.txt
 
     Attributes:
         model_dir: The model's folder: config.json and safetensors, as save_pretrained writes them.
         out: The folder to write.
-        strength: How much of the positions' angles the values get in the end: 0 is none, 1 is full transport.
-        off: Take transport away instead: a folder that needs only transformers.
-        anneal: Fine-tune a causal language model while its strength rises over so many steps.
-        settle: Steps at full strength after those; a quarter as many by default.
+        strength: Final strength, the share of the positions' angles applied to the values: 0 is none, 1 is full
+            transport.
+        off: Remove transport instead: the result needs only transformers.
+        anneal: Fine-tune a causal language model while its strength rises over this many steps.
+        settle: Further steps at full strength; by default a quarter of --anneal.
         data: Text to fine-tune on, a part of it held out: stdlib (Python's own source, the default with --anneal),
-            wikipedia, openwebtext, or a file or folder, also gz, xz, zst, parquet. Without --anneal only the loss is
+            wikipedia, openwebtext, or a file or folder, also gz, xz, zst, parquet. Without --anneal, only the loss is
             measured.
         context: Tokens in a window; 512 by default, or as many positions as the model has.
-        batch: Windows in a step.
-        lr: The highest learning rate.
-        power: How the strength rises: 1 is a straight line, 2 slowly at first.
-        seed: Decides which windows are drawn, and dropout.
+        batch: Windows per step.
+        lr: Peak learning rate.
+        power: How the strength rises: 1 is linear, 2 starts slowly.
+        seed: Seed of the choice of windows and of dropout.
         save_every: Steps between two checkpoints; a tenth of all by default.
         json: Print the record as JSON.
     """
@@ -72,8 +74,8 @@ class Convert:
 
     def _sentences(self, record: dict[str, Any]) -> list[str]:
         plain = self.off or not self.strength
-        what = "not transported any more" if plain else f"transported, strength {self.strength:g}"
-        then = "; it computes another function than before: fine-tune it"
+        what = "no longer transported" if plain else f"transported, strength {self.strength:g}"
+        then = "; the model now computes a different function: fine-tune it"
         if self.anneal is not None:
             then = f" after {counted(record['steps'], 'step')} of fine-tuning"
         lines = [f"{self.out}: its values are {what}{then}"]

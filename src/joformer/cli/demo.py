@@ -19,23 +19,24 @@ if TYPE_CHECKING:
 
 TEXT, METRICS = "stdlib", "metrics.jsonl"
 CAVEAT = (
-    "It shows what small models learn sooner on one text; not what lasts, nor what is true of other data. That is what "
-    "`joformer compare --data PATH` is for."
+    "This shows what small models learn sooner on one text, not whether it lasts or holds on other data. For that, use "
+    "`joformer compare --data PATH`."
 )
 
 
 @dataclass(frozen=True)
 class Demo:
-    """A minute's look: RoPE against RoPE with its values transported, on the source of Python's own library.
+    """A one-minute demo: RoPE against RoPE + values, on the source of Python's standard library.
 
-    Draws how the training loss falls, answers in one sentence as `joformer compare` does, and writes its page. It is
-    that command with few seeds, one budget and no times; interrupted, it resumes. Example: joformer demo
+    Draws how the training loss falls, answers in one sentence as `joformer compare` does, and writes its page. It runs
+    that command with few seeds, one budget and no timing; if interrupted, the same command resumes.
+    Example: joformer demo
 
     Attributes:
-        seeds: How many seeds: 0, 1, …
-        steps: Steps of every run.
-        jobs: Runs at work at once; as many as there are GPUs, or cores, by default.
-        out: Where everything is kept, a folder or an address (s3://…); the page too.
+        seeds: Number of seeds: 0, 1, …
+        steps: Steps per run.
+        jobs: Number of runs in parallel; by default as many as there are GPUs, or cores.
+        out: Where to keep everything, including the page: a folder or an address (s3://…).
         json: Print the report as JSON instead of the picture and the sentence.
     """
 
@@ -63,14 +64,14 @@ class Demo:
 
 
 def under_way(cells: Sequence[Cell], out: Path) -> list[Cell]:
-    """The cells with what they have logged so far."""
+    """The cells with their logs so far."""
     from joformer.experiments.running import read_log
 
     return [replace(cell, result={"curve": read_log(out / cell.name / METRICS)}) for cell in cells]
 
 
 def picture(cells: Sequence[Cell], total: int) -> str:
-    """The training loss of each model: mean over the seeds that all have finished, else over those begun."""
+    """The training loss of each model: mean over the seeds that all models have finished, or else begun."""
     from joformer.experiments.names import plain
     from joformer.experiments.report.chart import chart
     from joformer.experiments.report.curves import over_seeds

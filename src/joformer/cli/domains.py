@@ -1,4 +1,4 @@
-"""`joformer train video | pairs | points | spotting | trees`: models of other domains than text and images."""
+"""`joformer train video | pairs | points | spotting | trees`: models of domains other than text and images."""
 
 from __future__ import annotations
 
@@ -41,36 +41,36 @@ from joformer.training.tasks.trees import Question as TreeQuestion
 
 @dataclass(frozen=True)
 class Video:
-    """Clips on three axes (row, column, time): their next picture, or what moved where.
+    """Train on clips with three axes (row, column, time): predict the next picture, or what moved where.
 
     Example: joformer train video --data mnist --size 32 --length 8 --steps 2000 --out runs/moving
 
     Attributes:
         data: A folder of clips (mp4, mov, mkv, webm, avi by PyAV; gif, npy, npz), one folder per class if there are
-            classes; moving (embedded); or images, of which two move in every clip: mnist, digits, a path.
-        question: next: the next picture, at every time. class: that of the folder or, of clips that are made, the
-            direction in which one of the two images moves.
-        size: Rows and columns of a picture; 64 by default, moving 16.
-        length: Pictures per clip; 20 by default, moving 6.
-        count: Clips that are made to train with; 2,000 by default, and a quarter of that to test.
-        label: The column of the classes, where a table lists the clips.
-        batch: Clips per step, of all processes together.
-        augment: flip reverses rows, columns and time, each half of the time, and the class with them where it is known
-            how; shift moves clips by up to an eighth of their sides.
-        attention: joint: over the whole clip. factorised: within a picture and along time, in turn.
-        frames: How patches rotate: fixed, learned (the default), dense, projected, cumulative; additive or none
-            do not.
+            classes; moving (embedded); or images, two of which move in every clip: mnist, digits, a path.
+        question: next: the next picture, at every time step. class: the class of the folder or, for generated clips,
+            the direction in which one of the two images moves.
+        size: Rows and columns of a picture; 64 by default, 16 for moving.
+        length: Pictures per clip; 20 by default, 6 for moving.
+        count: Number of clips generated for training; 2,000 by default, plus a quarter of that for testing.
+        label: The class column, if a table lists the clips.
+        batch: Global batch size: clips per step over all processes.
+        augment: flip reverses rows, columns and time, each with probability 1/2, and the class accordingly if it is
+            known how; shift moves clips by up to an eighth of their sides.
+        attention: joint: over the whole clip. factorised: alternately within a picture and along time.
+        frames: How patches rotate: fixed, learned (the default), dense, projected or cumulative; with additive or none
+            they do not.
         split: How axes share planes: axial (the default), combined, or diagonal.
         transport: What is transported: scores (RoPE), values, both (JoFormer, the default) or none.
-        per_layer: Whether every layer has its own frames; by default if they are dense or read the content.
-        patch: Sides of a patch, rows and columns; by default about a quarter of each. Every picture has its own.
-        dim: The width.
-        layers: The number of layers.
-        heads: The number of heads.
-        hidden: Width of the feed-forward; four times --dim by default.
-        base: The slowest frequency's wavelength, 2π base.
-        dropout: Share of what a layer adds that is dropped while training.
-        drop_path: How often the last layer is skipped while training; earlier ones less often.
+        per_layer: Whether every layer has its own frames; by default only if they are dense or depend on the content.
+        patch: Patch size, rows and columns; by default about a quarter of each. Patches cover one picture each.
+        dim: Model width.
+        layers: Number of layers.
+        heads: Number of heads.
+        hidden: Width of the feed-forward layers; four times --dim by default.
+        base: Base of the frequencies: the slowest has wavelength 2π · base.
+        dropout: Dropout rate on the outputs of attention and feed-forward.
+        drop_path: Stochastic depth: how often the last layer is skipped during training; earlier ones less often.
     """
 
     output: Run
@@ -116,34 +116,34 @@ class Video:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Images with text, in one encoder: which caption belongs to which image, and which words are hidden.
+    """Train one encoder on images with text: which caption belongs to which image, and which words are hidden.
 
     Example: joformer train pairs --data photos --size 64 --journeys joint --steps 2000 --out runs/photos
 
     Attributes:
-        data: Images with text: x.txt beside x.jpg, a table file,caption (CSV, TSV, JSON lines), parquet with a column
-            caption; captions (embedded). Or images with classes, whose names give captions: cifar100.
-        column: The column of the captions; by default caption or text.
-        label: The column of the classes, where captions are made from them.
-        size: Scale and crop all images to this side.
-        vocab: 256 is bytes; more trains a BPE of that size on the captions.
-        length: The most tokens of a caption; longer ones are cut.
+        data: Images with text: x.txt next to x.jpg, a table file,caption (CSV, TSV, JSON lines), parquet with a column
+            caption; captions (embedded). Or images with classes, whose names become captions: cifar100.
+        column: The caption column; by default caption or text.
+        label: The class column, if captions are made from classes.
+        size: Scale and crop all images to this side length.
+        vocab: 256 means bytes; a larger number trains a BPE of that size on the captions.
+        length: Maximum tokens per caption; longer ones are cut.
         frames: How patches and tokens rotate: fixed as in RoPE, or learned.
         transport: What is transported: scores (RoPE), values, both (JoFormer) or none.
-        journeys: How a word and a patch see each other: joint (modality, word, row, column), shared (words in reading
-            order over the patches' rows and columns) or off (not at all).
+        journeys: Journeys between words and patches: joint (modality, word, row, column), shared (words in reading
+            order over the patches' rows and columns) or off (none).
         split: How axes share planes: axial, combined, or diagonal.
-        patch: Sides of a patch, one number for both; by default about an eighth of each side of the image.
-        dim: The width.
-        layers: The number of layers.
-        heads: The number of heads.
-        hidden: Width of the feed-forward; four times --dim by default.
+        patch: Patch size along each axis, or one number for both; by default about an eighth of each side of the image.
+        dim: Model width.
+        layers: Number of layers.
+        heads: Number of heads.
+        hidden: Width of the feed-forward layers; four times --dim by default.
         base: Base of the fixed frequencies.
-        dropout: Share of what a layer adds that is dropped while training.
-        contrastive: Weight of the loss of retrieval.
-        masked: Weight of the loss of hidden tokens.
-        hide: How likely a token is hidden.
-        batch: Pairs per step, of all processes together; negatives are those of a process's part.
+        dropout: Dropout rate on the outputs of attention and feed-forward.
+        contrastive: Weight of the contrastive (retrieval) loss.
+        masked: Weight of the loss on hidden tokens.
+        hide: Probability that a token is hidden.
+        batch: Global batch size: pairs per step over all processes; negatives come from a process's own part.
     """
 
     output: Run
@@ -187,31 +187,31 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Points:
-    """Sets of points in space, by their real coordinates: which class, also where sets are shifted or rotated.
+    """Train on sets of points in space, with real coordinates: which class, even if sets are shifted or rotated.
 
     Example: joformer train points --data mnist --points 64 --steps 500 --out runs/clouds
 
     Attributes:
-        data: A .npz file (points, labels) or a folder of them, a folder per class of .npy or .xyz files, or images,
-            whose pixels are drawn by their ink; clouds (embedded, 3-D), digits, mnist.
-        points: How many points of each set are used at most; of images how many are drawn, 64 by default.
+        data: A .npz file (points, labels) or a folder of them, one folder per class of .npy or .xyz files, or images,
+            whose pixels are sampled by intensity; clouds (embedded, 3-D), digits, mnist.
+        points: Maximum number of points per set; for images, how many are sampled, 64 by default.
         axes: How many columns of .npy and .xyz files are coordinates, 3 by default; the others are features.
-        ink: Images: give each point what its pixel holds.
+        ink: Images: give each point its pixel's value as a feature.
         augment: Shift or rotate training sets at random.
-        inputs: What a point's vector is made of: its features alone (shift-invariant), or its coordinates too.
-        coordinates: What frames are made of: cartesian coordinates, or polar ones about the centroid, which no rotation
+        inputs: The input of a point: its features only (shift-invariant), or its coordinates too.
+        coordinates: The coordinates of the frames: cartesian, or polar about the centroid, whose journeys no rotation
             changes (--frames fixed).
         frames: Frequencies as in RoPE (fixed), or learned.
         split: How axes share planes.
         transport: What is transported: scores (RoPE), values, both (JoFormer, the default) or none.
-        dim: The width.
-        layers: The number of layers.
-        heads: The number of heads.
-        hidden: Width of the feed-forward; four times --dim by default.
-        fastest: Radians per radius of a set of the fastest plane.
-        base: How many times slower the slowest is, at most.
-        dropout: Share of what a layer adds that is dropped while training.
-        batch: Sets per step, of all processes together.
+        dim: Model width.
+        layers: Number of layers.
+        heads: Number of heads.
+        hidden: Width of the feed-forward layers; four times --dim by default.
+        fastest: Frequency of the fastest plane, in radians per radius of a set.
+        base: How many times slower the slowest plane is, at most.
+        dropout: Dropout rate on the outputs of attention and feed-forward.
+        batch: Global batch size: sets per step over all processes.
     """
 
     output: Run
@@ -249,33 +249,34 @@ class Points:
 
 @dataclass(frozen=True)
 class Spotting:
-    """Keywords in a stream: a causal encoder of spectrograms that says, as it hears, which word was just said.
+    """Train a causal encoder of spectrograms to spot keywords in a stream, as each word ends.
 
     Example: joformer train spotting --data recordings --seconds 8 --window 16 --steps 600 --out runs/spotting
 
     Attributes:
-        data: A folder of recordings (wav; flac, mp3 and ogg if soundfile is installed) with a table of events beside
+        data: A folder of recordings (wav; flac, mp3 and ogg if soundfile is installed) with a table of events next to
             them, CSV, TSV or JSON lines: file,start,end,label in seconds, and split. Or sounds by class, as for vit,
             which are strung together: a folder, parquet; words, tones (embedded).
-        label: The column of the classes, if a table has several.
-        keywords: The classes to listen for, all by default; others are heard and are nothing.
+        label: The class column, if a table has several.
+        keywords: The classes to listen for, all by default; other sounds occur but count as nothing.
         rate: Samples per second, 8000 by default.
-        bands: Bands of frequencies, 64 by default.
+        bands: Number of frequency bands, 64 by default.
         hop: Milliseconds between frames, 16 by default.
-        noise: Sounds by class: decibels by which white noise lies below them.
-        seconds: How long the pieces of the streams are that a step reads.
-        tolerance: Seconds after its end within which a word may be spotted; and around its end when it is asked for.
-        batch: Pieces per step, of all processes together.
-        patch: Sides of a patch: bands and frames. By default half of the bands and 4 frames.
+        noise: Sounds by class: level of the white noise, in decibels below the sounds.
+        seconds: Length of the stream pieces that a step reads.
+        tolerance: Seconds after its end within which a word must be spotted, and around its end in the training target.
+        batch: Global batch size: pieces per step over all processes.
+        patch: Patch size: bands and frames. By default half of the bands and 4 frames.
         frames: How patches rotate: fixed, learned, projected or cumulative.
         transport: What is transported: scores (RoPE), values, both (JoFormer, the default) or none.
-        window: How many patches of time a patch attends to in each layer, its own included; None for all before it.
-        dim: The width.
-        layers: The number of layers.
-        heads: The number of heads.
-        hidden: Width of the feed-forward; four times --dim by default.
+        window: How many time steps of patches a patch attends to in each layer, its own included; None for all earlier
+            ones.
+        dim: Model width.
+        layers: Number of layers.
+        heads: Number of heads.
+        hidden: Width of the feed-forward layers; four times --dim by default.
         base: Base of the fixed frequencies.
-        dropout: Share of what a layer adds that is dropped while training.
+        dropout: Dropout rate on the outputs of attention and feed-forward.
     """
 
     output: Run
@@ -319,27 +320,27 @@ class Spotting:
 
 @dataclass(frozen=True)
 class Trees:
-    """Syntax trees of Python, or JSON: which kind a hidden node has, or which use of a variable is wrong.
+    """Train on syntax trees of Python or JSON: which kind a hidden node has, or which use of a variable is wrong.
 
     Example: joformer train trees --data src --question misuse --frames tree-dense --steps 2000 --out runs/trees
 
     Attributes:
-        data: A folder of .py and .json files, which are parsed and never run; stdlib-trees (Python's own library).
-            Folders train, valid and test are the splits.
+        data: A folder of .py and .json files, which are parsed but never run; stdlib-trees (Python's standard library).
+            Folders named train, valid and test are the splits.
         question: masked: the kinds of hidden nodes. misuse: which use of a variable was replaced by another, if any.
-        nodes: Nodes of a tree at most; what has more is cut into parts.
-        share: Of the nodes, how many are hidden (masked).
-        batch: Trees per step, of all processes together.
-        dim: The width.
-        layers: The number of layers.
-        heads: The number of heads.
-        hidden: Width of the feed-forward; four times --dim by default.
-        frames: Where nodes are: on their path from the root (tree, whose branches commute, or tree-dense), in the
-            sequence of all nodes (fixed, RoPE's), by a code that is added (shiv-quirk), or nowhere (none).
+        nodes: Maximum nodes per tree; larger ones are cut into parts.
+        share: Share of nodes that are hidden (masked).
+        batch: Global batch size: trees per step over all processes.
+        dim: Model width.
+        layers: Number of layers.
+        heads: Number of heads.
+        hidden: Width of the feed-forward layers; four times --dim by default.
+        frames: Position of a node: its path from the root (tree, whose branches commute, or tree-dense), its place in
+            the sequence of all nodes (fixed, as in RoPE), an added code (shiv-quirk), or none.
         transport: What is transported: scores (RoPE), values, both (JoFormer, the default) or none.
-        names: Names are hashed into so many vectors.
+        names: Number of vectors that names are hashed into.
         base: Base of RoPE's frequencies (fixed).
-        dropout: Share of what a layer adds that is dropped while training.
+        dropout: Dropout rate on the outputs of attention and feed-forward.
     """
 
     output: Run

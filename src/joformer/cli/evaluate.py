@@ -1,4 +1,4 @@
-"""`joformer evaluate`: a trained model on data that was held out, a language model at any context."""
+"""`joformer evaluate`: a trained model on held-out data, a language model at any context length."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Measure a trained model on held-out data: perplexity and bits per byte, accuracy, ranks, F1 of events, retrieval,
-    the error of predicted pictures.
+    """Evaluate a trained model on held-out data: perplexity and bits per byte, accuracy, ranks, F1 of events,
+    retrieval, the error of predicted pictures.
 
-    At several lengths the same tokens are scored, as many as the shortest has, with more of the text before them.
+    With several --lengths the same tokens are scored at each, as many as fit the shortest, with more preceding text at
+    the longer ones.
 
     Example: joformer evaluate runs/enwik8 --lengths 512 1024 2048 4096 --split test
 
     Attributes:
         checkpoint: The folder or address of a run, or of one of its checkpoints.
-        lengths: Contexts of a language model, in tokens; the trained one by default.
-        data: Other data than it was trained on; a language model keeps its tokenizer.
-        column: The column of a table that holds the text; by default that of training.
-        label: The column of the classes, or folder or name for sounds; by default that of training.
-        split: Which part of text, graphs and trees; of all others it is always test.
-        windows: Windows of text, spread evenly over the split.
+        lengths: Context lengths of a language model, in tokens; the trained one by default.
+        data: Other data than the training data; a language model keeps its tokenizer.
+        column: The text column of a table; by default the one used in training.
+        label: The class column, or folder or name for sounds; by default the one used in training.
+        split: Which split of text, graphs and trees; for all other data it is always test.
+        windows: Number of text windows, spread evenly over the split.
         json: Print a list of {length, loss, …} instead of lines.
     """
 
@@ -48,7 +49,7 @@ class Evaluate:
     def run(self) -> int:
         """Runs the command and returns its exit code."""
         if self.windows < 1 or any(length < 1 for length in self.lengths):
-            raise ValueError(f"--lengths and --windows are 1 or more, got {self.lengths} and {self.windows}")
+            raise ValueError(f"--lengths and --windows must be 1 or more, got {self.lengths} and {self.windows}")
         from joformer.models import (
             JoFormerLM,
             JoFormerPairs,
@@ -67,7 +68,7 @@ class Evaluate:
         data = source_of(opened, self.data)
         if self.lengths and not isinstance(opened.model, JoFormerLM):
             held = type(opened.model).__name__
-            raise ValueError(f"--lengths are for language models, {self.checkpoint} holds {held}")
+            raise ValueError(f"--lengths is for language models, and {self.checkpoint} holds a {held}")
         measure = {
             JoFormerLM: self._text,
             JoFormerPairs: self._pairs,
@@ -113,7 +114,7 @@ class Evaluate:
 
         graph, processes = load_graph(data), Processes()
         if graph.fingerprint != opened.run.get("task", {}).get("graph"):
-            raise ValueError(f"{data} is another graph than the model was trained on: its numbers mean other entities")
+            raise ValueError(f"{data} is not the graph that the model was trained on: its ids mean other entities")
         task = RelationsTask(graph)
         task.to(processes.device)
         found = task.evaluate(opened.model.to(processes.device), processes, split=self.split)
@@ -142,7 +143,7 @@ class Evaluate:
             **sound,
         )  # fmt: skip
         if len(streams.classes) != config.classes:
-            many = f"{data} has {len(streams.classes)} classes, the model knows {config.classes}"
+            many = f"{data} has {len(streams.classes)} classes, the model has {config.classes}"
             raise ValueError(f"{many}: give other --data")
         if self.data is None and streams.fingerprint != trained.get("streams"):
             logger.warning(f"{data} has changed since the model was trained on it")
@@ -160,7 +161,7 @@ class Evaluate:
             made |= {"size": config.shape[0], "length": config.shape[2], "count": None}
         clips = load_clips(data, question=config.question, label=self.label or opened.notes.get("label"), **made)
         if config.question == "class" and len(clips.classes) != config.classes:
-            have = f"{len(clips.classes)} classes, the model knows {config.classes}"
+            have = f"{len(clips.classes)} classes, the model has {config.classes}"
             raise ValueError(f"{data} has {have}: give other --data")
         if self.data is None and clips.fingerprint != trained.get("images"):
             logger.warning(f"{data} has changed since the model was trained on it")

@@ -1,4 +1,4 @@
-"""`joformer generate`: text from a trained language model, as it is made."""
+"""`joformer generate`: text from a trained language model, streamed."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from joformer.cli.options import Place
 
 @dataclass(frozen=True)
 class Generate:
-    """Text from a language model that `joformer train lm` made, finished or not, shown as it is drawn.
+    """Stream text from a language model trained with `joformer train lm`, whether its run has finished or not.
 
     Example: joformer generate runs/enwik8 --prompt "The history of" --tokens 300 --temperature 0.8
 
     Attributes:
         checkpoint: The folder or address of a run, or of one of its checkpoints.
-        prompt: What the text begins with; a new line where nothing is given.
-        tokens: How many tokens to draw.
-        temperature: Below 1 more likely, above 1 more surprising; 0 always takes the likeliest.
-        top_k: Draw among so many likeliest tokens only.
-        top_p: Draw among the fewest likeliest tokens only that together have this probability, such as 0.9.
-        seed: The same seed draws the same text.
+        prompt: The beginning of the text; a newline by default.
+        tokens: Number of tokens to generate.
+        temperature: Below 1, likely tokens become likelier; above 1, the text is more varied; 0 is greedy.
+        top_k: Sample only from this many of the likeliest tokens.
+        top_p: Sample only from the smallest set of likeliest tokens with at least this total probability (nucleus).
+        seed: The same seed gives the same text.
         json: Print {prompt, text, tokens} at the end instead of streaming.
     """
 
@@ -59,7 +59,7 @@ class Generate:
         opened = open_run(self.checkpoint)
         if not isinstance(opened.model, JoFormerLM):
             raise ValueError(
-                f"{self.checkpoint} holds a {type(opened.model).__name__}: only a language model writes text"
+                f"{self.checkpoint} holds a {type(opened.model).__name__}: only a language model generates text"
             )
         tokenizer = opened.tokenizer()
         if opened.step is not None:

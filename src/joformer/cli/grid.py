@@ -1,4 +1,4 @@
-"""What `reproduce` and `compare` have in common: running tables, with the time left, and showing what came of them."""
+"""Shared by `reproduce` and `compare`: running tables with the time left, and showing the results."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Engine = Literal["local", "ray", "slurm"]
 
 
 def chosen(planned: Sequence[Table], command: Any, **instead: Any) -> list[Table]:
-    """The tables with the cells that `command.only` asks for, each with the command that runs it alone."""
+    """The tables with the cells selected by `command.only`, each with the command that runs only that cell."""
     given = changed(command, ("only", "jobs", "engine", "slurm", "workers", "drift")) | instead
-    for name in ("data", "out"):  # as it was typed, but nobody's whole path
+    for name in ("data", "out"):  # as typed, without machine-specific absolute paths
         if name in given and (Path(given[name]).is_absolute() or str(given[name]).startswith("file:")):
             given[name] = Path(given[name]).name
     typed = shlex.join([_name(command), *words(given, positional(type(command)))])
@@ -47,31 +47,31 @@ def chosen(planned: Sequence[Table], command: Any, **instead: Any) -> list[Table
 
 
 def check_only(patterns: Sequence[str], tables: Sequence[Table]) -> None:
-    """Raises ValueError for a pattern of --only that names no run: else the other patterns alone would be run."""
+    """Raises ValueError if a pattern of --only matches no run; otherwise it would be ignored silently."""
     cells = [cell for table in tables for cell in table.cells]
     for pattern in patterns:
         if not any(_means(pattern, cell) for cell in cells):
             names = [cell.name for cell in cells]
             like = next(iter(get_close_matches(pattern, names, 1)), names[0])
-            raise ValueError(f"--only {pattern} is no run: they are called like {like}")
+            raise ValueError(f"--only {pattern} matches no run: names look like {like}")
 
 
 def _name(command: Any) -> str:
-    """As it is typed."""
+    """The command's name as typed."""
     return type(command).__name__.lower()
 
 
 def _means(pattern: str, cell: Cell) -> bool:
-    """Whether the pattern is of this cell, with the data that its table's name carries or without."""
+    """Whether the pattern matches this cell, with or without the data prefix of its table's name."""
     short = cell.name.removeprefix(f"{cell.table.rpartition('-')[0]}-")
     return any(name == pattern or fnmatch(name, pattern) for name in (cell.name, short))
 
 
 def show_cells(tables: Sequence[Table]) -> None:
-    """Prints what would be run: a line for every model and size, and how much that is in all."""
+    """Prints what would be run: one line per model and size, then the total."""
     from joformer.experiments.names import plain
 
-    alike: dict[str, list[Cell]] = {}  # a model at a size, its seeds
+    alike: dict[str, list[Cell]] = {}  # cells of one model and size, by seed
     recipes = {table.name: table.recipe for table in tables}
     for cell in (cell for table in tables for cell in table.cells):
         alike.setdefault(cell.name.rpartition("/")[0], []).append(cell)
@@ -87,7 +87,7 @@ def show_cells(tables: Sequence[Table]) -> None:
     timed = sum(cell.alone for cells in alike.values() for cell in cells)
     trained = sum(map(len, alike.values())) - timed
     some = ((trained, "run", ""), (timed, "round", " of timing"))
-    say("In all: " + " and ".join(counted(count, what) + more for count, what, more in some if count))
+    say("Total: " + " and ".join(counted(count, what) + more for count, what, more in some if count))
 
 
 def run_tables(
@@ -97,10 +97,11 @@ def run_tables(
     order: Callable[[Cell], Any] | None = None,
     picture: Callable[[], str] | None = None,
 ) -> int:
-    """Run every cell that is not finished; how many could not be. Only one command at a time may, in a folder.
+    """Runs every cell that is not finished and returns how many failed. Only one command may run in a folder at a time.
 
-    By default one table after the other, that with least to do first: there is something to see early. In each, a seed
-    of every model before the next: whoever stops early has pairs. On a terminal `picture` is drawn above the bar.
+    By default tables run one after the other, the smallest first, so that results appear early. Within a table, each
+    seed is run for all models before the next: stopping early leaves complete pairs. On a terminal `picture` is drawn
+    above the bar.
     """
     from joformer._io import Lock
     from joformer.experiments.execution import Execution
@@ -111,19 +112,19 @@ def run_tables(
     work = {table.name: sum(cell.work for cell in table.cells) for table in tables}
     order = order or (lambda cell: (work[cell.table], cell.table, cell.seed))
     store = Store(str(command.out)) if is_address(command.out) else None
-    # Two at once would find each other's cells in use, and call them failed.
+    # Two commands at once would count each other's running cells as failed.
     with Lock(local(command.out)), nullcontext() if store is None else Owner(store):
         claim(_name(command), command.out)
         if store is not None:
             _pull_results(store)
         failed = _run_cells(tables, command, engine, order, picture)
         if store is not None:
-            _pull_results(store)  # of cells that other machines ran
+            _pull_results(store)  # results of other machines
         return failed
 
 
 def _engine(command: Any, execution: Execution) -> Callable[[Sequence[Cell], Path], Any]:
-    """What runs cells, by the options of the command; raises ValueError where it is not there."""
+    """The function that runs cells with the command's engine; raises ValueError if the engine is not available."""
     from joformer.experiments.cluster import run_on_ray
     from joformer.experiments.engine import run_local, usable_devices
     from joformer.experiments.slurm import options, run_by_slurm
@@ -132,14 +133,14 @@ def _engine(command: Any, execution: Execution) -> Callable[[Sequence[Cell], Pat
         raise ValueError("--slurm is for --engine slurm: give both, or none")
     if command.engine == "slurm":
         return partial(run_by_slurm, jobs=command.jobs, execution=execution, options=options(command.slurm))
-    # A cluster's devices are not those that are here.
+    # With a cluster, local devices do not matter.
     most = usable_devices(1 if os.environ.get("RAY_ADDRESS") else execution.processes)
     run = {"local": run_local, "ray": run_on_ray}[command.engine]
     return partial(run, jobs=command.jobs or most, execution=execution)
 
 
 def _pull_results(store: Store) -> None:
-    """Fetches what is finished; publishes results that could not be before."""
+    """Fetches finished results, and publishes those whose upload failed before."""
     from joformer.experiments.tables import RESULT, TABLE
     from joformer.training.mirror import pull
 
@@ -151,7 +152,7 @@ def _pull_results(store: Store) -> None:
 
 
 def _publish(out: Place, names: Iterable[str]) -> None:
-    """Publishes these files and all table.json, where `out` is an address."""
+    """Publishes these files and every table.json if `out` is an address."""
     if is_address(out):
         from joformer.experiments.tables import TABLE
         from joformer.training.mirror import push
@@ -179,7 +180,7 @@ def _run_cells(
     if is_address(command.out):
         cells = [replace(cell, address=str(command.out)) for cell in cells]
     if done:
-        logger.info(f"{len(done)} of {len(cells)} runs in {out} are finished already")
+        logger.info(f"{len(done)} of {len(cells)} runs in {out} are already finished")
     left = sorted((cell for cell in cells if cell.name not in done), key=order)
     failed, asked = 0, list[int]()
     clock, page = _Clock(left, out), GrowingPage(tables, out, left)
@@ -200,19 +201,19 @@ def _run_cells(
         with suppress(Exception):
             events.close()
         page.stopped()
-        ready = sum((out / cell.name / RESULT).is_file() for cell in cells)  # also those nobody was told of yet
+        ready = sum((out / cell.name / RESULT).is_file() for cell in cells)  # including those not reported yet
         logger.warning(
             f"joformer: stopped with {ready} of {len(cells)} runs finished in {out}; the same command resumes"
         )
         raise SystemExit(128 + (asked[0] if asked else signal.SIGINT)) from None
     if failed and failed == len(cells):
-        raise ValueError(f"none of {failed} runs could be made, as said above: the same command tries again")
+        raise ValueError(f"all {failed} runs failed, as logged above: the same command tries again")
     return failed
 
 
 @contextmanager
 def _asked_to_stop(asked: list[int]) -> Iterator[None]:
-    """SIGTERM is Ctrl-C: what is at work is saved. It is noted in `asked`."""
+    """Handles SIGTERM like Ctrl-C, so that running work is saved; the signal is recorded in `asked`."""
 
     def stop(number: int, _: object) -> None:
         asked.append(number)
@@ -228,8 +229,8 @@ def _asked_to_stop(asked: list[int]) -> Iterator[None]:
 class _Clock:
     """How much is done, and how long the rest will take at the pace of the last five minutes.
 
-    What a cell takes is a guess (`Cell.work`); how fast guesses become done is measured, and with it whatever else
-    keeps the machine busy.
+    The work of a cell is an estimate (`Cell.work`); the rate at which it is done is measured, including the effect of
+    any other load on the machine.
     """
 
     def __init__(self, cells: Sequence[Cell], out: Path) -> None:
@@ -254,20 +255,20 @@ class _Clock:
         self._seen = [*recent, (now, done)]
         then, before = self._seen[0]
         if now - then < 5 or done <= before:
-            return "time left not known yet"
+            return "time left unknown"
         seconds = (self.total - done) * (now - then) / (done - before)
-        # Coarser the longer it takes: a line of progress is logged where its words have changed.
+        # Coarser for longer runs: a progress line is logged only if its text has changed.
         step = next(step for limit, step in ((10, 1), (60, 5), (math.inf, 15)) if seconds < 60 * limit)
         return "less than a minute left" if seconds < 60 else f"about {step * round(seconds / 60 / step)} min left"
 
     def text(self) -> str:
-        """How far it is, and what is running."""
+        """The progress, and what is running."""
         running = [name for name, cell in self.waiting.items() if self._share(cell) > 0]
         now = f", running {running[0]}{f' and {len(running) - 1} more' * (len(running) > 1)}" if running else ""
         return f"{self.count} of {len(self.work)} runs, {self.left()}{now}"
 
     def _share(self, cell: Cell) -> float:
-        """How much of a cell at work is done, by the last line it logged; looked at every two seconds."""
+        """The completed share of a running cell, from its last log line; read every two seconds at most."""
         seen, share = self._read.get(cell.name, (0.0, 0.0))
         if time.monotonic() - seen > 2:
             share = 0.0
@@ -288,7 +289,7 @@ def _line(event: Any, clock: _Clock) -> str:
 
 
 def finish(place: Place, failed: int, *, as_json: bool, only: Sequence[str] = ()) -> int:
-    """Print one sentence per table, or the report as JSON; write the report, say where it is; the exit code."""
+    """Writes the report, prints one sentence per table (or JSON) and its location, and returns the exit code."""
     from joformer.cli.report import Report
 
     out = local(place)
@@ -298,16 +299,16 @@ def finish(place: Place, failed: int, *, as_json: bool, only: Sequence[str] = ()
     if failed:
         logger.warning(f"{counted(failed, 'run')} failed; the same command tries again")
     if only:
-        logger.warning("--only runs a part of a table: its verdicts are corrected for the comparisons that are there")
+        logger.warning("--only runs a part of a table: its verdicts are corrected only for the comparisons it contains")
     return 1 if failed else 0
 
 
 def show_rehearsal(tables: Sequence[Table], execution: Execution, throughput: float, *, as_json: bool) -> int:
-    """Rehearses the tables and prints what their runs need; the exit code is 1 where a setting failed."""
+    """Rehearses the tables and prints what their runs need; the exit code is 1 if a setting failed."""
     from joformer.experiments.smoke import as_text, rehearse, settings
 
     if not throughput > 0:
-        raise ValueError(f"--throughput is above 0, in TFLOP/s, got {throughput:g}")
+        raise ValueError(f"--throughput must be above 0, in TFLOP/s, got {throughput:g}")
     rows = []
     with _asked_to_stop([]), Progress("rehearsing", len(settings(tables)), unit="settings") as progress:
         for row in rehearse(tables, execution, throughput):

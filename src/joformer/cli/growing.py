@@ -1,7 +1,7 @@
-"""The report's page while its tables are run: it grows by one table after the other.
+"""The report's page while tables are still running: it grows table by table.
 
-A table is shown once all of its cells have ended: who saw half of one could stop where it looks best. That it was
-looked at is recorded in its table.json.
+A table is shown only when all of its cells have ended, so that nobody can stop half-way where it looks best. Each look
+is recorded in table.json.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from joformer.experiments import Cell, Table
 
 REFRESH = 10
-"""Seconds after which a browser loads a page anew that still grows."""
+"""Seconds after which a browser reloads a page that is still growing."""
 
 
 class GrowingPage:
-    """report.html in the folder `out`, written whenever a table ends and others are left.
+    """Writes report.html in the folder `out` whenever a table ends and others are left.
 
-    The last one is not written here: the finished page is that of `joformer report`, to the byte.
+    The final page is not written here: it is the one that `joformer report` writes, byte for byte.
     """
 
     def __init__(self, tables: Sequence[Table], out: Path, left: Iterable[Cell]) -> None:
@@ -34,13 +34,13 @@ class GrowingPage:
             self._write(REFRESH)
 
     def ended(self, cell: Cell) -> None:
-        """This cell has ended, with a result or without one."""
+        """Records that this cell has ended, with or without a result."""
         self.left[cell.table].discard(cell.name)
         if not self.left[cell.table]:
             self._write(REFRESH)
 
     def stopped(self) -> None:
-        """Nothing is run any more: a page that is there waits for nothing."""
+        """Rewrites the page without automatic reload: nothing is running any more."""
         if self.written:
             self._write(0)
 
@@ -57,16 +57,16 @@ class GrowingPage:
             page = report.html(shown, [words for words in tables if words.table.name in running], refresh)
             write_whole(self.out / "report.html", page.encode())
             note_look(self.out, {words.table.name for words in shown})
-        except (ValueError, OSError) as error:  # what is run does not need it
+        except (ValueError, OSError) as error:  # the runs do not depend on the page
             logger.warning(f"no page yet: {one_line(error)}")
             return
         if not self.written:
-            logger.info(f"a first report is at {self.out / 'report.html'} and grows as tables finish")
+            logger.info(f"a first report is at {self.out / 'report.html'}; it grows as tables finish")
         self.written = True
 
 
 def note_look(out: Path, names: Collection[str] | None = None) -> None:
-    """Writes down, in each table.json (of these names), how many cells were there when the results were looked at."""
+    """Records in each table.json (of these names) how many cells existed when the results were looked at."""
     from joformer._io import write_json
     from joformer.experiments.tables import RESULT, TABLE, read
 
@@ -79,4 +79,4 @@ def note_look(out: Path, names: Collection[str] | None = None) -> None:
         if about["looked"] != before:
             write_json(place, about)
             if len(about["looked"]) > about.get("looks", 1):
-                logger.warning(f"{place.parent.name}: its results had been seen before these runs were added")
+                logger.warning(f"{place.parent.name}: its results had already been seen before these runs were added")

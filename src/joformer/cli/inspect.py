@@ -1,4 +1,4 @@
-"""`joformer inspect`: one page that shows what a model learned."""
+"""`joformer inspect`: one page on what a model learned."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from joformer.cli.options import Place
 
 @dataclass(frozen=True)
 class Inspect:
-    """See what a model learned: frequencies, kernels, angles, the use of value transport, journeys; one page.
+    """See what a model learned: frequencies, kernels, angles, the use of value transport and journeys, on one page.
 
-    Of a run that `joformer train` made, or the folder of a causal language model of Hugging Face, with value transport
-    or without. Example: joformer inspect runs/enwik8 --prompt "The history of" --tokens 4 11
+    Takes a run of `joformer train`, or the folder of a causal language model from Hugging Face, with or without value
+    transport. Example: joformer inspect runs/enwik8 --prompt "The history of" --tokens 4 11
 
     Attributes:
-        model: The folder or address of a run or of one of its checkpoints, or a Hugging Face model's folder.
-        data: Other data than the model was trained on; a Hugging Face model needs some: a text file, or stdlib.
+        model: The folder or address of a run or of one of its checkpoints, or the folder of a Hugging Face model.
+        data: Other data than the training data. Required for a Hugging Face model: a text file, or stdlib.
         prompt: The text whose tokens are shown; by default the beginning of a held-out window.
-        index: Which held-out window or test image is shown instead.
-        tokens: The journey that is shown, from one token to another, counted from 0; by default the strongest into the
+        index: Which held-out window or test image to show instead.
+        tokens: The journey to show, source and target token, counted from 0; by default the strongest one into the
             last token of a text, or into the middle of an image.
-        reach: The longest displacement of kernels; 64 tokens of a text by default, all of an image.
-        samples: Held-out windows or images on which the loss is measured while heads are switched off.
+        reach: The longest displacement of the kernels; by default 64 tokens for text, everything for an image.
+        samples: Number of held-out windows or images on which the loss is measured while heads are switched off.
         out: The page to write.
-        json: Print all numbers as JSON too.
+        json: Also print all numbers as JSON.
     """
 
     model: Annotated[Place, tyro.conf.Positional]
@@ -52,7 +52,7 @@ class Inspect:
         from joformer.inspect._subject import open_subject
 
         if len(self.tokens) not in (0, 2):
-            raise ValueError(f"--tokens are two, the source and the target of a journey; got {len(self.tokens)}")
+            raise ValueError(f"--tokens takes two, the source and the target of a journey; got {len(self.tokens)}")
         if self.out.is_dir():
             raise ValueError(f"{self.out} is a folder: give --out a file, such as {self.out / 'inspect.html'}")
         subject = open_subject(self.model, data=self.data, prompt=self.prompt, index=self.index, samples=self.samples)

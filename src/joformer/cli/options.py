@@ -1,7 +1,7 @@
-"""Options: as a run writes them down (the words that give a command again, a TOML file), and as help shows them.
+"""Options: recorded by a run (as command-line words and as a TOML file), and shown by --help.
 
 joformer compare --data notes.txt --seeds 5            writes OUT/command.toml
-joformer compare --config OUT/command.toml --seeds 8   the same options; those given beside override them
+joformer compare --config OUT/command.toml --seeds 8   the same options; those given explicitly override them
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from joformer._remote import local
 
 CONFIG, HEAD = "command.toml", "# joformer "
 Place = str | Path
-"""A folder or an address, which stays a str: a Path would lose one of its slashes."""
+"""A folder, or an address, which stays a str: a Path would drop one of its slashes."""
 ARG: Any = type(tyro.conf.arg())
 ASIDE = frozenset({"json", "dry_run"})
-"""Options that decide what is shown, not what is run."""
+"""Options that affect what is shown, not what is run."""
 
 
 def changed(command: Any, aside: Sequence[str] = (), usual: Any = None) -> dict[str, Any]:
-    """The options of a command that are not at their defaults, by name; those of parts of it among them.
+    """The options of a command that differ from their defaults, by name, including those of nested dataclasses.
 
     >>> from joformer.cli.compare import Compare
     >>> changed(Compare("notes.txt", seeds=5))
@@ -52,7 +52,7 @@ def changed(command: Any, aside: Sequence[str] = (), usual: Any = None) -> dict[
 
 
 def _options(command: Any) -> Iterator[tuple[Field[Any], str, Any]]:
-    """Each field of a command with the name of its option and its annotation."""
+    """Each field of a command, with its option name and annotation."""
     hints = get_type_hints(command, include_extras=True)
     for field in fields(command):
         markers = getattr(hints[field.name], "__metadata__", ())
@@ -61,7 +61,7 @@ def _options(command: Any) -> Iterator[tuple[Field[Any], str, Any]]:
 
 
 def words(given: dict[str, Any], positional: Sequence[str] = ()) -> list[str]:
-    """The options as they are typed, positional ones first.
+    """The options as command-line words, positional ones first.
 
     >>> words({"data": "notes.txt", "grid": True, "only": ["a", "b"]})
     ['--data', 'notes.txt', '--grid', '--only', 'a', 'b']
@@ -76,7 +76,7 @@ def positional(command: Any) -> list[str]:
 
 
 def claim(name: str, out: Place) -> None:
-    """Raises ValueError where `out` holds what another command made: the command `name` would write over its files.
+    """Raises ValueError if `out` holds the output of another command, which `name` would overwrite.
 
     >>> claim("compare", "runs/of/nobody")
     """
@@ -86,7 +86,7 @@ def claim(name: str, out: Place) -> None:
         written = folder.joinpath(CONFIG).read_text(encoding="utf-8", errors="replace").partition("\n")[0]
         made_by = written.removeprefix(HEAD) if written.startswith(HEAD) else name
         if made_by != name:
-            raise ValueError(f"{out} holds what joformer {made_by} made: choose another --out")
+            raise ValueError(f"{out} holds the output of joformer {made_by}: choose another --out")
     if name.startswith("train ") and tables:
         raise ValueError(f"{out} holds tables of compare or reproduce, not a run: choose another --out")
     if not name.startswith("train ") and run:
@@ -101,7 +101,7 @@ def write_config(command: Any, name: str, out: Place) -> None:
 
 @contextmanager
 def recorded(command: Any, name: str, out: Place) -> Iterator[None]:
-    """`write_config`, taken back where the command raises ValueError: the run that is there is not of its options."""
+    """`write_config`, undone if the command raises ValueError: the existing run does not have its options."""
     claim(name, out)
     place = local(out) / CONFIG
     before = place.read_bytes() if place.is_file() else None
@@ -115,7 +115,7 @@ def recorded(command: Any, name: str, out: Place) -> Iterator[None]:
 
 
 def with_config(typed: Sequence[str], command: type) -> list[str]:
-    """The typed words with `--config FILE` replaced by the options in the file, before all others."""
+    """The typed words with `--config FILE` replaced by the options in the file, which typed options override."""
     if "--config" not in typed:
         return list(typed)
     at = list(typed).index("--config")
@@ -142,12 +142,12 @@ def read_config(place: Path) -> dict[str, Any]:
 
 
 def names_of(command: Any) -> list[str]:
-    """The names of all options of a command, those of its parts too."""
+    """The names of all options of a command, including those of nested dataclasses."""
     return [name for _, own, hint in _options(command) for name in (names_of(hint) if is_dataclass(hint) else [own])]
 
 
 def check_options(typed: Sequence[str], command: type) -> None:
-    """Raises ValueError for an option that the command does not have, with the one that was probably meant."""
+    """Raises ValueError for an unknown option, suggesting the one that was probably meant."""
     known = [f"--{name.replace('_', '-')}" for name in names_of(command)]
     for word in typed:
         flag = word.partition("=")[0].replace("_", "-")
@@ -156,7 +156,7 @@ def check_options(typed: Sequence[str], command: type) -> None:
 
 
 def unboxed(box: str, path: str) -> str:
-    """What tyro says of the typed words in a box of several lines, in one.
+    """tyro's boxed error message on one line.
 
     >>> unboxed("╭─ Value error ──╮\\n│ Error parsing recipe: steps must be 1 or more, got -5 │\\n│ ──── │", "joformer")
     '--steps must be 1 or more, got -5'
@@ -164,7 +164,7 @@ def unboxed(box: str, path: str) -> str:
     if "╭" in box:
         rows = [line.strip().strip("│").rstrip() for line in box.splitlines() if not line.startswith(("╭", "╰"))]
         rows = [row.removeprefix(" ") for row in rows]
-    else:  # without Unicode: the title, a rule, and two spaces before everything
+    else:  # without Unicode: the title, a rule, then indented lines
         rows = [line.removeprefix("  ").rstrip() for line in box.splitlines()[2:]]
     ends = [at for at, row in enumerate(rows) if not row.strip("─- ")]
     rows = rows[: ends[0] if ends else None]
@@ -175,7 +175,7 @@ def unboxed(box: str, path: str) -> str:
         about = about.removesuffix(" (required)").rstrip(".")
         place = about and "--" not in needed and " and " not in needed
         what = f"{needed} ({about[:1].lower()}{about[1:]})" if place else needed
-        return f"{path.removeprefix('joformer ')} needs {what}: {path} --help says more"
+        return f"{path.removeprefix('joformer ')} needs {what}: {path} --help lists the options"
     if found := re.fullmatch(r"invalid choice '(.*)' for argument '(.*)'\. Expected one of \((.*)\)\.", said):
         choices = sorted(choice.strip("' ") for choice in found[3].split(",") if choice.strip())
         return f"{found[2]} must be one of {', '.join(choices)}; got {found[1]}"
@@ -187,12 +187,12 @@ def unboxed(box: str, path: str) -> str:
         if found := re.fullmatch(message, wrong):
             return f"{option} must be {kind}, got {found[1]}"
     if not said.startswith("Error parsing "):
-        return f"{said[:1].lower()}{said[1:].rstrip('.')}: {path} --help says more"
+        return f"{said[:1].lower()}{said[1:].rstrip('.')}: {path} --help lists the options"
     return f"--{wrong}" if re.match(r"[a-z_]+ must be ", wrong) else wrong
 
 
 def meant(word: str, known: Sequence[str]) -> str:
-    """A question whether one of the known words was meant, where one is near.
+    """A suggestion, if one of the known words is similar.
 
     >>> meant("comprae", ["compare", "report"]), meant("x", ["compare"])
     (': did you mean compare?', '')
@@ -205,7 +205,7 @@ WORDS: dict[Any, str] = {int: "N", float: "X", str: "TEXT", Path: "PATH", Place:
 
 
 def polished(command: Any) -> Any:
-    """The command with help that shows no default where there is none, and what an option takes in plain words."""
+    """The command with cleaned-up help: no default where there is none, and plain names for argument types."""
     command.__doc__ = (command.__doc__ or "").partition("\n\n    >>>")[0]
     for field, _, hint in [*_options(command)]:
         inner, *markers = get_args(hint) if get_origin(hint) is Annotated else (hint,)
@@ -227,7 +227,7 @@ def polished(command: Any) -> Any:
         shown = replace(
             own, metavar=f"{word} …" if word and several else word, help_behavior_hint="" if empty else None
         )
-        made: Any = Annotated  # with a star among its arguments, as Python has it from 3.11 on
+        made: Any = Annotated  # star arguments in a subscript need Python 3.11
         rest = [marker for marker in markers if marker is not own]
         command.__annotations__[field.name] = made.__class_getitem__((inner, *rest, shown))
     return command

@@ -1,4 +1,4 @@
-"""`joformer report`: one page of what was run."""
+"""`joformer report`: one page on what was run."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from joformer.cli.options import Place
 
 @dataclass(frozen=True)
 class Report:
-    """One self-contained page of runs: the answer first, then tables with intervals, verdicts and curves.
+    """Write one self-contained page on runs: the answer first, then tables with intervals, verdicts and curves.
 
     Prints one sentence per table and writes report.html, report.md and report.json.
     Example: joformer report runs/reproduce --out results
 
     Attributes:
-        runs: Folders or addresses of reproduce, compare or train, of one table, or a report.json written before.
-        out: Where to write, a folder or an address; by default the first of the runs if it is a folder, else the
+        runs: Output folders or addresses of reproduce, compare or train, the folder of one table, or an existing
+            report.json.
+        out: Where to write, a folder or an address; by default the first of the runs if it is a folder, otherwise the
             current folder.
-        text: Print the tables too.
+        text: Also print the tables.
         json: Print the report as {joformer, tables: [{about, said, cells}]} instead of sentences.
     """
 

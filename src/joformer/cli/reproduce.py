@@ -1,4 +1,4 @@
-"""`joformer reproduce`: the paper's tables."""
+"""`joformer reproduce`: the tables of the paper."""
 
 from __future__ import annotations
 
@@ -18,44 +18,45 @@ from joformer.cli.options import Place
 
 @dataclass(frozen=True)
 class Reproduce:
-    """The tables of the paper, with seeds and intervals: mnist, cifar100, imagenet, wikipedia, length, overhead; and
-    knowledge graphs (relations) and sounds (speech). All of these, unless some are named; and, where they are named,
-    which side of attention does the work (transport), the paper's hierarchy trained (hierarchy), what one layer can do
-    (separation), and other domains: sets in space (points), keywords in a stream (spotting),
-    video, syntax trees (trees), images with text (pairs).
+    """Run the paper's tables, with seeds and intervals: mnist, cifar100, imagenet, wikipedia, length, overhead; and
+    knowledge graphs (relations) and sounds (speech). All of these run by default. Others run only if named: which side
+    of attention does the work (transport), the paper's hierarchy, trained (hierarchy), what one layer can
+    do (separation), and other domains: sets in space (points), keywords in a stream (spotting), video, syntax trees
+    (trees), images with text (pairs).
 
-    On embedded data in ten minutes on two cores; interrupted, the same command resumes. Example:
+    Takes ten minutes with embedded data on two cores; if interrupted, the same command resumes. Example:
     joformer reproduce mnist wikipedia --data ~/data --seeds 5 --out runs/mine
 
     Attributes:
-        tables: Which tables; all but transport, hierarchy, separation and those of other domains by default.
+        tables: Which tables; by default all except transport, hierarchy, separation and those of other domains.
         scale: laptop: small models, short runs, the same code. paper: its models, data and recipes, for GPUs.
-        data: A folder or an address that holds mnist, cifar100, imagenet, enwik8, wikitext-2 or fsdd, or for one table
-            its data itself; what is not there is embedded data or, at the paper's scale, the hub's.
-        seeds: How many seeds, 0, 1, …; or several numbers, which are the seeds themselves: 42 43 44. Three by default;
-            one seed alone is --seeds 43 --only '*/seed-42'.
-        steps: Steps of every run, instead of the scale's.
-        batch: Samples per step of all processes together, instead of the table's. As many samples are seen, in more or
-            fewer steps, unless --steps; the learning rate stays as it is, and the paper's figures are not shown.
-        precision: What matrix products are computed in, instead of the table's.
+        data: A folder or an address that holds mnist, cifar100, imagenet, enwik8, wikitext-2 or fsdd, or, for one
+            table, the data itself. For anything missing, embedded data is used, or the hub's at the paper's scale.
+        seeds: Number of seeds, 0, 1, …, three by default; or several numbers, which are the seeds themselves: 42 43 44.
+            To run one seed only: --seeds 43 --only '*/seed-42'.
+        steps: Steps per run, instead of the scale's.
+        batch: Global batch size: samples per step over all processes, instead of the table's. The number of samples
+            seen stays the same, in more or fewer steps, unless --steps is given; the learning rate stays as it is, and
+            the paper's figures are not shown.
+        precision: Precision of matrix products, instead of the table's.
         compile: Compile the models.
-        deterministic: Use only operations whose result does not depend on chance; --no-deterministic allows others,
-            which may be faster on GPUs, and the same command may then give other bits.
-        processes: Processes of every run, on a GPU each where there are some; they share its batch.
+        deterministic: Use only deterministic operations. --no-deterministic allows others, which may be faster on
+            GPUs; the same command may then give other bits.
+        processes: Processes per run, one per GPU if there are GPUs; they share its batch.
         shard: Give each process of a run a shard of the model (FSDP2) instead of a copy (DDP).
-        accumulate: Parts in which each process works through its share of a batch, to save memory.
-        workers: Processes that decode streamed images, for each process of a run; its share of the cores by default.
-        drift: Resume runs although their bits cannot be the same: other processes, threads or machine than before.
-        only: Do these runs alone, by name or pattern: mnist/learned/*
-        jobs: Runs at work at once; as many as there are GPUs, or cores, for --processes each, by default.
-        engine: local: processes here. ray: the cluster of RAY_ADDRESS, or a small one started here. slurm: a job for
-            every run.
+        accumulate: Gradient accumulation: split each process's share of a batch into this many parts, to save memory.
+        workers: Processes that decode streamed images, per process of a run; by default its share of the cores.
+        drift: Resume runs even if their bits cannot be the same: with other processes, threads or machine than before.
+        only: Run only these, by name or pattern: mnist/learned/*
+        jobs: Number of runs in parallel; by default as many as there are GPUs, or cores, with --processes for each.
+        engine: local: processes on this machine. ray: the cluster at RAY_ADDRESS, or a small one started here. slurm:
+            one job per run.
         slurm: Options of sbatch for --engine slurm: time=MINUTES partition=NAME account=NAME …
-        out: Where everything is kept, a folder or an address (s3://…); the report too.
-        dry_run: Print which models would be run, their parameters, steps and seeds, and stop.
-        smoke: Rehearse: two steps and an evaluation of every setting on stand-ins for the data, or on --data, and a
-            table of the memory, hours and disk that the real runs need. Nothing is written into --out.
-        throughput: TFLOP/s that a card reaches in 16 bits, for the hours of --smoke.
+        out: Where to keep everything, including the report: a folder or an address (s3://…).
+        dry_run: Print which models would be run, with their parameters, steps and seeds, and stop.
+        smoke: Rehearse: two steps and one evaluation of every setting on stand-ins for the data, or on --data, and a
+            table of the memory, hours and disk that the real runs need. Nothing is written to --out.
+        throughput: TFLOP/s that a GPU reaches in 16-bit precision, for the hours estimated by --smoke.
         json: Print the report as JSON instead of sentences.
     """
 
@@ -92,7 +93,7 @@ class Reproduce:
             return self._run()
         given = None if self.data is None else Path(self.data)
         if given is not None and is_address(str(self.data)):
-            raise ValueError(f"--smoke reads a folder and {self.data} is an address: fetch some of it, or leave it out")
+            raise ValueError(f"--smoke reads a folder and {self.data} is an address: download a part, or leave it out")
         with standing_in(self.tables or tuple(TABLES), given) as data:
             return replace(self, data=data)._run()
 
@@ -109,7 +110,7 @@ class Reproduce:
             raise ValueError(f"--steps must be 1 or more, got {self.steps}")
         execution = Execution(self.processes, self.shard, self.accumulate, self.workers, self.drift)
         require_place(self.out)
-        # Data of tables of which nothing is wanted need not be there.
+        # Tables without selected cells do not need their data.
         wanted = [name for name in dict.fromkeys(names) if not self.only or any(_of(name, one) for one in self.only)]
         made = {
             name: TABLES[name](self.scale, self.data, seeds, self.steps, len(names) == 1) for name in wanted or names
@@ -136,7 +137,7 @@ class Reproduce:
 
 
 def _seeds(given: tuple[int, ...]) -> Sequence[int]:
-    """The seeds: as many as one number says, or several numbers themselves."""
+    """The seeds: one number is a count, several numbers are the seeds themselves."""
     if len(given) == 1 and given[0] > 0:
         return range(given[0])
     if len(given) < 2 or min(given) < 0 or len({*given}) < len(given):
@@ -146,11 +147,11 @@ def _seeds(given: tuple[int, ...]) -> Sequence[int]:
 
 
 def _is_given(data: str) -> bool:
-    """Whether it is the user's own, and neither embedded nor the hub's."""
+    """Whether this is the user's own data, neither embedded nor from the hub."""
     return is_address(data) or Path(data).is_absolute()
 
 
 def _of(table: str, pattern: str) -> bool:
-    """Whether a pattern of cells may mean cells of this table, or of one that belongs to it, on whatever data."""
+    """Whether a pattern of cells may match cells of this table, or of one of its variants, on any data."""
     first = pattern.partition("/")[0]
     return fnmatch(table, first) or first.startswith(f"{table}-") or first.endswith(f"-{table}")

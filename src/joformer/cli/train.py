@@ -1,4 +1,4 @@
-"""`joformer train lm | vit | monoidal | relations`: one model, from the command line; more in domains.py."""
+"""`joformer train lm | vit | monoidal | relations`: train one model; more in domains.py."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ from joformer.training.runs import TOKENIZER
 
 @dataclass(frozen=True)
 class Run:
-    """Where a run is kept, and what makes it the one it is.
+    """Where the run is kept, and how it starts and resumes.
 
     Attributes:
-        out: The run's folder, or an address (s3://…); the same command on it resumes it, and with more --steps extends
-            it once it is finished.
-        seed: Decides the first weights, the order of the data and all other randomness.
-        start: Start with the weights of another run: its folder or address, or that of one of its checkpoints.
-        drift: Resume a run although its bits cannot be the same: other processes, threads or machine than before.
-        shard: Of several processes (torchrun), give each a shard of the model instead of a copy.
-        log: Where else to write the metrics: OUT/tensorboard where TensorBoard is installed, Weights & Biases, or
+        out: The run's folder, or an address (s3://…). The same command resumes the run; with more --steps it extends a
+            finished one.
+        seed: Seed of the initial weights, the order of the data and all other randomness.
+        start: Start from the weights of another run: its folder or address, or that of one of its checkpoints.
+        drift: Resume a run even if its bits cannot be the same: with other processes, threads or machine than before.
+        shard: With several processes (torchrun), give each a shard of the model (FSDP2) instead of a copy.
+        log: Where else to write the metrics: OUT/tensorboard (if TensorBoard is installed), Weights & Biases, or
             trackio.
-        dry_run: Prepare the data, print what would be trained and stop.
+        dry_run: Prepare the data, print what would be trained, and stop.
         json: Print the last metrics as JSON.
     """
 
@@ -70,7 +70,7 @@ class Run:
     json: bool = False
 
     def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer of the run to start from: its weights mean nothing with another."""
+        """The tokenizer of the run to start from: its weights only make sense with that one."""
         place = None if self.start is None else Weights.of(self.start).folder / TOKENIZER
         return Tokenizer.load(place) if place is not None and place.is_file() else None
 
@@ -78,7 +78,7 @@ class Run:
         """Reports what is wrong with the options before data is prepared."""
         shortest = min(stage.steps for stage in recipe.sequence)
         if recipe.warmup > shortest:
-            raise ValueError(f"a warm-up of {recipe.warmup} steps is longer than a stage of {shortest}: take fewer")
+            raise ValueError(f"a warm-up of {recipe.warmup} steps is longer than a stage of {shortest}: use fewer")
         if not self.dry_run:
             require_place(self.out)
             make_folder(local(self.out))
@@ -86,7 +86,7 @@ class Run:
     def train(
         self, command: Any, config: Any, task: Task, recipe: Recipe, notes: dict[str, Any], context_parallel: int = 1
     ) -> int:
-        """Trains and shows the last metrics; returns the exit code."""
+        """Trains, prints the last metrics and returns the exit code."""
         if self.dry_run:
             count = sum(weight.numel() for weight in blank(config).parameters())
             what = f"{type(config).__name__}: {count:,} parameters, {recipe.total:,} steps"
@@ -112,18 +112,18 @@ class Run:
 
 @dataclass(frozen=True)
 class LM:
-    """A language model on any text.
+    """Train a language model on any text.
 
     Example: joformer train lm --data enwik8.xz --vocab 256 --frames projected --steps 2000 --out runs/enwik8
 
     Attributes:
         data: A file or folder of text, parquet, JSON lines, CSV or TSV, also as gz, xz or zst; stdlib (Python's
             own source), wikipedia, openwebtext, hub:OWNER/NAME.
-        column: The column of a table that holds the text; by default "text", or the only one.
+        column: The text column of a table; by default "text", or the only one.
         context: Tokens in a window.
-        context_parallel: Of several processes (torchrun), how many share the tokens of each window: for windows too
-            long for one.
-        batch: Windows per step, of all processes together.
+        context_parallel: Context parallelism: how many processes (torchrun) share the tokens of each window, for
+            windows too long for one.
+        batch: Global batch size: windows per step over all processes.
     """
 
     output: Run
@@ -149,20 +149,19 @@ class LM:
 
 @dataclass(frozen=True)
 class _Labelled:
-    """What models of images and sounds have in common.
+    """Options shared by models of images and sounds.
 
     Attributes:
         data: A folder of class folders of images or sounds, a table file,label (CSV, TSV, JSON lines), parquet;
             digits, tones, words (embedded), mnist, cifar100, imagenet, hub:OWNER/NAME.
-        label: The column of the classes, if a table has several; folder or name, if both could be the class of
-            sounds.
-        size: Scale and crop all images to this side.
+        label: The class column, if a table has several. For sounds: folder or name, if both could be the class.
+        size: Scale and crop all images to this side length.
         rate: Sounds: samples per second, 8000 by default.
         seconds: Sounds: how much of each clip to use, from its start; 1.04 by default.
-        bands: Sounds: bands of frequencies, 64 by default.
+        bands: Sounds: number of frequency bands, 64 by default.
         hop: Sounds: milliseconds between frames, 16 by default.
-        batch: Images per step, of all processes together.
-        epochs: Instead of --steps: how many times to go through the images.
+        batch: Global batch size: images per step over all processes.
+        epochs: Number of passes over the images, instead of --steps.
     """
 
     output: Run
@@ -187,10 +186,10 @@ class _Labelled:
         if self.epochs is not None and self.epochs < 1:
             raise ValueError(f"--epochs must be 1 or more, got {self.epochs}")
         if self.epochs is not None and self.recipe.stages:
-            raise ValueError("--stages give the number of steps: leave out --epochs")
+            raise ValueError("--stages sets the number of steps: leave out --epochs")
 
     def start(self, config: Any, task: ImageTask, source: Source, **more: Any) -> int:
-        """Trains; `more` is noted beside what all have in common."""
+        """Trains; `more` is recorded along with the shared options."""
         recipe = self.recipe
         if self.epochs is not None:
             recipe = replace(recipe, steps=max(1, round(self.epochs * len(task.images) / self.batch)))
@@ -203,35 +202,35 @@ class _Labelled:
 
 @dataclass(frozen=True)
 class ViT(_Labelled):
-    """A vision transformer on images, or on the spectrograms of sounds.
+    """Train a vision transformer on images, or on the spectrograms of sounds.
 
     Example: joformer train vit --data cifar100 --patch 4 4 --dim 32 --augment cifar --epochs 30 --out runs/cifar
 
     Attributes:
-        stream: Decode images while training, not before: for those that do not fit into memory. 224 × 224
-            unless --size.
-        workers: Processes that decode, with --stream; as many as there are cores by default.
-        augment: none, crop (the paper's Setup A: and flip), cifar (Setup B: with mixup), imagenet (DeiT's:
-            with mixup, CutMix, smoothed labels) or deit (the same in timm's arithmetic).
-        draw: Every image once per epoch, or any image at any time (Setup B).
-        model: By the paper's name (rope2d, joformer_old, joformer_axial, …), short for the next four, which
+        stream: Decode images during training instead of in advance, for data that does not fit into memory. The side
+            length is 224 by default.
+        workers: Processes that decode, with --stream; by default as many as there are cores.
+        augment: none, crop (the paper's Setup A: crop and flip), cifar (Setup B: with mixup), imagenet (DeiT's: with
+            mixup, CutMix, smoothed labels) or deit (the same in timm's arithmetic).
+        draw: epochs: every image once per epoch. randint: uniformly at random, with replacement (Setup B).
+        model: The paper's name (rope2d, joformer_old, joformer_axial, …), a shorthand for the next four options, which
             override it.
-        frames: How patches rotate: fixed, learned (the default), dense, projected, cumulative; additive or none
-            do not.
+        frames: How patches rotate: fixed, learned (the default), dense, projected or cumulative; with additive or none
+            they do not.
         split: How axes share planes: axial (the default), combined, or diagonal, the paper's literal combined
             split.
         transport: What is transported: scores (RoPE), values, both (JoFormer, the default) or none.
-        per_layer: Whether every layer has its own frames; by default if they are dense or read the content.
-        patch: Sides of a patch, one number for all; by default about an eighth of each side of the image.
-        dim: The width.
-        layers: The number of layers.
-        heads: The number of heads.
-        hidden: Width of the feed-forward; four times --dim by default.
-        base: The slowest frequency's wavelength, 2π base.
-        pool: What is read at the end: a class token, or the mean of all patches.
-        registers: Tokens without a place, beside the class token.
-        dropout: Share of what a layer adds that is dropped while training.
-        drop_path: How often the last layer is skipped while training; earlier ones less often.
+        per_layer: Whether every layer has its own frames; by default only if they are dense or depend on the content.
+        patch: Patch size along each axis, or one number for all; by default about an eighth of each side of the image.
+        dim: Model width.
+        layers: Number of layers.
+        heads: Number of heads.
+        hidden: Width of the feed-forward layers; four times --dim by default.
+        base: Base of the frequencies: the slowest has wavelength 2π · base.
+        pool: What the classifier reads: a class token (cls), or the mean of all patches.
+        registers: Number of register tokens, which have no position, in addition to the class token.
+        dropout: Dropout rate on the outputs of attention and feed-forward.
+        drop_path: Stochastic depth: how often the last layer is skipped during training; earlier ones less often.
     """
 
     stream: bool = False
@@ -280,15 +279,16 @@ class ViT(_Labelled):
 
 @dataclass(frozen=True)
 class Monoidal(_Labelled):
-    """One vector for a whole image, and a small classifier on it: the paper's MNIST model. Images have one channel.
+    """Train one vector for a whole image and a small classifier on it: the paper's MNIST model, for images with one
+    channel.
 
     Example: joformer train monoidal --data mnist --dim 32 --epochs 50 --out runs/mnist
 
     Attributes:
-        dim: Numbers in the vector.
+        dim: Length of the vector.
         hidden: Width of the classifier's hidden layer.
-        frequencies: learned, or fixed; pixels for no embedding at all (--dim is then their number).
-        spread: How far apart learned frequencies start.
+        frequencies: learned, or fixed; pixels for no embedding at all (--dim is then the number of pixels).
+        spread: Half-width of the uniform start of learned frequencies.
     """
 
     dim: int = 32
@@ -312,21 +312,20 @@ class Monoidal(_Labelled):
 
 @dataclass(frozen=True)
 class Relations:
-    """Relations of a knowledge graph as rotations (RotatE): which entity completes a triple.
+    """Train relations of a knowledge graph as rotations (RotatE): which entity completes a triple.
 
     Example: joformer train relations --data kg/umls --dim 128 --steps 2000 --out runs/umls
 
     Attributes:
         data: A file or folder of triples: lines "head TAB relation TAB tail"; CSV, TSV, JSON lines or parquet with
-            columns head, relation and tail; family (embedded). Files named
-            train, valid and test are the splits.
+            columns head, relation and tail; family (embedded). Files named train, valid and test are the splits.
         dim: Length of an entity's vector.
-        block: Entries that a relation rotates together. 2 is RotatE, whose relations commute; those of larger blocks
-            (4) need not.
+        block: Number of entries that a relation rotates together. 2 is RotatE, whose relations commute; with larger
+            blocks (4) they need not.
         margin: The score of a triple that holds exactly.
-        negatives: Wrong heads, and as many wrong tails, that each triple is compared with.
-        temperature: How much the hardest of these count.
-        batch: Triples per step, of all processes together.
+        negatives: Number of wrong heads, and of wrong tails, that each triple is compared with.
+        temperature: How much the hardest negatives count.
+        batch: Global batch size: triples per step over all processes.
     """
 
     output: Run
@@ -352,7 +351,7 @@ class Relations:
 
 
 def sides_of(given: tuple[int, ...] | None, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The patch that was given, for every axis, or one that suits the shape."""
+    """The given patch size for every axis, or one that suits the shape."""
     if given is None:
         return eighths(shape)
     return given * len(shape) if len(given) == 1 else given

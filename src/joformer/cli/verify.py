@@ -1,4 +1,4 @@
-"""`joformer verify`: what is true of the paper."""
+"""`joformer verify`: which claims of the paper hold."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from joformer.cli.console import say
 
 @dataclass(frozen=True)
 class Verify:
-    """Every claim of the paper, its verdict, and the residual measured here, now, with the library's own functions.
+    """Check every claim of the paper: its verdict, and the residual measured now with the library's own functions.
 
-    Exit code 1 if a claim disagrees with its verdict. Takes some seconds. Example:
+    The exit code is 1 if a claim disagrees with its verdict. Takes a few seconds. Example:
     joformer verify --only order 48 --seed 7
 
     Attributes:
-        only: Check these alone: sections (algebra, attention, order, transforms, tables, remarks) or numbers of rows;
-            or statements of our own, which are not among all (separation).
-        seed: Where the random instances start.
-        trials: Random instances of each claim; the worst counts.
+        only: Check only these: sections (algebra, attention, order, transforms, tables, remarks) or row numbers;
+            or our own statements, which are left out by default (separation).
+        seed: Seed of the random instances.
+        trials: Random instances per claim; the worst one counts.
         json: Print a list of {id, section, label, verdict, residual, tolerance, ok, …} instead of text.
-        markdown: Also write the page docs/claims.md below the current folder.
-        figures: Also draw the pictures, SVG and PNG, into this folder.
+        markdown: Also write the page docs/claims.md in the current folder.
+        figures: Also draw the figures, as SVG and PNG, into this folder.
     """
 
     only: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Verify:
 
         if self.markdown and self.only:
             raise ValueError("--markdown writes the page of all claims: leave out --only")
-        # What cannot be written is better known before than after.
+        # Fail early if the output cannot be written.
         if self.markdown:
             make_folder(Path("docs"))
         if self.figures is not None:

@@ -1,8 +1,8 @@
-"""Every table of the paper, with seeds and intervals; the same grid on anyone's data; a report.
+"""Every table of the paper, with seeds and intervals; the same grid on your own data; and a report.
 
     TABLES["mnist"]("laptop", data=None, seeds=(0, 1, 2), steps=None, sole=True)    the tables of a recipe
 
-Each table is one file here. `engine` runs their cells, `report` shows what came of them.
+Each table is one file here. `engine` runs the cells, `report` shows the results.
 """
 
 from __future__ import annotations

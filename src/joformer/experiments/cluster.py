@@ -55,7 +55,7 @@ def run_on_ray(
     try:
         import ray
     except ImportError:
-        raise ValueError("--engine ray needs ray: pip install 'joformer[ray]', or take --engine local") from None
+        raise ValueError("--engine ray needs ray: pip install 'joformer[ray]', or use --engine local") from None
     cells = list(cells)
     if not cells:
         return
@@ -88,7 +88,7 @@ def _connect(ray: Any, cores: int) -> None:
         if not ipaddress.ip_address(address).is_loopback:
             raise ValueError(
                 f"Ray would listen on {address} and let anyone run code here: set {SWITCH}=0 before ray is imported, "
-                "or start a cluster of your own and set RAY_ADDRESS"
+                "or start your own cluster and set RAY_ADDRESS"
             )
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -138,13 +138,13 @@ def _cell(cell: Cell, out: str, execution: Execution) -> tuple[dict[str, Any] | 
 
 
 def _require_shared(out: Path) -> None:
-    """Raises ValueError where two machines could run a cell at once: each has a folder, or locks, of its own."""
+    """Raises ValueError if two machines could run a cell at once: each has a folder, or locks, of its own."""
     try:
         with Lock(out, STARTED):
             pass
     except ValueError:  # whoever started this holds it
         return
     raise ValueError(
-        f"on {platform.node()} {out} is not the folder, or has not the locks, of the machine that started this: share "
+        f"on {platform.node()} {out} is not the folder, or lacks the locks, of the machine that started this: share "
         "it, with locks (NFS: local_lock=none, Lustre: flock)"
     )

@@ -63,7 +63,7 @@ def usable_devices(processes: int = 1) -> int:
 
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if there and there < processes:
-        raise ValueError(f"--processes {processes} needs as many GPUs, here are {there}: give fewer")
+        raise ValueError(f"--processes {processes} needs as many GPUs, but there are {there}: use fewer")
     return max(1, (there or usable_cores()) // processes)
 
 

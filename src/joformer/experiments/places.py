@@ -28,7 +28,7 @@ def find(
     elif data is not None:
         data = Path(data)
         if not data.exists():
-            raise ValueError(f"--data {data} is not there: give a folder that holds {' or '.join(names)}")
+            raise ValueError(f"--data {data} does not exist: give a folder that holds {' or '.join(names)}")
         inside = [data / name for name in names if (data / name).exists()]
         if inside or sole:
             return str((inside[0] if inside else data).resolve())

@@ -79,6 +79,6 @@ def _places(data: str | Path | None, sole: bool) -> list[str]:
     found = [place for above in (data, data / "kg") for name in GRAPHS if (place := above / name).is_dir()]
     if not found and sole:
         if not data.exists():
-            raise ValueError(f"--data {data} is not there: give a folder of triples, or one with {', '.join(GRAPHS)}")
+            raise ValueError(f"--data {data} does not exist: give a folder of triples, or one with {', '.join(GRAPHS)}")
         found = [data]
     return [str(place.resolve()) for place in found] or ["family"]

@@ -31,7 +31,7 @@ def gather(paths: Sequence[str | Path]) -> tuple[Table, ...]:
 
     >>> gather(["no-such-folder"])
     Traceback (most recent call last):
-    ValueError: no-such-folder is not there: give a folder of reproduce, compare or train, or a report.json
+    ValueError: no-such-folder does not exist: give a folder of reproduce, compare or train, or a report.json
     """
     if not paths:
         raise ValueError("nothing to report: give one or more folders of reproduce, compare or train, or a report.json")
@@ -41,7 +41,7 @@ def gather(paths: Sequence[str | Path]) -> tuple[Table, ...]:
     for given in paths:
         path = _fetched(given)
         if not path.exists():
-            raise ValueError(f"{path} is not there: give a folder of reproduce, compare or train, or a report.json")
+            raise ValueError(f"{path} does not exist: give a folder of reproduce, compare or train, or a report.json")
         if path.is_file():
             tables += _reported(path)
         elif path.resolve() not in seen:
@@ -105,7 +105,7 @@ def _reported(path: Path) -> list[Table]:
     if not isinstance(tables, list) or not all(
         isinstance(t, dict) and isinstance(t.get("cells"), list) for t in tables
     ):
-        raise ValueError(f"{path} is no report.json: give one that `joformer report` wrote, or a folder")
+        raise ValueError(f"{path} is not a report.json: give one that `joformer report` wrote, or a folder")
     return _finished(path, [read_table(table.get("about") or {}, table["cells"], path) for table in tables])
 
 
@@ -118,7 +118,7 @@ def _runs(folders: dict[Path, str]) -> list[Table]:
         config, lines = read(folder / "config.json"), _lines(folder / "metrics.jsonl")
         metric = next((name for name in METRICS if any(finite(line.get(name)) is not None for line in lines)), None)
         if metric is None:
-            raise ValueError(f"nothing is finished in {folder}: nothing was measured on held-out data yet")
+            raise ValueError(f"nothing is finished in {folder}: no held-out data has been measured yet")
         run, notices = (_inside(config, key, folder / "config.json") for key in ("run", "notes"))
         recipe = _inside(run, "recipe", folder / "config.json")
         last = next(line for line in reversed(lines) if metric in line)
@@ -137,7 +137,7 @@ def _runs(folders: dict[Path, str]) -> list[Table]:
             }
         )
         asked, told = _total(recipe), notes.setdefault(metric, [])
-        told.append(f"{called}: {config.get('model', 'a model')} on {notices.get('data', 'data it does not name')}.")
+        told.append(f"{called}: {config.get('model', 'a model')} on {notices.get('data', 'unnamed data')}.")
         ended = (folder / MANIFEST).is_file() or (folder / "model.safetensors").is_file()  # as before manifests
         if not ended or last.get("step") != asked:
             told.append(f"{called} is not finished: measured after {last.get('step')} of {asked} steps.")
@@ -154,7 +154,7 @@ def _runs(folders: dict[Path, str]) -> list[Table]:
 def _inside(content: dict[str, Any], key: str, place: Path) -> dict[str, Any]:
     value = content.get(key) or {}
     if not isinstance(value, dict):
-        raise ValueError(f"{place} is damaged (its {key} is no JSON object): write it again")
+        raise ValueError(f"{place} is damaged (its {key} is not a JSON object): write it again")
     return value
 
 

@@ -37,14 +37,14 @@ def finished(cell: Cell, out: Path) -> dict[str, Any] | None:
         return None
     result = read(place, REMEDY)
     if not any(result.get("described") == described for described in cell.descriptions()):
-        raise ValueError(f"{place.parent} holds a run of other settings: choose another --out, or remove it")
+        raise ValueError(f"{place.parent} holds a run with other settings: choose another --out, or remove it")
     return result
 
 
 def run(cell: Cell, out: Path, execution: Execution | None = None) -> dict[str, Any]:
-    """The result of the cell: run, resumed or, where it is finished, read.
+    """The result of the cell, which is run, resumed or, if finished, read.
 
-    In several processes all call it, as `train`; the first one writes.
+    With several processes all call it, like `train`; the first one writes.
     """
     place: str | Path = out / cell.name
     store = None

@@ -54,7 +54,7 @@ class Sequences:
         return Sequences(self.tokens[rows], self.where[rows], self.answers[rows])
 
     def to(self, device: torch.device) -> Sequences:
-        """The same on another device."""
+        """A copy on another device."""
         return Sequences(self.tokens.to(device), self.where.to(device), self.answers.to(device))
 
 
@@ -95,7 +95,7 @@ class SequenceTask(Task):
 
     def __init__(self, question: str, *, batch: int = 64, held_out: int = 1024) -> None:
         if batch < 1 or held_out < 1:
-            raise ValueError(f"batch and held_out are 1 or more, got {batch} and {held_out}")
+            raise ValueError(f"batch and held_out must be 1 or more, got {batch} and {held_out}")
         self.question, self.size = question, batch
         self.held_out = draw(question, held_out, generator(question, "held out"))
 
@@ -107,16 +107,16 @@ class SequenceTask(Task):
         return hashlib.sha256(b"".join(part.numpy().astype("<i8").tobytes() for part in parts)).hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        """Everything that decides the batches, as JSON."""
+        """Everything that determines the batches, as JSON."""
         size = {"batch": self.size, "held_out": len(self.held_out.answers)}
         return {"question": self.question, "sequences": self.fingerprint, **size}
 
     def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
-        """Raises ValueError where the model does not fit the data, or the batch cannot be divided."""
+        """Raises ValueError if the model does not fit the data, or the batch cannot be divided."""
         divides(self.size, parts)
         known = getattr(config, "vocab", 0)
         if not isinstance(config, nn.Module) and known < KINDS:
-            raise ValueError(f"there are {KINDS} kinds of tokens, the model knows {known or 'none'}: say vocab={KINDS}")
+            raise ValueError(f"there are {KINDS} kinds of tokens, the model has {known or 'none'}: set vocab={KINDS}")
 
     def to(self, device: torch.device) -> None:
         """Moves the held-out sequences to the device."""

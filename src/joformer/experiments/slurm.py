@@ -36,10 +36,10 @@ def options(given: Sequence[str]) -> dict[str, str]:
     pairs = [one.partition("=") for one in given]
     wrong = [one for one, (key, _, value) in zip(given, pairs, strict=True) if not key.strip("-") or not value]
     if wrong:
-        raise ValueError(f"--slurm takes KEY=VALUE, as partition=gpu, got {wrong[0]}")
+        raise ValueError(f"--slurm takes KEY=VALUE, such as partition=gpu, got {wrong[0]}")
     found = {key.lstrip("-").replace("-", "_"): value for key, _, value in pairs}
     if not found.get("time", "").isdecimal() or int(found["time"]) < 1:
-        raise ValueError("--engine slurm needs the minutes after which a job is queued again: --slurm time=MINUTES")
+        raise ValueError("--engine slurm needs a time limit, after which a job is queued again: --slurm time=MINUTES")
     return found
 
 
@@ -94,7 +94,7 @@ def run_by_slurm(
             for job in ended:
                 yield Done(waiting.pop(job), *_outcome(job))
     except (submitit.core.utils.FailedJobError, OSError) as error:
-        raise ValueError(f"Slurm takes no jobs: {one_line(error)}") from None
+        raise ValueError(f"Slurm does not accept jobs: {one_line(error)}") from None
     finally:
         for job in waiting:
             job.cancel(check=False)
@@ -107,7 +107,7 @@ def _executor(submitit: Any, place: Path) -> Any:
     try:
         return submitit.AutoExecutor(place / "%j", cluster=CLUSTER, slurm_max_num_timeout=REQUEUED)
     except RuntimeError:
-        raise ValueError("there is no Slurm here (srun): give the command on a machine that submits jobs") from None
+        raise ValueError("there is no Slurm here (srun): run the command on a machine that submits jobs") from None
 
 
 def _outcome(job: Any) -> tuple[dict[str, Any] | None, str]:

@@ -251,7 +251,7 @@ def _disk(folder: Path, recipe: Recipe) -> int:
 
 @lru_cache(maxsize=4)
 def _require_flat(source: Any) -> None:
-    """Raises ValueError where a stand-in for ImageNet does not give the same samples with a flat val/."""
+    """Raises ValueError if a stand-in for ImageNet does not give the same samples with a flat val/."""
     flat = Path(source.data).parent / FLAT / "labels.csv"
     if true_size(source, 0) is None or not flat.is_file():
         return
@@ -262,7 +262,7 @@ def _require_flat(source: Any) -> None:
         batches.append([*task.batch(0, 0, 0, 1), *held])
         task.close()
     if not all(map(torch.equal, *batches)):
-        raise ValueError(f"{flat} gives other images or labels than class folders")
+        raise ValueError(f"{flat} gives different images or labels from class folders")
 
 
 # -- what the real run needs -------------------------------------------------------------------------------------------

@@ -107,10 +107,10 @@ class _Source(ABC):
 
 @dataclass(frozen=True)
 class TextSource(_Source):
-    """Text, its tokens and the windows of a step; `held_out` None scores all that is held out.
+    """Text, its tokens and the windows of a step; `held_out` None scores all held-out text.
 
-    `percent` is how much of text without splits that is (5 by default), `tokenizer` the tokenizer.json of GPT-2, to be
-    used instead of training one.
+    `percent` is the held-out share of text without splits (5 by default), `tokenizer` the tokenizer.json of GPT-2, used
+    instead of training one.
 
     >>> TextSource("stdlib", context=128).task().context
     128
@@ -145,7 +145,7 @@ class TextSource(_Source):
         return self.context * self.batch
 
     def as_json(self) -> dict[str, Any]:
-        """As every source, but not where the tokenizer lies: which it is, the text's fingerprint says."""
+        """Like every source, but without the path of the tokenizer: the text's fingerprint identifies it."""
         settings = super().as_json()
         return settings if self.tokenizer is None else {**settings, "tokenizer": Path(self.tokenizer).parent.name}
 
@@ -161,9 +161,9 @@ class TextSource(_Source):
 
 @dataclass(frozen=True)
 class ImageSource(_Source):
-    """Images, or the spectrograms of sounds, and what a step makes of them.
+    """Images, or the spectrograms of sounds, and how a step uses them.
 
-    `stream` is the side to which images are brought while they are decoded by workers; None for all in memory.
+    `stream` is the side length of images decoded by workers during training; None to hold all in memory.
 
     >>> ImageSource("digits", batch=32).task().size
     32
@@ -208,7 +208,7 @@ class ImageSource(_Source):
         )  # fmt: skip
 
     def steps(self, epochs: int | float) -> int:
-        """How many steps go through the images so often."""
+        """The number of steps for this many epochs."""
         images = self.load()
         return max(1, round(epochs * len(images if isinstance(images, Streamed) else images.train) / self.batch))
 
@@ -248,7 +248,7 @@ class StreamSource(_Source):
         return SpottingTask(self.load(), batch=self.batch, seconds=self.seconds)
 
     def plain(self, *, dim: int, layers: int, heads: int) -> SpottingConfig:
-        """A spotter without positions, with a window of a second or so; two patches lie above each other."""
+        """A spotter without positions, with a window of about a second and two patches along the bands."""
         streams = self.load()
         patch = (halved(streams.bands), SpottingConfig.patch[1])
         return SpottingConfig(
@@ -284,7 +284,7 @@ class GraphSource(_Source):
         return _graph(self.data)
 
     def tokens(self, config: Any) -> int:
-        """How many tails and heads a step scores."""
+        """The number of tails and heads scored per step."""
         return self.batch * (1 + 2 * self.negatives)
 
     def task(self) -> Task:
@@ -292,7 +292,7 @@ class GraphSource(_Source):
         return RelationsTask(self.load(), batch=self.batch, negatives=self.negatives)
 
     def final_metrics(self, run: Path) -> dict[str, float]:
-        """The ranks of the test split, which is what published figures are of."""
+        """The ranks on the test split, as in published figures."""
         task, processes = RelationsTask(self.load()), Processes()
         task.to(processes.device)
         found = task.evaluate(open_run(run).model.to(processes.device), processes, split="test")
@@ -305,7 +305,7 @@ class GraphSource(_Source):
 
 @dataclass(frozen=True)
 class PointsSource(_Source):
-    """Sets of points in space, or of the pixels of images, and what a step makes of them.
+    """Sets of points in space, or sampled from the pixels of images, and how a step uses them.
 
     >>> PointsSource("digits", points=32).task().classes
     10
@@ -330,7 +330,7 @@ class PointsSource(_Source):
         return PointsTask(self.load(), batch=self.batch, augment=self.augment)
 
     def plain(self, *, dim: int, layers: int, heads: int) -> PointsConfig:
-        """A model that reads the features of points and not where they are."""
+        """A model of the features of points, without their positions."""
         found = self.load()
         shape: dict[str, Any] = {"axes": found.axes, "features": found.features, "classes": len(found.classes)}
         return PointsConfig(**shape, dim=dim, layers=layers, heads=heads, frames="fixed", transport="none")
@@ -346,7 +346,7 @@ class PointsSource(_Source):
 
 @dataclass(frozen=True)
 class VideoSource(_Source):
-    """Clips, and the question that is asked of them.
+    """Clips, and the question about them.
 
     >>> VideoSource("moving", question="class").metric
     'accuracy'
@@ -363,7 +363,7 @@ class VideoSource(_Source):
 
     @property
     def metric(self) -> str:  # type: ignore[override]
-        """What the question is measured by."""
+        """The metric of the question."""
         return "accuracy" if self.question == "class" else "picture_error"
 
     def load(self) -> Clips:
@@ -392,7 +392,7 @@ class VideoSource(_Source):
 
 @dataclass(frozen=True)
 class TreeSource(_Source):
-    """Trees of Python or JSON, and what is asked about them.
+    """Trees of Python or JSON, and the question about them.
 
     >>> TreeSource("stdlib-trees").question
     'masked'
@@ -433,7 +433,7 @@ class TreeSource(_Source):
 
 @dataclass(frozen=True)
 class PairsSource(_Source):
-    """Images with text: those that people described, or whose classes are named.
+    """Images with text: with captions, or with named classes.
 
     >>> PairsSource("captions", vocab=400).task().size
     128
@@ -476,7 +476,7 @@ class PairsSource(_Source):
 
 @dataclass(frozen=True)
 class SequenceSource(_Source):
-    """Sequences that are drawn, with a question each; `data` is the question's name (sequences.py).
+    """Randomly generated sequences, each with a question; `data` is the question's name (sequences.py).
 
     >>> SequenceSource("window-alone").context
     8
@@ -489,14 +489,14 @@ class SequenceSource(_Source):
     held_out: int = 1024
 
     def load(self) -> SequenceTask:
-        """The task itself: there is nothing to read."""
+        """The task itself: there is no data to load."""
         return SequenceTask(self.data, batch=self.batch, held_out=self.held_out)
 
     task = load
 
     @property
     def context(self) -> int:
-        """How many tokens a sequence has."""
+        """The number of tokens per sequence."""
         return draw(self.data, 1, torch.Generator()).tokens.shape[1]
 
     def tokens(self, config: Any) -> int:

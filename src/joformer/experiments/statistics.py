@@ -341,7 +341,9 @@ def _common(cells: Sequence[Mapping[int, Any]]) -> tuple[list[int], tuple[int, .
     """The seeds that all cells have, and those that only some have."""
     seeds = set.intersection(*(set(cell) for cell in cells))
     if not seeds:
-        raise ValueError(f"{' and '.join(f'seeds {sorted(cell)}' for cell in cells)} have none in common: run the same")
+        raise ValueError(
+            f"{' and '.join(f'seeds {sorted(cell)}' for cell in cells)} have none in common: run the same ones"
+        )
     return sorted(seeds), tuple(sorted(set().union(*cells) - seeds))
 
 

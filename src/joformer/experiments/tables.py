@@ -38,12 +38,12 @@ REMEDY = "remove it, or choose another --out"
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a table: a model at a size with a seed; what to run, and, once it was run, its `result`.
+    """One run of a table: a model at a size with a seed; what to run, and afterwards its `result`.
 
-    With `rivals` (a name and a configuration each) it is no training run but a measurement: what a step of each takes,
-    beside that of `config`, all taking turns in one process. `lengths` are contexts at which a language model is
-    measured in the end, each a column of the table: the same tokens, as many as the first has, with more before them.
-    With `yarn`, the name of another row, the same weights are measured once more with their frequencies scaled (YaRN).
+    With `rivals` (a name and a configuration each) it is not a training run but a measurement: the time per step of
+    each, relative to `config`, all taking turns in one process. `lengths` are contexts at which a language model is
+    measured at the end, each a column of the table: the same tokens, as many as the first has, with more preceding
+    text. With `yarn`, the name of another row, the same weights are measured again with scaled frequencies (YaRN).
 
     >>> from joformer.experiments import ImageSource
     >>> from joformer.models import ClassifierConfig
@@ -70,13 +70,13 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Its folder below the output's."""
+        """Its folder inside the output folder."""
         parts = (self.table, _slug(self.model), _slug(self.size), f"seed-{self.seed}")
         return str(self.result.get("cell") or "/".join(part for part in parts if part))
 
     @property
     def parameters(self) -> int:
-        """How many numbers the model learns, those that a later stage adds included."""
+        """The number of parameters, including those added by a later stage."""
         config = self.config
         for stage in self.recipe.sequence:
             config = changed(config, stage.frames)
@@ -84,17 +84,17 @@ class Cell:
 
     @property
     def alone(self) -> bool:
-        """Whether nothing else may run beside it: it is a measurement of time."""
+        """Whether it must run alone, because it measures time."""
         return bool(self.rivals)
 
     @property
     def work(self) -> float:
-        """About how many seconds it takes on one core; good for comparing cells, and for a first guess."""
+        """Estimated seconds on one core; good for comparing cells, and as a first guess."""
         step = 2e-3 + 8e-11 * self.source.tokens(self.config) * (self.parameters + 5e4)
         return 1 + step * (22 * (1 + len(self.rivals)) if self.alone else self.recipe.total) + 2e-4 * sum(self.lengths)
 
     def describe(self) -> dict[str, Any]:
-        """All that decides the result, as JSON."""
+        """Everything that determines the result, as JSON."""
         return next(self.descriptions())
 
     def descriptions(self) -> Iterator[dict[str, Any]]:
@@ -120,22 +120,22 @@ class Cell:
         return self.result.get("measured", {})
 
     def number(self, key: str) -> float | None:
-        """The finite number of the result under this key, None where there is none."""
+        """The finite number in the result under this key, or None."""
         return finite(self.result.get(key))
 
     def text(self, key: str) -> str:
-        """The text of the result under this key, empty where there is none."""
+        """The text in the result under this key, or an empty string."""
         value = self.result.get(key)
         return value if isinstance(value, str) else ""
 
     def facts(self, key: str) -> dict[str, Any]:
-        """The mapping of the result under this key, empty where there is none."""
+        """The mapping in the result under this key, or an empty one."""
         value = self.result.get(key)
         return dict(value) if isinstance(value, Mapping) else {}
 
     @property
     def curve(self) -> list[dict[str, float]]:
-        """The finite numbers measured on the way, each line with its step."""
+        """The finite numbers of the training log, each line with its step."""
         lines = self.result.get("curve")
         kept = [
             {str(k): n for k, value in line.items() if (n := finite(value)) is not None and abs(n) <= LARGEST}
@@ -147,14 +147,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: what it compares, its cells, and (once it was run) what is missing.
+    """A table: what it compares, its cells, and what is missing after a run.
 
-    `recipe` names the table of the paper that it follows. `baseline` is the model all others are paired with, `pairs`
-    are further pairs (without value transport, with it), `reference` is what a ratio is compared with. `paper` are the
-    printed figures, model → size → value; they stand beside ours only where the setting is `comparable`. `also` are
-    metrics shown beside the one that is judged, `also_paper` what the paper prints of them, metric → model → size →
-    value. `protocol` says what the sizes have in common where they may be compared with each other. `looks` is in how
-    many looks at the results the seeds were planned to come, `looked` with how many cells they were looked at.
+    `recipe` names the table of the paper that it follows. `baseline` is the model that all others are compared with,
+    `pairs` are further pairs (without value transport, with it), `reference` is the value that a ratio is compared
+    with. `paper` holds the printed figures, model → size → value; they are shown next to ours only if the setting is
+    `comparable`. `also` lists further metrics to show, `also_paper` the paper's figures for them, metric → model →
+    size → value. `protocol` says what the sizes have in common if they may be compared with each other. `looks` is the
+    planned number of looks at the results, `looked` the number of cells at each look so far.
 
     >>> one = Cell("a", "", 0, result={"cell": "t/a/seed-0", "measured": {"": {"loss": 1.0}}})
     >>> Table("t", "T", METRICS["loss"], cells=(one,), planned=("t/a/seed-0", "t/a/seed-1")).missing
@@ -198,11 +198,11 @@ class Table:
 
     @property
     def steps(self) -> list[int]:
-        """How many steps its finished runs have, least first."""
+        """The step counts of its finished runs, smallest first."""
         return sorted({int(n) for cell in self.cells if (n := cell.number("steps")) is not None})
 
     def values(self, model: str, size: str, metric: str = "") -> dict[int, float]:
-        """The metric of each seed that has it: finite, and positive where it is on the log scale."""
+        """The metric of each seed that has it: finite, and positive if on a log scale."""
         found = {}
         for cell in self.cells:
             if cell.model == model and size in cell.measured:
@@ -213,7 +213,7 @@ class Table:
         return found
 
     def about(self) -> dict[str, Any]:
-        """The table as table.json has it; `read_table` reads it back."""
+        """The content of table.json; `read_table` reads it back."""
         later = ("also", "also_paper", "protocol")  # not in files of version 0.2, nor where they say nothing
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("metric", "planned", "cells")}
         plain = {name: value for name, value in plain.items() if value or name not in later}
@@ -244,7 +244,7 @@ class Table:
 
 
 def plan(recipe: str, title: str, metric: str, cells: Sequence[Cell], *, named: bool = True, **more: Any) -> Table:
-    """The table of these cells, which all have one source of data; its name carries that, unless `named` is false.
+    """The table of these cells, which share one source of data; its name includes the data, unless `named` is false.
 
     >>> from joformer.experiments import ImageSource
     >>> cell = Cell("learned", "", 0, source=ImageSource("digits"))

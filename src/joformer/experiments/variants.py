@@ -81,5 +81,5 @@ def matched(config: Any, count: int) -> Any:
     per_unit = parameters(replace(config, hidden=hidden + 1)) - here
     wanted = hidden + round((count - here) / per_unit)
     if wanted < 1:
-        raise ValueError(f"{count} parameters are too few for this model's frames: take a wider model")
+        raise ValueError(f"{count} parameters are too few for this model's frames: use a wider model")
     return config if wanted == hidden else replace(config, hidden=wanted)

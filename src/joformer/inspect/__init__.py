@@ -1,14 +1,14 @@
-"""See what a model learned: the numbers behind the figures of `joformer inspect`, to plot on your own.
+"""See what a model learned: the numbers behind the figures of `joformer inspect`, for your own plots.
 
     frequencies      ω of every frames module, at the start of training and now
-    kernels          κ_h(Δ): what a displacement does to a score of each head, content averaged out
+    kernels          κ_h(Δ): the effect of displacement on the scores of each head, averaged over content
     angles           the angle fields of frames that depend on content, over a text or an image
-    value_use        what the loss becomes with value transport switched off, by head, by layer, in all
+    value_use        the loss with value transport switched off, per head, per layer and everywhere
     journey          what travels between two tokens: weights and angles, by layer and head
-    attended         what these are made of: queries, keys, frames and weights of every attention layer
+    attended         the basis of all these: queries, keys, frames and weights of every attention layer
 
-They take models made of `JourneyAttention` (all of joformer.models that have attention) and causal language models of
-transformers, with value transport or without.
+They take models built from `JourneyAttention` (all of joformer.models with attention) and causal language models from
+transformers, with or without value transport.
 """
 
 from joformer.inspect._attention import Kernel, Travel, journey, kernels

@@ -1,9 +1,9 @@
-"""What a head's scores say of displacement alone, and what travels between two tokens.
+"""How a head's scores depend on displacement alone, and what travels between two tokens.
 
     ρ_p(Δ) = E_i e^{i(θ_{i+Δ,p} − θ_{i,p})}                         the mean journey over Δ; e^{iω_pΔ} for ω·n alone
     κ_h(Δ) = scale · (Σ_p Re(q̄*_p k̄_p ρ_p(Δ)) + q̄_rest·k̄_rest)    q̄, k̄: means over tokens, planes as complex numbers
 
-κ is the score of a query and a key drawn independently from all tokens and put Δ apart: content averaged out.
+κ is the score of a query and a key drawn independently from all tokens and placed Δ apart: content averages out.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Kernel:
 
     Attributes:
         layer: Number of the layer.
-        name: Of the layer's attention in the model.
+        name: Name of the layer's attention in the model.
         displacements: Δ = n_key − n_query along each axis, ``(count,)`` each.
-        values: κ, ``(heads, *counts)``, float64; NaN where no two tokens are so far apart.
+        values: κ, ``(heads, *counts)``, float64; NaN if no two tokens have this displacement.
     """
 
     layer: int
@@ -41,17 +41,17 @@ class Kernel:
 
 @dataclass(frozen=True, eq=False)
 class Travel:
-    """What travels in one layer from a token to another.
+    """What travels from one token to another in one layer.
 
     Attributes:
         layer: Number of the layer.
-        name: Of the layer's attention in the model.
+        name: Name of the layer's attention in the model.
         weights: α of the target's query and the source's key, ``(heads,)``.
         row: α of the target's query and all keys, ``(heads, tokens)``.
         angles: θ_source − θ_target in −π … π, by which the source's key is rotated in the target's frame,
-            ``(heads, planes)``; None where frames are not angles.
-        scores: Whether scores see these angles.
-        strength: How much of these angles the value is rotated by on its way: 0 without value transport.
+            ``(heads, planes)``; None if frames are not angles.
+        scores: Whether scores use these angles.
+        strength: The share of these angles by which the value is rotated: 0 without value transport.
     """
 
     layer: int
@@ -66,15 +66,15 @@ class Travel:
 def kernels(model: nn.Module, batch: Tensor, reach: int | None = None) -> list[Kernel]:
     """Displacement kernels: ``κ_h(Δ)``, the mean score of independent queries and keys that are Δ apart.
 
-    Queries, keys and frames are those of the tokens in `batch`. Content-dependent angles enter by their mean journey.
+    Queries, keys and frames are those of the tokens in `batch`. Content-dependent angles enter as their mean journey.
 
     Args:
-        model: Made of `JourneyAttention`, or a causal language model of transformers.
-        batch: What the model reads, such as tokens ``(batch, tokens)``: the more, the better the means.
-        reach: The longest displacement along each axis; all that occur by default. Causal layers have Δ ≤ 0.
+        model: A model built from `JourneyAttention`, or a causal language model from transformers.
+        batch: The model's input, such as tokens ``(batch, tokens)``; a larger batch gives better means.
+        reach: The longest displacement along each axis; by default all that occur. Causal layers have Δ ≤ 0.
 
     Returns:
-        One value per layer whose scores are rotated by angles on whole-numbered positions; curved frames have no κ.
+        One item per layer whose scores are rotated by angles on integer positions; curved frames have no κ.
 
     Raises:
         ValueError: If `reach` is not 1 or more.
@@ -117,17 +117,17 @@ def journey(model: nn.Module, batch: Tensor, source: int, target: int) -> list[T
     """What travels from one token to another: ``α_ts R(θ_s − θ_t) v_s``, s the source and t the target.
 
     Args:
-        model: Made of `JourneyAttention`, or a causal language model of transformers.
+        model: A model built from `JourneyAttention`, or a causal language model from transformers.
         batch: One sample, such as tokens ``(1, tokens)``.
-        source: The token whose key and value are read, counted from 0; of an image, prefix tokens come first.
+        source: The token whose key and value are read, counted from 0; in an image, prefix tokens come first.
         target: The token whose query reads them.
 
     Returns:
-        One value per attention layer.
+        One item per attention layer.
 
     Raises:
-        ValueError: If there are several samples, or no such token, or the source comes after the target in a causal
-            layer.
+        ValueError: If there are several samples, if a token is out of range, or if the source comes after the target
+            in a causal layer.
 
     Example:
         >>> from joformer.models import LMConfig
@@ -143,9 +143,9 @@ def journey(model: nn.Module, batch: Tensor, source: int, target: int) -> list[T
         tokens = one.k.shape[1]
         for name, token in (("source", source), ("target", target)):
             if not 0 <= token < tokens:
-                raise ValueError(f"{name} {token} is not there: the sample has the tokens 0 … {tokens - 1}")
+                raise ValueError(f"{name} {token} is out of range: the sample has the tokens 0 … {tokens - 1}")
         if one.causal and source > target:
-            raise ValueError(f"nothing travels from token {source} back to {target}: later tokens are hidden")
+            raise ValueError(f"nothing travels from token {source} back to {target}: later tokens are masked")
         angles, heads = None, one.q.shape[2]
         if one.frames is not None and is_flat(one.frames):
             theta = one.frames.angles[0].double()
@@ -169,7 +169,7 @@ def as_planes(x: Tensor, frames: FlatFrames) -> tuple[Tensor, Tensor]:
 
 
 def _places(one: Attended) -> tuple[Tensor, Tensor] | None:
-    """Where tokens are: the index of the token at each whole-numbered place (−1: none), and which tokens have one."""
+    """Token positions: the index of the token at each integer position (−1: none), and which tokens have one."""
     if one.positions is None or not one.scores:
         return None
     known = located(one.positions).cpu().nonzero().flatten()
@@ -178,7 +178,7 @@ def _places(one: Attended) -> tuple[Tensor, Tensor] | None:
         return None
     whole = (where - where.min(0).values).long()
     if (sizes := whole.max(0).values + 1).prod() > 4 * len(known):
-        return None  # scattered: hardly two pairs of tokens are equally far apart
+        return None  # scattered: hardly any two pairs of tokens have the same displacement
     index = torch.full(tuple(sizes.tolist()), -1)
     index[tuple(whole.T)] = known
     return index, known

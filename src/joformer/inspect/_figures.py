@@ -1,6 +1,6 @@
-"""What the figures of inspect show, in the coordinates of their SVG (figures.html draws it), beside those of a report.
+"""The figures of inspect in SVG coordinates (figures.html draws them), in addition to those of the report.
 
-panels    maps of numbers side by side: strength by colour, two colours where numbers have signs
+panels    maps of numbers side by side: magnitude by opacity, sign by colour
 dials     one clock per plane, its hand at the angle
 """
 
@@ -16,7 +16,7 @@ from joformer.experiments.report.plots import WIDTH, Plot
 Map = Sequence[Sequence[float | None]]
 GAP, TITLE, LEFT = 10, 17, 54
 DIALS = 16
-"""Planes that are shown; the faster ones come first."""
+"""Maximum number of planes shown; the fastest come first."""
 
 
 def panels(
@@ -52,7 +52,7 @@ def panels(
 
 
 def table(key: str, title: str, told: str, values: Map, *, rows: Sequence[str], columns: str, digits: int = 2) -> Plot:
-    """A map whose cells hold their numbers: a row per name, a column for each of `columns` counted from 0."""
+    """A map whose cells hold their numbers: one row per name, columns numbered from 0."""
     count = max(len(row) for row in values)
     wide = (WIDTH - LEFT) / count
     written, tall, scale = wide >= 30, 26 if wide >= 30 else 16, _most([("", values)])
@@ -82,7 +82,7 @@ def table(key: str, title: str, told: str, values: Map, *, rows: Sequence[str], 
 
 
 def dials(key: str, title: str, told: str, rows: Sequence[tuple[str, Sequence[float]]]) -> Plot:
-    """A row of dials per name: the hand of plane p at its angle, from three o'clock against the clock."""
+    """A row of dials per name: the hand of plane p at its angle, anticlockwise from three o'clock."""
     count = min(DIALS, max(len(angles) for _, angles in rows))
     step = (WIDTH - LEFT) / count
     radius, drawn, labels = min(step / 2 - 1.5, 13.0), [], []

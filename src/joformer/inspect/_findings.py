@@ -1,4 +1,4 @@
-"""All that is found out about a subject, and the sentences that say it: the same for the page, JSON and a terminal."""
+"""All findings about a subject, and the sentences that state them: the same for the page, JSON and a terminal."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from joformer.inspect._subject import Subject
 from joformer.inspect._values import ValueUse, value_use
 
 REACH = 64
-"""The longest displacement of a text whose kernel is shown."""
+"""The longest displacement of the kernels shown for text."""
 
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """What was found; empty or None where it does not apply."""
+    """What was found; empty or None if not applicable."""
 
     subject: Subject
     frequencies: list[Frequencies]
@@ -38,7 +38,7 @@ class Findings:
 
     @property
     def answer(self) -> list[str]:
-        """What the model learned, in a few sentences, and what is left out."""
+        """What the model learned, in a few sentences."""
         return [*self._of_use, *self.of_frequencies, *self.of_content]
 
     @property
@@ -47,13 +47,13 @@ class Findings:
             return []
         used, heads = sum(one.used for one in self.use.heads), len(self.use.heads)
         return [
-            f"Value transport is used by {used} of {heads} heads: switching it off in all of them costs "
-            f"{interval(self.use.whole.change)} {self.subject.unit}, beside a loss of {number(self.use.loss.centre)}."
+            f"Value transport is used by {used} of {heads} heads: switching it off in all heads costs "
+            f"{interval(self.use.whole.change)} {self.subject.unit}, at a loss of {number(self.use.loss.centre)}."
         ]
 
     @property
     def of_frequencies(self) -> list[str]:
-        """How far frequencies moved."""
+        """How far frequencies moved, as sentences."""
         learned = [one for one in self.frequencies if one.learned]
         if not learned:
             return ["Frequencies are fixed."] if self.frequencies else []
@@ -61,13 +61,13 @@ class Findings:
         start = torch.cat([one.start.abs().flatten() for one in learned])
         share = (moved / start.clamp(min=1e-300)).median().item()
         return [
-            f"Learned frequencies moved by at most {number(moved.max().item(), 4)} radians per step, in the median by "
-            f"{number(100 * share, 1)} % of their start."
+            f"Learned frequencies moved by at most {number(moved.max().item(), 4)} radians per step; the median is "
+            f"{number(100 * share, 1)} % of the initial value."
         ]
 
     @property
     def of_content(self) -> list[str]:
-        """How far content rotates tokens."""
+        """How far content rotates tokens, as sentences."""
         if not self.angles:
             return []
         sizes = [one.content.square().mean().sqrt().item() for one in self.angles]
@@ -89,7 +89,7 @@ def interval(change: Estimate) -> str:
 
 
 def digits_of(values: Sequence[float]) -> int:
-    """After the point, so that the largest has about three significant ones.
+    """Decimals, such that the largest value has about three significant digits.
 
     >>> digits_of([2.5, 0.01]), digits_of([0.012])
     (2, 4)
@@ -101,17 +101,17 @@ def digits_of(values: Sequence[float]) -> int:
 def find_out(
     subject: Subject, *, tokens: tuple[int, int] | None = None, reach: int | None = None, values: bool = True
 ) -> Findings:
-    """Looks at a subject from all sides.
+    """Runs all analyses on a subject.
 
     Args:
         subject: What `open_subject` returned.
         tokens: The journey to show: from the first of these tokens to the second. By default to the last token of a
-            text, or the middle of an image, from the other one that it attends to most.
+            text, or the middle of an image, from the other token that it attends to most.
         reach: The longest displacement of kernels.
-        values: Whether to switch value transport off head by head, which takes longest.
+        values: Whether to switch value transport off head by head, the slowest part.
 
     Raises:
-        ValueError: If there are no such tokens.
+        ValueError: If the tokens are out of range.
     """
     model, sample = subject.model, subject.sample
     remarks = list(subject.remarks)
@@ -162,7 +162,7 @@ def _strongest(subject: Subject) -> tuple[int, int]:
 
 
 def as_json(found: Findings) -> dict[str, Any]:
-    """All numbers, as JSON has them."""
+    """All numbers as plain JSON."""
     use = found.use
     return {
         "name": found.subject.name,
@@ -208,7 +208,7 @@ def as_json(found: Findings) -> dict[str, Any]:
 
 
 def _finite(values: Tensor) -> Any:
-    """As lists, None in place of NaN, which JSON does not have."""
+    """As lists, with None in place of NaN."""
     if values.dim():
         return [_finite(one) for one in values]
     return None if values.isnan() else values.item()

@@ -1,4 +1,4 @@
-"""What the frames of a model learned: frequencies beside their start, and the angles that content adds.
+"""What the frames of a model learned: frequencies with their initial values, and the angles that content adds.
 
 θ_t = ω·n_t + φ_t        ω of a spectrum, given or learned; φ from the content of the tokens
 """
@@ -21,10 +21,10 @@ class Frequencies:
     """ω of one frames module: radians per step.
 
     Attributes:
-        name: Of the module in the model.
+        name: Name of the module in the model.
         learned: Whether they are parameters.
-        start: As training began, ``(axes, layers, heads, planes of an axis)``, float64.
-        now: As they are, of the same shape.
+        start: Initial values, ``(axes, layers, heads, planes of an axis)``, float64.
+        now: Current values, of the same shape.
     """
 
     name: str
@@ -44,10 +44,10 @@ class AngleField:
 
     Attributes:
         layer: Number of the layer.
-        name: Of the layer's attention in the model.
+        name: Name of the layer's attention in the model.
         angles: θ in −π … π, ``(batch, tokens, heads, planes)``, float64.
         content: φ, the angle that content adds to ω·n, of the same shape and range.
-        positions: ``(tokens, axes)``, NaN where a token has none; None where rows differ.
+        positions: ``(tokens, axes)``, NaN if a token has none; None if rows differ.
     """
 
     layer: int
@@ -61,10 +61,10 @@ def frequencies(model: nn.Module) -> list[Frequencies]:
     """The frequencies ω of every frames module, at the start of training and now.
 
     Args:
-        model: Any module. Of rotary models of others the inverse frequencies are read, which do not change.
+        model: Any module. For other rotary models, the inverse frequencies are read, which do not change.
 
     Returns:
-        One value per frames module that has frequencies; layers that share one share it here too.
+        One item per frames module that has frequencies; layers that share a module share the item.
 
     Example:
         >>> from joformer.models import LMConfig
@@ -92,11 +92,11 @@ def angles(model: nn.Module, batch: Tensor) -> list[AngleField]:
     """The angle fields of content-dependent frames (projected, cumulative) over a batch.
 
     Args:
-        model: Made of `JourneyAttention`, called as ``model(batch)``.
-        batch: What the model reads, such as tokens ``(batch, tokens)`` or images.
+        model: A model built from `JourneyAttention`, called as ``model(batch)``.
+        batch: The model's input, such as tokens ``(batch, tokens)`` or images.
 
     Returns:
-        One value per layer whose angles depend on content; empty where none does.
+        One item per layer whose angles depend on content; empty if there is none.
 
     Example:
         >>> from joformer.models import LMConfig

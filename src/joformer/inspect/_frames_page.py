@@ -18,7 +18,7 @@ from joformer.inspect._layout import HEADS, figure, grid_of, image, lists, secti
 
 
 def frequencies_section(found: Findings) -> Any:
-    """ω by plane: beside its start where it is learned, each spectrum once where it is fixed."""
+    """ω by plane: next to its initial value if learned; each spectrum once if fixed."""
     drawn, several, seen = [], len(found.frequencies) > 1, list[Tensor]()
     for at, one in enumerate(found.frequencies):
         axes, layers = one.now.shape[:2]
@@ -37,9 +37,9 @@ def frequencies_section(found: Findings) -> Any:
     learned = any(one.learned for one in found.frequencies)
     return section(
         "frequencies", "Frequencies against their start" if learned else "Frequencies", found.of_frequencies, drawn,
-        "A step along an axis rotates plane p by ω_p radians: large ω tells near tokens apart, small ω far ones (one "
-        "turn takes 2π/ω steps). The start is the spectrum that training began with: a line above it rotates faster. "
-        "Frequencies that changed their sign are drawn by their size; the smallest may leave the plot.",
+        "A step along an axis rotates plane p by ω_p radians: large ω separates nearby tokens, small ω distant ones "
+        "(one turn takes 2π/ω steps). The start is the spectrum at the beginning of training: a line above it rotates "
+        "faster. Frequencies that changed sign are drawn by absolute value; the smallest may lie outside the plot.",
     )  # fmt: skip
 
 
@@ -92,9 +92,9 @@ def angles_section(found: Findings) -> Any:
     return section(
         "angles", "Angles from content", found.of_content, drawn,
         "Frames that depend on content rotate token t by ω·n_t + φ_t. The colour is the size of φ_t in radians, the "
-        "root of the mean square over the planes of a head: how far content alone rotates the token. Journeys see "
-        "differences of φ between tokens: where the colour is even there may be none. Angles are known modulo 2π, so "
-        "that none is beyond π.",
+        "root mean square over the planes of a head: how far content alone rotates the token. Journeys depend only on "
+        "differences of φ between tokens: an even colour may mean no difference. Angles are known only modulo 2π, so "
+        "none exceeds π.",
     )  # fmt: skip
 
 
@@ -114,11 +114,11 @@ def kernels_section(found: Findings) -> Any:
     )
     return section(
         "kernels", "What displacement does to a score", [sentence], drawn,
-        "κ(Δ) is the mean score of a query and a key that are drawn independently from the held-out data and put Δ "
-        "apart, Δ the key's position minus the query's: κ_h(Δ) = scale · Σ_p Re(q̄*_p k̄_p ρ_p(Δ)), with means q̄ and k̄ "
-        "over tokens and ρ_p(Δ) the mean rotation of a journey over Δ. A peak says which displacement a head prefers "
-        "whatever the content; a flat line, that it chooses by content alone. A softmax sees differences only: a score "
-        "higher by 1 has 2.7 times the weight.",
+        "κ(Δ) is the mean score of a query and a key drawn independently from the held-out data and placed Δ apart, "
+        "where Δ is the key's position minus the query's: κ_h(Δ) = scale · Σ_p Re(q̄*_p k̄_p ρ_p(Δ)), with means q̄ and "
+        "k̄ over tokens and ρ_p(Δ) the mean rotation of a journey over Δ. A peak shows which displacement a head "
+        "prefers regardless of content; a flat line, that it chooses by content alone. Only differences matter to "
+        "the softmax: a score higher by 1 has 2.7 times the weight.",
     )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
-"""The same for causal language models of transformers: what reaches their attention function, and their own angles.
+"""The same for causal language models from transformers, from the inputs of their attention function.
 
-    q' = R(θ) q,  k' = R(θ) k        as attention gets them; q and k are what they were before
+    q' = R(θ) q,  k' = R(θ) k        the inputs of attention; q and k are before rotation
 
-Frames are read from the rotary embedding as value transport reads them (joformer.integrations); a model without
-transport has it at strength 0 while it is looked at, which is bit for bit the model as it is.
+Frames are read from the rotary embedding as value transport reads them (joformer.integrations). A model without
+transport gets it at strength 0 during inspection, which is bit-identical to the original model.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from joformer.rotation import rotate
 
 
 def transported(model: nn.Module) -> dict[str, Attention]:
-    """The attentions of a model of transformers whose values are rotated, by name."""
+    """The attention modules of a transformers model whose values are rotated, by name."""
     on = {id(part) for record in find(model) if record.strength.on for part in record.attentions}
     found = ((name, part) for name, part in model.named_modules() if id(part) in on)
     return {name: part for name, part in found if isinstance(part, Attention) and part._spec.rotates}
 
 
 def attended(model: Any, batch: Tensor) -> list[Attended]:
-    """What every attention does with tokens (batch, tokens)."""
+    """What every attention layer does with tokens (batch, tokens)."""
     names = {id(part): name for name, part in model.named_modules()}
     strength = strength_of(model) or 0.0
     current: dict[int, FlatFrames] = {}
@@ -80,20 +80,20 @@ def attended(model: Any, batch: Tensor) -> list[Attended]:
         try:
             stack.enter_context(attention_function(model, attend, "eager"))
         except UnsupportedError:
-            raise ValueError(f"{type(model).__name__} is no model of transformers that can be read") from None
+            raise ValueError(f"{type(model).__name__} is not a transformers model that can be read") from None
         model(input_ids=batch, use_cache=False)
     return found
 
 
 @contextmanager
 def _probed(model: nn.Module) -> Iterator[list[Any]]:
-    """The records of a model's transport; of one without it, at strength 0 and only within."""
+    """The transport records of a model; one without transport gets it at strength 0 within the context."""
     if found := find(model):
         yield found
         return
     try:
         transport_values(model, 0.0)
-    except ValueError:  # no rotary positions, or none that we can follow: weights are still theirs
+    except ValueError:  # no supported rotary positions: weights can still be read
         yield []
         return
     try:
@@ -103,10 +103,10 @@ def _probed(model: nn.Module) -> Iterator[list[Any]]:
 
 
 def stilled(attention: nn.Module, args: tuple[Any, ...], given: dict[str, Any], still: Any) -> tuple[Any, Any]:
-    """The arguments of an attention with `still(frames, kv_heads)` in place of the frames that its values get."""
+    """The arguments of an attention module with `still(frames, kv_heads)` in place of its value frames."""
     spec: Any = attention._spec
     tables = argument(args, given, KEYWORD, spec.index)
     if tables is None or len(tables) < 3 or not hasattr(tables[2], "frames"):
-        raise ValueError("values are switched off in whole sequences of 2 tokens or more: give those")
+        raise ValueError("values can only be switched off for whole sequences of 2 tokens or more")
     journey = Journey(still(tables[2].frames, spec.heads.heads))
     return replace_argument(args, given, KEYWORD, spec.index, (*tables[:2], journey)), given

@@ -1,6 +1,6 @@
-"""What each attention layer did in one forward pass: its queries and keys, its frames, its weights.
+"""What each attention layer did in one forward pass: queries, keys, frames and weights.
 
-s_ij = scale · q_iᵀ A_i⁻¹ A_j k_j        α_i = softmax_j s_ij        q, k here as they are before any rotation
+s_ij = scale · q_iᵀ A_i⁻¹ A_j k_j        α_i = softmax_j s_ij        q, k here before any rotation
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class Attended:
     """One attention layer in one forward pass; `attended` makes them.
 
     Attributes:
-        layer: The number in the layer's name, or its place among the attention layers.
-        name: Of the layer in the model.
+        layer: The number in the layer's name, or its index among the attention layers.
+        name: Name of the layer in the model.
         q: Queries before rotation, ``(batch, tokens, heads, head_dim)``.
         k: Keys before rotation, ``(batch, tokens, kv_heads, head_dim)``.
-        frames: Of the tokens; None where the layer has no positions that could be read.
-        positions: ``(tokens, axes)``, NaN where a token has none; None where they are unknown or differ in the batch.
-        module: The frames module, None in models that are not ours.
+        frames: Frames of the tokens; None if the layer has no positions that could be read.
+        positions: ``(tokens, axes)``, NaN if a token has none; None if they are unknown or differ within the batch.
+        module: The frames module; None in models other than ours.
         scores: Whether queries and keys are rotated.
-        strength: How much of the angles the values are rotated by: 0 is no value transport.
-        causal: Whether a token sees no later ones.
-        scale: Of the scores.
+        strength: The share of the angles by which values are rotated: 0 is no value transport.
+        causal: Whether later tokens are masked.
+        scale: Scale of the scores.
     """
 
     layer: int
@@ -53,22 +53,22 @@ class Attended:
     attend: Callable[[], Tensor]
 
     def weights(self) -> Float[Tensor, "batch heads queries keys"]:
-        """α, the weights of the layer's own attention."""
+        """α, the attention weights of the layer."""
         return self.attend()
 
 
 @torch.no_grad()
 def attended(model: nn.Module, batch: Tensor) -> list[Attended]:
-    """What every self-attention layer does with a batch, in the order in which they are called.
+    """What every self-attention layer does with a batch, in call order.
 
     Args:
-        model: Made of `JourneyAttention`, or a causal language model of transformers. It is called as ``model(batch)``
-            and is afterwards as it was.
-        batch: Tokens ``(batch, tokens)``, or whatever the model reads.
+        model: A model built from `JourneyAttention`, or a causal language model from transformers. It is called as
+            ``model(batch)`` and left unchanged.
+        batch: Tokens ``(batch, tokens)``, or any other input of the model.
 
     Returns:
-        One value per layer; empty where the model has no attention that can be read: recurrences, linear attention,
-        ALiBi and attention between two sequences are left out.
+        One item per layer; empty if the model has no attention that can be read. Recurrences, linear attention, ALiBi
+        and attention between two sequences are left out.
 
     Example:
         >>> from joformer.models import LMConfig
@@ -114,7 +114,7 @@ def attended(model: nn.Module, batch: Tensor) -> list[Attended]:
 
 
 def is_readable(part: nn.Module) -> bool:
-    """Whether a module is self-attention as `JourneyAttention` computes it: subclasses may add what is not seen here.
+    """Whether a module computes self-attention exactly as `JourneyAttention` does; subclasses may change it.
 
     >>> is_readable(JourneyAttention(8, 2)), is_readable(JourneyAttention(8, 2, context_dim=4))
     (True, False)
@@ -127,7 +127,7 @@ def is_readable(part: nn.Module) -> bool:
 
 
 def number_of(name: str, place: int) -> int:
-    """The number of a layer: that in its name, or else its place.
+    """The number of a layer: the one in its name, or else its index.
 
     >>> number_of("blocks.3.attention", 0), number_of("attention", 7)
     (3, 7)
@@ -137,7 +137,7 @@ def number_of(name: str, place: int) -> int:
 
 
 def _weights(layer: JourneyAttention, q: Tensor, k: Tensor, frames: Frames, options: dict[str, Any]) -> Tensor:
-    """The layer's weights: what it makes of values that are the unit vectors of the keys."""
+    """The layer's weights: its output when the values are the unit vectors of the keys."""
     scores, _ = sides(layer.transport)
     units = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)[None, :, None].expand(*k.shape[:3], -1)
     with torch.no_grad():
@@ -149,7 +149,7 @@ def _weights(layer: JourneyAttention, q: Tensor, k: Tensor, frames: Frames, opti
 
 
 def _shared(positions: Tensor | None) -> Tensor | None:
-    """Positions (tokens, axes) of all rows; None where rows differ."""
+    """Positions (tokens, axes) shared by all rows; None if rows differ."""
     if positions is None or positions.dim() == 2:
         return positions
     same = torch.equal(positions.nan_to_num(-1.0), positions[:1].expand_as(positions).nan_to_num(-1.0))

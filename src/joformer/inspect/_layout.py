@@ -1,4 +1,4 @@
-"""Sections of the page and what they hold: figures with captions, tokens shaded in a text or on a grid."""
+"""Sections of the page and their contents: figures with captions, tokens shaded in a text or on a grid."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from joformer.inspect import _figures as figures
 from joformer.inspect._findings import Findings
 
 FEW = 4
-"""Figures of a section that are not folded."""
+"""Number of figures per section that are not folded."""
 HEADS = 8
-"""Heads that lines can still tell apart; more are drawn as a map."""
+"""Maximum number of heads drawn as lines; more are drawn as a map."""
 
 
 def section(key: str, title: str, sentences: list[str], drawn: list[dict[str, Any]], reading: str, **more: Any) -> Any:
@@ -44,7 +44,7 @@ def tokens(
 
 
 def grid_of(found: Findings, values: Tensor) -> list[list[float | None]]:
-    """Numbers of the tokens as rows of the grid, without those that have no place; further axes one below the other."""
+    """Token values as rows of the grid, without tokens that have no position; further axes are stacked."""
     grid = found.subject.grid or (1, len(values))
     cells = values[len(values) - torch.Size(grid).numel() :]
     return lists(cells.reshape(-1, grid[-1]))

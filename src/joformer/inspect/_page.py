@@ -1,6 +1,6 @@
-"""The findings as one page of HTML that needs nothing else: the answer first, figures below, details folded.
+"""The findings as one self-contained HTML page: the answer first, figures below, details folded.
 
-inspect.html is the template; its look and its plots of lines are those of the report (joformer.experiments.report).
+inspect.html is the template; style and line plots come from the report (joformer.experiments.report).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from joformer.inspect._layers import number_of
 from joformer.inspect._layout import figure, image, section, tokens
 
 ROWS = 16
-"""Heads whose rotations are shown."""
+"""Maximum number of heads whose rotations are shown."""
 
 
 def html(found: Findings) -> str:
@@ -64,9 +64,9 @@ def _use(found: Findings) -> Any:
     last = max(use.heads, key=lambda one: one.change.centre)
     at, head = last.off[0]
     sentences = [
-        f"Most is lost without head {head} of {names[at]}: {interval(last.change)} {unit}. "
-        f"{sum(one.used for one in use.heads)} of {len(use.heads)} heads are used: without each the loss rises, beyond "
-        f"the 95 % interval over {use.loss.n} held-out samples."
+        f"The loss rises most without head {head} of {names[at]}: {interval(last.change)} {unit}. "
+        f"{sum(one.used for one in use.heads)} of {len(use.heads)} heads are used: switching any of them off raises "
+        f"the loss, with a 95 % interval over {use.loss.n} held-out samples that excludes zero."
     ]
     body = [[names[one.off[0][0]], str(one.off[0][1]), interval(one.change)] for one in use.heads]
     drawn = [
@@ -74,11 +74,11 @@ def _use(found: Findings) -> Any:
         figure("intervals", f"Change with whole layers switched off, {unit}, 95 % interval over samples", intervals),
     ]
     return section(
-        "values", "Which heads use the value transport", sentences, drawn,
-        "A head as trained gives A_i⁻¹ Σ_j α_ij A_j v_j; switched off it gives Σ_j α_ij v_j with the same weights α. "
-        "That is what the trained model relies on. A model trained without would have learned something else: only a "
-        "comparison (joformer compare) says what it would lose. Intervals are of other samples, not of other seeds. "
-        "Heads are those of keys and values; query heads that share one go with it.",
+        "values", "Which heads use value transport", sentences, drawn,
+        "A head as trained computes A_i⁻¹ Σ_j α_ij A_j v_j; switched off, it computes Σ_j α_ij v_j with the same "
+        "weights α. This shows what the trained model relies on. A model trained without transport would have learned "
+        "something else: only a comparison (joformer compare) shows what it would lose. Intervals are over samples, "
+        "not over seeds. Heads are key/value heads; query heads that share one are switched off with it.",
         tables=[("Every head as numbers", Columns(["value", "head", "difference"], [("", body)]))],
     )  # fmt: skip
 
@@ -101,9 +101,8 @@ def _journey(found: Findings) -> Any:
         drawn.append(figure("dials", f"The rotation travelled, {caption}", plot))
     for at, one in enumerate(found.travels):
         mean = one.row.float().mean(0)
-        caption = (
-            f"Layer {one.layer}: where the target looks, mean over heads; full colour is {number(mean.max().item(), 2)}"
-        )
+        full = number(mean.max().item(), 2)
+        caption = f"Layer {one.layer}: what the target attends to, mean over heads; full colour is {full}"
         if subject.grid is None:
             shade = tokens(found, mean, caption, mean.max().item(), marks=(source, target))
             drawn.append(figure("tokens", caption, shade, True))
@@ -118,20 +117,20 @@ def _journey(found: Findings) -> Any:
         f"{int(best.weights.argmax())} of layer {best.layer}."
     )
     strengths = {one.strength for one in found.travels}
-    values = "Values are rotated in some layers only, or by a part of these angles."
+    values = "Values are rotated only in some layers, or by a part of these angles."
     if len(strengths) == 1:
-        known = {1.0: "Values travel by the same rotation.", 0.0: "Values are not rotated on the way."}
+        known = {1.0: "Values are rotated by the same angles.", 0.0: "Values are not rotated on the way."}
         values = known.get(strengths.pop(), values)
     return section(
         "journey", "A journey between two tokens", [sentence, values], drawn,
-        "The target's query t reads the source's key and value s: what arrives is α_ts R(θ_s − θ_t) v_s. The table "
-        "holds α; a dial shows θ_s − θ_t of one plane, from three o'clock, which is no rotation, against the clock. "
-        "Give other tokens with --tokens SOURCE TARGET, counted from 0; those of an image begin with the class token.",
+        "The query of the target t reads the key and value of the source s: what arrives is α_ts R(θ_s − θ_t) v_s. The "
+        "table holds α; a dial shows θ_s − θ_t of one plane, anticlockwise from three o'clock, which is no rotation. "
+        "Choose other tokens with --tokens SOURCE TARGET, counted from 0; in an image the class token comes first.",
     )  # fmt: skip
 
 
 def _rotations(found: Findings) -> list[tuple[str, Sequence[float]]]:
-    """The angles of the journey by layer and head; one row where all are the same."""
+    """The angles of the journey by layer and head; one row if all are the same."""
     named = [
         (f"{one.layer} · {head}", row)
         for one in found.travels

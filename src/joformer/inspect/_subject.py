@@ -1,4 +1,4 @@
-"""What is looked at: a run of ours, or the folder of a model of transformers, with data to look at it through."""
+"""What is inspected: a run of ours, or the folder of a transformers model, with data to run it on."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from joformer.training.data import windows
 from joformer.training.trained_on import images_of, source_of, text_of
 
 SHOWN = 64
-"""Tokens of a text whose angles and journeys are shown, where no prompt is given."""
+"""Tokens of a text whose angles and journeys are shown if no prompt is given."""
 MANY = 32
 """Windows or images over which queries and keys are averaged."""
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A model and what it is looked at through.
+    """A model, and the data it is inspected with.
 
     Attributes:
-        name: Of its folder.
-        model: In evaluation mode.
-        facts: What it is, as names and values.
-        unit: Of the loss.
+        name: Name of its folder.
+        model: The model, in evaluation mode.
+        facts: Its properties, as names and values.
+        unit: Unit of the loss.
         measure: The loss on each of some held-out samples.
-        batch: What queries and keys are averaged over.
+        batch: The samples over which queries and keys are averaged.
         sample: The one text or image whose tokens are shown, ``(1, …)``.
-        labels: What each token of the sample is.
-        grid: The shape that the last tokens form; None for text.
+        labels: The label of each token of the sample.
+        grid: The grid shape of the last tokens; None for text.
         picture: The brightness of each token of an image, 0 … 1.
         remarks: What a reader should know.
     """
@@ -64,27 +64,27 @@ def open_subject(
     index: int | None = None,
     samples: int = 50,
 ) -> Subject:
-    """A run or a folder of transformers, ready to be looked at; nothing in it is run.
+    """Opens a run, or the folder of a transformers model, for inspection; no code in it is run.
 
     Args:
         place: The folder or address of a run or of one of its checkpoints, or the folder of a causal language model.
-        data: Other data than it was trained on; models of transformers need some.
+        data: Other data than the training data; required for transformers models.
         prompt: The text whose tokens are shown; by default the beginning of a held-out window.
         index: Which held-out window or image is shown; the first by default.
         samples: Held-out windows or images on which the loss is measured.
 
     Raises:
-        ValueError: If there is no such model, no data, or the model has no attention to look at.
+        ValueError: If there is no such model, no data, or the model is of another kind.
 
     Example:
         >>> open_subject("nowhere")
         Traceback (most recent call last):
-        ValueError: nowhere is not there: give the folder of a run, or of one of its checkpoints
+        ValueError: nowhere does not exist: give the folder of a run, or of one of its checkpoints
     """
     if prompt is not None and index is not None:
-        raise ValueError("--prompt and --index both say what is shown: give one of them")
+        raise ValueError("--prompt and --index both choose what is shown: give one of them")
     if samples < 2:
-        raise ValueError(f"--samples are 2 or more, or there is no interval; got {samples}")
+        raise ValueError(f"--samples must be 2 or more for an interval, got {samples}")
     if not is_address(place) and _of_transformers(Path(place)):
         return _transformers(Path(place), data, prompt, index or 0, samples)
     opened = open_run(place)
@@ -94,10 +94,10 @@ def open_subject(
         return _language(opened, data, prompt, index or 0, samples)
     if type(opened.model) is JoFormerViT:
         if prompt is not None:
-            raise ValueError(f"--prompt is for language models, {place} holds a JoFormerViT: give --index")
+            raise ValueError(f"--prompt is for language models, and {place} holds a JoFormerViT: give --index")
         return _vision(opened, data, index or 0, samples)
     held = type(opened.model).__name__
-    more = "joformer.inspect reads attention of others from Python"
+    more = "use joformer.inspect from Python for other models"
     raise ValueError(f"{place} holds a {held}: inspect shows language models and ViTs; {more}")
 
 
@@ -125,7 +125,7 @@ def _language(opened: Opened, data: str | None, prompt: str | None, index: int, 
     labels = [_label(text.tokenizer.tokens[token]) for token in sample[0].tolist()]
     letters = sorted(set(config.letters) - set("FWN"))
     remarks = [
-        f"Layers {', '.join(letters)} of the pattern are no journey attention and are left out." for _ in letters[:1]
+        f"Layers {', '.join(letters)} of the pattern have no journey attention and are left out." for _ in letters[:1]
     ]
     return Subject(
         opened.folder.name, opened.model, facts, "bits per byte", measure, _many(text.valid, context), sample, labels,
@@ -159,7 +159,7 @@ def _transformers(place: Path, data: str | None, prompt: str | None, index: int,
     strength = strength_of(model)
     shown = "none" if not strength else f"strength {strength:g}"
     facts = [("model", kind), ("value transport", shown), ("data", data), ("context", f"{context} tokens")]
-    remarks = [] if strength else ["The model has no value transport: there is none to switch off."]
+    remarks = [] if strength else ["The model has no value transport to switch off."]
     return Subject(
         place.resolve().name, model, facts, "nats per token",
         token_measure(tokens.valid, context=context, count=samples, batch=8), _many(tokens.valid, context, 8), sample,
@@ -171,7 +171,7 @@ def _vision(opened: Opened, data: str | None, index: int, samples: int) -> Subje
     task, config = images_of(opened, data), opened.model.config
     held = len(task.images.test)
     if not 0 <= index < held:
-        raise ValueError(f"there is no test image {index}: they are 0 … {held - 1}")
+        raise ValueError(f"there is no test image {index}: choose 0 … {held - 1}")
     batch, _ = task.held_out(torch.linspace(0, held - 1, min(MANY, held), dtype=torch.float64).long())
     sample, label = task.held_out(torch.tensor([index]))
     grid = tuple(n // p for n, p in zip(sample.shape[2:], config.patch, strict=True))
@@ -201,16 +201,16 @@ def _trained(opened: Opened, data: str | None) -> list[tuple[str, str]]:
 
 
 def _sample(tokens: Any, given: list[int] | None, context: int, index: int) -> Tensor:
-    """The tokens that are shown, (1, tokens): those given, or the beginning of a held-out window."""
+    """The tokens to show, (1, tokens): those given, or the beginning of a held-out window."""
     if given is not None:
         if len(given) < 2:
-            raise ValueError(f"a prompt is 2 tokens or more, got {len(given)}: give a longer one")
+            raise ValueError(f"a prompt needs 2 tokens or more, got {len(given)}: give a longer one")
         if len(given) > context:
-            logger.warning(f"the prompt has {len(given)} tokens: the first {context} are shown")
+            logger.warning(f"the prompt has {len(given)} tokens: only the first {context} are shown")
         return torch.tensor([given[:context]])
     count = len(tokens) // context
     if not 0 <= index < count:
-        raise ValueError(f"there is no held-out window {index}: they are 0 … {count - 1}, of {context} tokens each")
+        raise ValueError(f"there is no held-out window {index}: choose 0 … {count - 1}, of {context} tokens each")
     return windows(tokens, torch.tensor([index * context]), min(SHOWN, context))
 
 
@@ -220,7 +220,7 @@ def _many(tokens: Any, context: int, count: int = MANY) -> Tensor:
 
 
 def _label(token: bytes) -> str:
-    """A token as it is shown: line ends and what is no text are made visible.
+    """A token as shown on the page: line ends and non-text bytes are made visible.
 
     >>> _label(b"the"), _label(bytes([10])), _label(bytes([200]))
     ('the', '⏎', '\\\\xc8')

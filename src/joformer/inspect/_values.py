@@ -1,10 +1,10 @@
-"""Which heads use the value transport: it is switched off head by head in a trained model, and the loss measured.
+"""Which heads use value transport: it is switched off head by head in a trained model, and the loss is measured.
 
     head as trained     o_i = A_i⁻¹ Σ_j α_ij A_j v_j
-    switched off        o_i = Σ_j α_ij v_j             the weights α of that head stay as they are
+    switched off        o_i = Σ_j α_ij v_j             the weights α of that head stay the same
 
-That is what the trained model relies on, not what a model trained without it would lose: that one would have learned
-something else instead.
+This shows what the trained model relies on, not what a model trained without transport would lose: that one would have
+learned something else.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from joformer.training import ImageTask, Text
 
 Measure = Callable[[nn.Module], Tensor]
-"""The loss of a model on each of some samples, always the same ones, (samples,)."""
+"""The loss of a model on each of a fixed set of samples, (samples,)."""
 
 
 @dataclass(frozen=True)
 class Effect:
-    """By how much the loss rises where these heads, (layer, head) each, no longer transport values.
+    """How much the loss rises if these heads, (layer, head) each, no longer transport values.
 
     >>> Effect(((0, 1),), estimate([0.1, 0.2, 0.3])).off
     ((0, 1),)
@@ -43,11 +43,11 @@ class Effect:
 
     off: tuple[tuple[int, int], ...]
     change: Estimate
-    """Over the samples, which are paired; its interval is of other samples, not of another training run."""
+    """Paired over samples; its interval is over samples, not over training runs."""
 
     @property
     def used(self) -> bool:
-        """Whether the loss rises beyond the interval."""
+        """Whether the whole interval of the change is above zero."""
         return self.change.low is not None and self.change.low > 0
 
 
@@ -56,11 +56,11 @@ class ValueUse:
     """What a model loses without its value transport.
 
     Attributes:
-        loss: As trained, over the samples.
-        names: Of the layers that transport values; (layer, head) in the effects counts these.
+        loss: The loss as trained, over the samples.
+        names: Names of the layers that transport values; (layer, head) in the effects is an index into these.
         heads: The effect of each head alone, layer by layer.
         layers: The effect of all heads of each layer.
-        whole: The effect of all heads at once; None where the model transports no values.
+        whole: The effect of all heads at once; None if the model transports no values.
     """
 
     loss: Estimate
@@ -71,7 +71,7 @@ class ValueUse:
 
 
 def layers_with_values(model: nn.Module) -> dict[str, nn.Module]:
-    """The attention layers that transport values by name, in the order in which the model holds them.
+    """The attention layers that transport values, by name, in the order of the model.
 
     >>> from joformer.models import LMConfig
     >>> list(layers_with_values(LMConfig(vocab=9, dim=16, layers=3, heads=2, pattern="FN").build()))
@@ -86,7 +86,7 @@ def layers_with_values(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def kv_heads(layer: nn.Module) -> int:
-    """How many key/value heads a layer of `layers_with_values` has."""
+    """The number of key/value heads of a layer of `layers_with_values`."""
     if isinstance(layer, JourneyAttention):
         return layer.kv_heads
     spec: Any = layer._spec
@@ -95,15 +95,17 @@ def kv_heads(layer: nn.Module) -> int:
 
 @contextmanager
 def without_values(model: nn.Module, heads: Collection[tuple[int, int]]) -> Iterator[None]:
-    """Within, these heads transport no values: (layer, key/value head) each, of `layers_with_values(model)`.
+    """Context manager in which these heads transport no values.
 
     Args:
-        model: A model made of `JourneyAttention` with flat frames, or one of transformers with transported values; as
-            it was before when the block is left.
-        heads: Which heads; query heads that share a key/value head go with it.
+        model: A model built from `JourneyAttention` with flat frames, or a transformers model with transported values.
+            It is restored on exit.
+        heads: ``(layer, key/value head)`` each, counted in `layers_with_values(model)`; query heads that share a
+            key/value head are switched off with it.
 
     Raises:
-        ValueError: If the model transports no values or has no such head, or (in its forward) has curved frames.
+        ValueError: If the model transports no values or has no such head, or, in its forward pass, if frames are
+            curved.
 
     Example:
         >>> from joformer.models import LMConfig
@@ -118,7 +120,7 @@ def without_values(model: nn.Module, heads: Collection[tuple[int, int]]) -> Iter
         raise ValueError(f"{type(model).__name__} transports no values: give a model with transport='both' or 'values'")
     for layer, head in heads:
         if not 0 <= layer < len(layers) or not 0 <= head < kv_heads(layers[layer]):
-            there = f"{len(layers)} layers with values of {kv_heads(layers[0])} heads"
+            there = f"{len(layers)} layers with value transport and {kv_heads(layers[0])} heads"
             raise ValueError(f"there is no head {head} in layer {layer}: the model has {there}, counted from 0")
     with ExitStack() as stack:
         for at in {layer for layer, _ in heads}:
@@ -129,14 +131,14 @@ def without_values(model: nn.Module, heads: Collection[tuple[int, int]]) -> Iter
 
 
 def value_use(model: nn.Module, measure: Measure) -> ValueUse:
-    """The loss as it is, and ``loss without − loss`` with values switched off: in each head, in each layer, in all.
+    """The loss, and ``loss without − loss`` with value transport switched off: per head, per layer, everywhere.
 
     Args:
         model: A trained model, in evaluation mode.
-        measure: The loss on each of the same samples, such as `text_measure` or `image_measure` gives.
+        measure: The loss on each of a fixed set of samples, for example from `text_measure` or `image_measure`.
 
     Returns:
-        The effects; none of a model that transports no values.
+        The effects; none for a model that transports no values.
 
     Example:
         >>> from joformer.models import LMConfig
@@ -167,10 +169,10 @@ def text_measure(text: Text, *, context: int = 256, count: int = 200, batch: int
     """Bits per byte of each of `count` windows of `context` tokens, spread evenly over the held-out text.
 
     Args:
-        text: The tokens, of which the validation split is read.
-        context: Tokens of a window.
-        count: How many windows; fewer where they would overlap.
-        batch: How many at once.
+        text: The tokens; the validation split is used.
+        context: Tokens per window.
+        count: Number of windows; fewer if they would overlap.
+        batch: Windows per forward pass.
 
     Example:
         >>> import numpy as np
@@ -189,9 +191,9 @@ def token_measure(tokens: Any, *, context: int = 256, count: int = 200, batch: i
 
     Args:
         tokens: Integers, ``(tokens,)``, an array or a memory map.
-        context: Tokens of a window.
-        count: How many windows; fewer where they would overlap.
-        batch: How many at once.
+        context: Tokens per window.
+        count: Number of windows; fewer if they would overlap.
+        batch: Windows per forward pass.
 
     Example:
         >>> import numpy as np
@@ -207,9 +209,9 @@ def image_measure(task: ImageTask, *, count: int = 200, batch: int = 64) -> Meas
     """The cross-entropy in nats of each of `count` test images, spread evenly over them.
 
     Args:
-        task: Whose test images they are, as it reads them.
-        count: How many; fewer where there are not so many.
-        batch: How many at once.
+        task: The task whose test images are used.
+        count: Number of images; fewer if there are not as many.
+        batch: Images per forward pass.
 
     Example:
         >>> from joformer.models import ViTConfig
@@ -232,12 +234,12 @@ def image_measure(task: ImageTask, *, count: int = 200, batch: int = 64) -> Meas
 
 
 def _windowed(tokens: Any, lengths: Tensor | None, context: int, count: int, batch: int) -> Measure:
-    """Of each window nats per token, or bits per byte where the bytes of each token are given."""
+    """Nats per token of each window, or bits per byte if the bytes of each token are given."""
     from joformer.training.data import windows
 
     last = len(tokens) - context - 1
     if last < 0:
-        raise ValueError(f"the text has {len(tokens)} tokens, fewer than a context of {context} and one: give more")
+        raise ValueError(f"the text has {len(tokens)} tokens: a context of {context} needs {context + 1} or more")
     starts = torch.linspace(0, last, max(1, min(count, last // context + 1)), dtype=torch.float64).long()
 
     def measure(model: nn.Module) -> Tensor:
@@ -255,7 +257,7 @@ def _windowed(tokens: Any, lengths: Tensor | None, context: int, count: int, bat
 
 
 def logits_of(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Logits (batch, tokens, vocab) of our models, or of those of transformers."""
+    """Logits (batch, tokens, vocab) of our models or of transformers models."""
     if not hasattr(model, "get_input_embeddings"):
         return model(tokens)
     return model(input_ids=tokens, use_cache=False).logits
@@ -264,7 +266,7 @@ def logits_of(model: nn.Module, tokens: Tensor) -> Tensor:
 def _switch_off(
     heads: list[int], layer: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Before a layer is called: its frames for the values stand still in these heads."""
+    """Pre-forward hook that sets the value frames of these heads to the identity."""
     still = partial(_still, heads=heads)
     if not isinstance(layer, JourneyAttention):
         return _hf.stilled(layer, args, given, still)
@@ -273,7 +275,7 @@ def _switch_off(
 
 
 def _still(frames: Frames, count: int, heads: list[int]) -> Frames:
-    """The frames with angles of zero in these of `count` heads."""
+    """The frames with zero angles in these of `count` heads."""
     if not is_flat(frames):
         raise ValueError("curved frames have no angles to switch off: give a model with flat frames")
     angles = frames.angles.repeat_interleave(count // frames.heads, 2).clone()

@@ -1,12 +1,12 @@
-"""Hugging Face, timm and torchtitan: value transport in their models, our models there.
+"""Hugging Face, timm and torchtitan: value transport in their models, and our models in their interfaces.
 
 transport_values      turn it on in a loaded model, change its strength, remove it
 strength_of           the strength of a model's transport
 Anneal                change the strength from 0 to 1 in training
-load                  a folder that a transported model was saved to
-convert               a model's folder → a folder of the same model with transport, fine-tuned or not
+load                  a folder to which a transported model was saved
+convert               a model folder → a folder of the same model with transport, fine-tuned or not
 JoFormerForCausalLM, JoFormerForImageClassification, JoFormerModel
-                      our models with transformers' interface, and their configurations
+                      our models with the interface of transformers, and their configurations
 titan                 a module that torchtitan loads by its path
 """
 

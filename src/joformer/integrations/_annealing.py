@@ -21,18 +21,18 @@ class Anneal(TrainerCallback):
     r"""The strength of transport while training: ``s(step) = start + (end − start) · min(1, step / steps)^power``.
 
     A schedule, and a callback for transformers' Trainer: `Trainer(model, …, callbacks=[Anneal(1000)])`. It sets the
-    model's strength before every step from the step's number alone, so that a resumed run has the same strengths. In a
-    loop of your own: `transport_values(model, anneal(step))`.
+    model's strength before every step as a function of the step alone, so that a resumed run has the same strengths.
+    In your own loop: `transport_values(model, anneal(step))`.
 
     Args:
-        steps: How many steps it takes from `start` to `end`; the strength stays there.
+        steps: Number of steps from `start` to `end`; afterwards the strength stays there.
         start: The strength at step 0.
         end: The strength from step `steps` on.
-        power: 1 is a straight line, more stays near `start` for longer.
+        power: 1 is linear; larger values stay near `start` for longer.
         extrapolate: Allow strengths below 0 or above 1.
 
     Raises:
-        ValueError: If an argument is no such number.
+        ValueError: If an argument is out of range.
 
     Example:
         >>> anneal = Anneal(100)
@@ -50,7 +50,7 @@ class Anneal(TrainerCallback):
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
             raise ValueError(f"steps must be a whole number of at least 1, got {steps!r}")
         if isinstance(power, bool) or not isinstance(power, int | float) or not 0 < power < math.inf:
-            raise ValueError(f"power must be a positive finite number, 1 is a straight line, got {power!r}")
+            raise ValueError(f"power must be a positive finite number (1 is linear), got {power!r}")
         self.start = checked_strength(start, extrapolate, "start")
         self.end = checked_strength(end, extrapolate, "end")
         self.steps, self.power = steps, power
@@ -70,7 +70,7 @@ class Anneal(TrainerCallback):
         transport_values(model, self(state.global_step), extrapolate=True)
 
     def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """Sets the strength that belongs to the last weights, or to the best where these are loaded."""
+        """Sets the strength that belongs to the last weights, or to the best ones if these are loaded."""
         step = state.global_step
         if args.load_best_model_at_end and state.best_model_checkpoint:
             step = int(Path(state.best_model_checkpoint).name.rpartition("-")[2]) - 1

@@ -47,17 +47,17 @@ def convert(
     seed: int = 0,
     save_every: int | None = None,
 ) -> dict[str, Any]:
-    """Writes the model in `model_dir` to `out` with its values transported, or with `off` without; returns a record.
+    """Writes the model in `model_dir` to `out` with transported values, or without if `off`; returns a record.
 
-    With `anneal`, a causal language model is fine-tuned while the strength goes from what it has to `strength`,
+    With `anneal`, a causal language model is fine-tuned while the strength goes from its current value to `strength`,
 
         s(step) = s₀ + (s₁ − s₀) · min(1, step / anneal)^power,
 
-    and then for `settle` steps (a quarter as many) at full strength, on `data`: as `joformer train lm` takes it, in the
-    same loop. A call that was cut short is resumed by the same call, from the newest checkpoint whose checksums are
-    right. With `data`, the loss on held-out text is measured before and after: keys `loss_before`, `loss_after`.
+    and then for `settle` steps (by default a quarter as many) at full strength, on `data` as in `joformer train lm`,
+    with the same training loop. The same call resumes an interrupted one, from the newest checkpoint whose checksums
+    match. With `data`, the loss on held-out text is measured before and after: keys `loss_before`, `loss_after`.
 
-    Weights are read from safetensors alone, no code of the folder is run, nothing of it is fetched.
+    Weights are read from safetensors only, no code in the folder is run, and nothing is downloaded.
 
     >>> from tempfile import TemporaryDirectory
     >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -77,9 +77,9 @@ def convert(
     if seed >= 1 << 32:
         raise ValueError(f"seed must be below 2 to the 32, got {seed}")
     if off and (anneal is not None or strength != 1):
-        raise ValueError("off takes transport away: leave out anneal and strength, or anneal to strength 0 instead")
+        raise ValueError("off removes transport: leave out anneal and strength, or anneal to strength 0 instead")
     if anneal is None and (settle is not None or save_every is not None):
-        raise ValueError("settle and save_every are for annealing: give anneal, too")
+        raise ValueError("settle and save_every are for annealing: give anneal as well")
     strength, lr, power = float(strength), float(lr), float(power)
     kind = folders.described(source)
     data = "stdlib" if data is None and anneal is not None else data
@@ -106,13 +106,13 @@ def convert(
         start = strength_of(model) or 0.0
         record = record or {"settings": settings, "finished": False, "kind": kind, "from": start}
         if off and not start:
-            raise ValueError(f"{source} transports nothing: there is nothing to take away")
+            raise ValueError(f"{source} has no transport to remove")
         if not off and start == strength and (anneal is None or not strength):
             raise ValueError(
-                f"{source} is at strength {start:g} already: give another strength, or fine-tune it by anneal"
+                f"{source} is already at strength {start:g}: give another strength, or fine-tune it with anneal"
             )
         if anneal is not None and getattr(model, "is_quantized", False):
-            raise ValueError(f"{source} is quantised, which cannot be trained: convert the model it was made from")
+            raise ValueError(f"{source} is quantised and cannot be trained: convert the original model")
         transport_values(model, start, extrapolate=True)  # what is not supported is an error before the rest
         tokens = None
         if text is not None:

@@ -32,7 +32,7 @@ TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.tx
 def tokenizer_of(folder: Path, config: Any) -> Any:
     """The folder's own tokenizer, or None where it has none."""
     if not any(found for name in TOKENIZERS for found in folder.glob(name)):
-        logger.warning(f"{folder} has no tokenizer: its tokens are taken to be the bytes of the text")
+        logger.warning(f"{folder} has no tokenizer: using the bytes of the text as tokens")
         return None
     from transformers import AutoTokenizer
 
@@ -90,7 +90,7 @@ class Tokens:
         vocab = model.get_input_embeddings().num_embeddings
         if tokenizer is None and vocab < 256:
             raise ValueError(
-                f"the folder has no tokenizer, and {vocab} tokens are too few to take bytes: put its tokenizer there"
+                f"the folder has no tokenizer, and {vocab} tokens are too few to use bytes: put its tokenizer there"
             )
         positions = getattr(model.config, "max_position_embeddings", None) or 512
         if context is not None and context > positions:
@@ -143,11 +143,11 @@ class AnnealingTask(Task):
     settings: dict[str, Any]
 
     def describe(self) -> dict[str, Any]:
-        """Everything that decides the batches, as JSON."""
+        """Everything that determines the batches, as JSON."""
         return self.settings
 
     def check(self, config: Any, mine: Any, parts: int) -> None:
-        """Raises ValueError where the batch cannot be divided."""
+        """Raises ValueError if the batch cannot be divided."""
         divides(self.size, parts)
 
     def prepare(self, model: Any, step: int) -> None:

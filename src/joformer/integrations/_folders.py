@@ -31,9 +31,11 @@ def described(source: Path) -> str:
     except (ValueError, TypeError):
         raise ValueError(f"{source / 'config.json'} is damaged: fetch it again") from None
     if (source / "adapter_config.json").exists():
-        raise ValueError(f"{source} holds an adapter beside the model: merge it into the model first")
+        raise ValueError(f"{source} holds an adapter next to the model: merge it into the model first")
     if not any(source.glob("*.safetensors")):
-        raise ValueError(f"{source} has no weights as safetensors, and others are not read: save it as such first")
+        raise ValueError(
+            f"{source} has no safetensors weights, and other formats are not read: save it as safetensors first"
+        )
     try:
         import transformers
     except ImportError:
@@ -66,7 +68,7 @@ def hash_of(source: Path) -> str:
 def require_free(place: Path, source: Path) -> None:
     """Raises ValueError for a folder that holds anything but a conversion."""
     if place.resolve() == source.resolve():
-        raise ValueError(f"{place} is the model's own folder: give another to write to")
+        raise ValueError(f"{place} is the model's own folder: give another output folder")
     if place.is_file():
         raise ValueError(f"{place} is a file: give a directory")
     strange = [path.name for path in place.iterdir()] if place.is_dir() and not (place / RECORD).exists() else []
@@ -92,8 +94,8 @@ def begun(place: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
             raise ValueError(f"{place} holds a conversion {what}: give the same to resume it, or another folder")
     if record["finished"]:
         if record.get("sha256") != hash_of(place):
-            raise ValueError(f"{place} was altered since it was written: remove it, and convert again")
-        logger.info(f"{place} is finished: nothing is done again")
+            raise ValueError(f"{place} was changed after it was written: remove it, and convert again")
+        logger.info(f"{place} is already finished")
         shutil.rmtree(place / TRAINING, ignore_errors=True)  # where the end was cut short
     return record
 

@@ -173,7 +173,7 @@ class Step(Journey):
         return cls(angles.cos(), angles.sin(), planes, layout)
 
     def to(self, device: torch.device | str, **_: Any) -> Journey:
-        """The same on another device."""
+        """A copy on another device."""
         copied = Step.__new__(Step)
         copied.matrix, copied.inverse = self.matrix.to(device), self.inverse.to(device)
         return copied

@@ -71,7 +71,7 @@ def join(part: type[Part], module: nn.Module, spec: Any) -> None:
     """Mix `part` into the class of `module`."""
     forward = module.__dict__.get("_old_forward", module.__dict__.get("forward"))
     if forward is not None and not _is_own(module, forward):
-        raise ValueError(f"{type(module).__name__}.forward was replaced on this model: put it back first")
+        raise ValueError(f"{type(module).__name__}.forward was replaced on this model: restore it first")
     module.__dict__.update(_spec=spec, _journeys={})
     _change_class(module, _mix(part, type(module)))
 
@@ -81,7 +81,7 @@ def leave(module: nn.Module) -> None:
     if isinstance(module, Part):
         if type(module) not in _mixed.values():
             raise ValueError(
-                f"{type(module).__name__} took another class since (a parametrisation?): take it off first"
+                f"{type(module).__name__} changed its class since then (a parametrisation?): remove it first"
             )
         for name in ("_spec", "_journey", "_journeys"):
             module.__dict__.pop(name, None)

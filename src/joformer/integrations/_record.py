@@ -44,13 +44,13 @@ def find(model: nn.Module) -> list[Transport]:
 
 
 def strength_of(model: nn.Module) -> float | None:
-    """The strength of a model's transport, or None where it has none.
+    """The strength of a model's transport, or None if it has none.
 
     Args:
         model: Any torch module.
 
     Raises:
-        ValueError: If parts of it have different strengths.
+        ValueError: If its parts have different strengths.
 
     Example:
         >>> strength_of(nn.Linear(2, 2)) is None
@@ -58,7 +58,9 @@ def strength_of(model: nn.Module) -> float | None:
     """
     strengths = {record.strength.value for record in find(model)}
     if len(strengths) > 1:
-        raise ValueError(f"parts of this {type(model).__name__} have the strengths {sorted(strengths)}: ask a part")
+        raise ValueError(
+            f"parts of this {type(model).__name__} have the strengths {sorted(strengths)}: ask for one part"
+        )
     return strengths.pop() if strengths else None
 
 

@@ -34,13 +34,13 @@ def transport_values(
     Values are rotated before the cache stores them and the output before its projection, so that every cache and
     attention implementation works unchanged. Calling again changes the strength. Called on a part of a model (one tower
     of two), it changes that part; called on the whole model afterwards, it changes the rest too. `repr(model)` shows
-    the strength of every attention, `save_pretrained` saves which are transported.
+    the strength of every attention layer, and `save_pretrained` saves which ones are transported.
 
     Args:
-        model: A model of Hugging Face's transformers, adapters and quantised projections included, or one of timm's
-            rotary vision transformers. It is changed in place, its weights and their names stay as they are.
-        strength: s, from 0 (bit for bit the model without transport) to 1 (full transport); `Anneal` changes it from
-            the one to the other in training.
+        model: A model from Hugging Face transformers, including adapters and quantised projections, or one of timm's
+            rotary vision transformers. It is changed in place; its weights and their names stay the same.
+        strength: s, from 0 (bit-identical to the model without transport) to 1 (full transport); `Anneal` moves it from
+            one to the other in training.
         off: Remove transport without a trace instead.
         extrapolate: Allow a strength below 0 or above 1.
 
@@ -48,8 +48,8 @@ def transport_values(
         The model.
 
     Raises:
-        ValueError: If the strength is no number from 0 to 1, or if the model is not supported; the line says why. The
-            model is then as it was.
+        ValueError: If the strength is not a number from 0 to 1, or if the model is not supported; the message says
+            why, and the model is unchanged.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -94,7 +94,7 @@ def checked_strength(strength: Any, extrapolate: bool, name: str = "strength") -
         raise ValueError(f"{name} must be a finite number, from 0 (none) to 1 (full transport), got {strength!r}")
     if not extrapolate and not 0 <= float(strength) <= 1:
         raise ValueError(
-            f"{name} must be from 0 (none) to 1 (full transport), got {strength}: say extrapolate=True to go beyond"
+            f"{name} must be from 0 (none) to 1 (full transport), got {strength}: set extrapolate=True to go beyond"
         )
     return float(strength)
 
@@ -104,7 +104,7 @@ def _require_whole(model: nn.Module, found: list[Transport]) -> None:
     inside = {id(part) for part in model.modules()}
     if any(id(attention) not in inside for record in found for attention in record.attentions):
         raise ValueError(
-            f"this {type(model).__name__} is a part of a model whose values are transported as a whole: "
+            f"this {type(model).__name__} is part of a model whose values are transported as a whole: "
             "call transport_values on that model"
         )
 

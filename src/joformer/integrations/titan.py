@@ -105,9 +105,7 @@ class PackedAttention(Module):
     ) -> Float[Tensor, "batch tokens heads head_dim"]:
         """``Σ_j α_ij v_j`` over the tokens j ≤ i of the same document; a document begins where positions are 0."""
         if q_BLNH.shape[1] != k_BLNH.shape[1]:
-            raise ValueError(
-                "attention='sdpa' has no context parallelism: leave it out, torchtitan's own attention has"
-            )
+            raise ValueError("attention='sdpa' has no context parallelism: omit it, torchtitan's own attention has it")
         segments = None if positions is None else (positions == 0).cumsum(-1)
         scale = q_BLNH.shape[-1] ** -0.5 if scale is None else scale
         return attend(q_BLNH, k_BLNH, v_BLNH, Options(True, None, segments, None, scale, 0.0, "softmax", None), "sdpa")
@@ -206,7 +204,7 @@ def journey_attention(
     """
     sides(transport)
     if attention not in (None, "sdpa"):
-        raise ValueError(f"attention must be 'sdpa', or be left out for the model's own, got {attention!r}")
+        raise ValueError(f"attention must be 'sdpa', or omitted for the model's own, got {attention!r}")
     inner = config.inner_attention
     if attention == "sdpa":
         inner = PackedAttention.Config(sharding_config=inner.sharding_config)

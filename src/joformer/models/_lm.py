@@ -44,7 +44,7 @@ FRAMED = "FWL"
 
 @dataclass(frozen=True)
 class LMConfig:
-    """Configuration of a `JoFormerLM`; `pattern`, and `frames` if a tuple, are repeated or cut to `layers`.
+    """Configuration of `JoFormerLM`; `pattern`, and `frames` if several, are repeated or cut to match `layers`.
 
     Raises:
         ValueError: If the fields contradict each other.
@@ -57,17 +57,17 @@ class LMConfig:
     """
 
     vocab: int = 8000
-    """Size of the vocabulary; in training 256 means bytes."""
+    """Vocabulary size; in training, 256 means bytes."""
     dim: int = 256
-    """Width of the model."""
+    """Model width."""
     layers: int = 4
     heads: int = 4
     hidden: int | None = None
-    """Width of the feed-forward network; four times dim by default."""
+    """Width of the feed-forward layers; four times dim by default."""
     frames: FramesName | tuple[FramesName, ...] = "fixed"
     """How tokens are rotated: fixed as in RoPE, learned, or by content (projected, cumulative); or one per layer."""
     projected_base: Literal["none", "fixed", "learned"] = "fixed"
-    """What projected and cumulative angles are added to."""
+    """The angles to which projected and cumulative ones are added."""
     transport: Transport = "both"
     """What is transported: scores (RoPE), values, both (JoFormer) or none."""
     pattern: str = "F"

@@ -1,4 +1,4 @@
-"""Training that can be trusted: data, one loop, checkpoints; the same command gives the same bits, killed or not.
+"""Reproducible training: data, one loop, checkpoints. The same command gives the same bits, even if it was killed.
 
 task = LanguageTask(load_text("stdlib"), context=256)
 train(LMConfig(dim=128), task, Recipe(steps=500), "runs/small")

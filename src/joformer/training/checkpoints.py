@@ -1,4 +1,4 @@
-"""Checkpoints: on the disk as a whole or not at all, checked when read, and nothing in them that could run.
+"""Checkpoints: written atomically, verified when read, and free of executable content.
 
     checkpoints/00000200/           appears by one rename, when all below is written and synchronised
         model.safetensors           weights
@@ -7,8 +7,8 @@
         config.json                 the model, so that `models.load` reads this folder too
         state.json                  step, place, circumstances; sha256 of every file above, and of itself
 
-A run resumes from the newest whose checksums are right; the last few are kept, and the oldest is removed only when the
-newest is in place.
+A run resumes from the newest one whose checksums match; the last few are kept, and the oldest is removed only when
+the newest is in place.
 """
 
 from __future__ import annotations
@@ -148,9 +148,9 @@ def latest(folder: Path, fits: Callable[[Checkpoint], None] | None = None) -> Ch
         except ValueError as damage:
             unfit = unfit or (damage if isinstance(damage, Unfit) else None)
             if at:
-                logger.warning(f"{damage}; trying the one before it, {found[at - 1].name}")
+                logger.warning(f"{damage}; trying the previous one, {found[at - 1].name}")
             elif unfit is None:
-                logger.warning(f"{damage}; trying to begin anew, there is none before it")
+                logger.warning(f"{damage}; starting over, because there is no earlier one")
     if unfit is not None:
         raise unfit
     return None
@@ -161,15 +161,15 @@ def read(place: Path, fits: Callable[[Checkpoint], None] | None = None) -> Check
 
     >>> read(Path("nowhere"))
     Traceback (most recent call last):
-    ValueError: nowhere is no checkpoint: it has no state.json
+    ValueError: nowhere is not a checkpoint: it has no state.json
     """
     try:
         if not (place / STATE).is_file():
-            raise ValueError(f"{place} is no checkpoint: it has no {STATE}")
+            raise ValueError(f"{place} is not a checkpoint: it has no {STATE}")
         state = read_sealed(place / STATE)
         step, files = state.get("step"), state.get("files")
         if type(step) is not int or not isinstance(files, dict):
-            raise ValueError(f"{place / STATE} is damaged: it has no step, or no files")
+            raise ValueError(f"{place / STATE} is damaged: it has no step or no files")
         if place.name != f"{step:08d}":
             raise ValueError(f"{place / STATE} was altered: its step is {step}")
         check_files(place, files)

@@ -43,10 +43,10 @@ def only_one() -> Iterator[None]:
     >>> with only_one(), only_one():
     ...     pass
     Traceback (most recent call last):
-    ValueError: another run is active in this process: wait for it, or start this one in another process
+    ValueError: another run is active in this process: wait for it, or use another process
     """
     if not _running.acquire(blocking=False):
-        raise ValueError("another run is active in this process: wait for it, or start this one in another process")
+        raise ValueError("another run is active in this process: wait for it, or use another process")
     try:
         yield
     finally:

@@ -1,14 +1,14 @@
-"""The loop: any model is trained by this one function, and a run that was killed resumes to the same bits.
+"""The training loop: one function trains any model, and a killed run resumes to the same bits.
 
     batch     task.batch(seed, step, part, parts)    a function of the seed and the step, see _seeding.py
     update    clip(Σ ∇ loss / parts), AdamW          lr from the step, see stages.py
-    average   a ← d a + (1 − d) w                    where the recipe has one
+    average   a ← d a + (1 − d) w                    if the recipe has one
     state     weights, moments, averages, and the step; everything else follows from the seed and the step
     numbers   loss and norm stay on a GPU until they are logged or saved, ten steps at most: the host runs ahead, and
               a step that is not finite is left out there, and so is every later one
 
-Nothing is remembered between steps but what a checkpoint holds, so that a run which is killed at any moment and
-started again, however often, ends bit-identical to an uninterrupted run.
+No state is carried between steps except what a checkpoint holds, so a run that is killed and restarted at any
+moment, any number of times, ends bit-identical to an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -62,29 +62,29 @@ def train(
 ) -> dict[str, Any]:
     """Trains a model, or resumes its run in `out`.
 
-    A finished run that is given more `recipe.steps`, all else the same, is extended from its last checkpoint.
+    A finished run is extended from its last checkpoint if only `recipe.steps` is larger.
 
     Args:
         model: A configuration of joformer's models, built and initialised by the seed; or any `nn.Module`, trained in
-            place from the weights it has (seed them, or a run killed before its first checkpoint begins with others).
-            In the end it has the final weights: averages, where the recipe has them.
-        task: What is learned.
-        recipe: How.
+            place from its current weights (seed them, or a run killed before its first checkpoint restarts from other
+            weights). Afterwards it holds the final weights, averaged if the recipe has an average.
+        task: The training task.
+        recipe: The training recipe.
         out: The run's folder; or an address, such as s3://BUCKET/RUN, to which it is published (mirror.py).
-        seed: Decides the first weights of a configuration, the batches and all other randomness.
-        drift: Resume although the bits cannot be the same: with another number of processes or threads, or elsewhere.
-        notes: Written into config.json and without effect: where the data was, for example.
-        shard: With several processes, a shard of the model in each instead of a copy.
-        context_parallel: Of several processes, how many share the tokens of each sample, where it is too long for one.
-        start: The folder or address of a run, or of a checkpoint, whose weights (averages, if it has any) come first.
-        loggers: "tensorboard" (where it is installed), "wandb", "trackio", or functions called with every line.
+        seed: Seed of the initial weights of a configuration, the batches and all other randomness.
+        drift: Resume even if the bits cannot be the same: with other processes or threads, or on another machine.
+        notes: Written to config.json without other effect: for example, where the data was.
+        shard: With several processes, give each a shard of the model instead of a copy.
+        context_parallel: The number of processes that share the tokens of each sample, if it is too long for one.
+        start: The folder or address of a run, or of a checkpoint, whose weights (averaged, if available) to start from.
+        loggers: "tensorboard" (if installed), "wandb", "trackio", or functions called with every line.
 
     Returns:
         The last line of the metrics: the step, and what `task.evaluate` gave.
 
     Raises:
         ValueError: If something does not fit, before anything is computed; or if a number is not finite.
-        Stopped: If SIGINT or SIGTERM came; the run is saved.
+        Stopped: If SIGINT or SIGTERM was received; the run is saved.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -231,10 +231,10 @@ class _Run:
         try:
             newest = checkpoints.latest(self.out / CHECKPOINTS, self._fits)
         except Unfit as unfit:
-            raise ValueError(f"{unfit}, and no other checkpoint fits: put it back, or choose another --out") from None
+            raise ValueError(f"{unfit}, and no other checkpoint fits: restore it, or choose another --out") from None
         if newest is None:
             if (self.out / WEIGHTS).is_file():
-                raise ValueError(f"{self.out} holds a model and no good checkpoint to resume: choose another --out")
+                raise ValueError(f"{self.out} holds a model but no good checkpoint to resume: choose another --out")
             return None, {}, ()
         if self._longer(newest) is None:
             runs.require_same(newest.state["settings"], self.settings, self.out)
@@ -252,7 +252,7 @@ class _Run:
         state.setdefault("extended", [])
         for name, kind in STATED.items():
             if type(state.get(name)) is not kind:
-                raise Unfit(f"{place} is not valid: its {name} is no {kind.__name__}")
+                raise Unfit(f"{place} is not valid: its {name} is not a {kind.__name__}")
         earlier = json.loads(json.dumps(written_before(self.config)))
         if state["settings"] in ({**self.settings, **form} for form in earlier):
             state["settings"] = self.settings  # as version 0.1 wrote the same
@@ -262,11 +262,11 @@ class _Run:
         if not 1 <= step <= self.recipe.total or state["stage"] != stage_at(self.recipe.sequence, step - 1)[0]:
             raise Unfit(f"{place} is not valid: step {step} of {self.recipe.total} is not in stage {state['stage']}")
         if type(metrics.get("bytes")) is not int or metrics["bytes"] < 0 or type(metrics.get("sha256")) is not str:
-            raise Unfit(f"{place} is not valid: its metrics have no bytes, or no sha256")
+            raise Unfit(f"{place} is not valid: its metrics lack bytes or sha256")
         if not all(type(loss) is float and math.isfinite(loss) for loss in state["recent"]):
-            raise Unfit(f"{place} is not valid: its recent losses are no finite numbers")
+            raise Unfit(f"{place} is not valid: its recent losses are not finite numbers")
         if self.log.is_shorter(metrics):
-            raise Unfit(f"{self.log.path} is not what it was when {checkpoint.folder} was saved, but shorter")
+            raise Unfit(f"{self.log.path} is shorter than when {checkpoint.folder} was saved")
         config = self._config_of(state["stage"])
         require_fit(checkpoint, config if isinstance(config, nn.Module) else blank(config), bool(self.recipe.average))
 
@@ -297,7 +297,7 @@ class _Run:
         for name in (CONFIG, WEIGHTS, MANIFEST, *KEPT):
             sweep(self.out, name)
         if self.last and not self.damage:
-            logger.info(f"{self.out} has ended after its {self.recipe.total} steps")
+            logger.info(f"{self.out} is already finished: {self.recipe.total} steps")
             return
         was_over = (self.out / WEIGHTS).is_file() or (self.out / MANIFEST).exists()
         if not self.last:
@@ -312,9 +312,9 @@ class _Run:
             (self.out / WEIGHTS).unlink(missing_ok=True)
             self._describe()
             logger.info(
-                f"extending {self.out} from step {self.step} to {self.recipe.total}: the rate at step {self.step} was "
-                f"{longer['lr_before']:.3g}, is {longer['lr']:.3g}: not the weights of one uninterrupted run of "
-                f"{self.recipe.total} steps"
+                f"extending {self.out} from step {self.step} to {self.recipe.total}: the learning rate there was "
+                f"{longer['lr_before']:.3g} and is {longer['lr']:.3g}, so the weights will differ from those of one "
+                f"uninterrupted run of {self.recipe.total} steps"
             )
         elif newest.step == self.recipe.total and was_over:
             for line in self.damage:
@@ -418,7 +418,7 @@ class _Run:
                     self.state.optimizer.zero_grad(set_to_none=True)
                     self._backward()
                     self.state.norm()
-                raise self._broken(f"the loss is {loss} and the norm of its gradient {self.norm} at step {step + 1}")
+                raise self._broken(f"the loss is {loss} and the gradient norm {self.norm} at step {step + 1}")
             self.recent.append(loss)
             self.shown = {"loss": loss}
         return bool(signalled)
@@ -521,6 +521,6 @@ class _Run:
         ours, theirs = self.out / TOKENIZER, (self.weights.folder if self.weights else self.out) / TOKENIZER
         if ours.is_file() and theirs.is_file() and ours.read_bytes() != theirs.read_bytes():
             raise ValueError(
-                f"{theirs} is another tokenizer than this text's: load the text with that one, as "
+                f"{theirs} is not the tokenizer of this text: load the text with it, as in "
                 "load_text(data, tokenizer=open_run(RUN).tokenizer())"
             )

@@ -77,7 +77,7 @@ class Mirror:
         self._there = {name: None for name in names if name in FILES or _CHECKPOINT.fullmatch(name)}
         here = {_name(folder, path) for path in _files(folder)}
         if _progress(here) > _progress(names) and not follow:
-            logger.info(f"{folder} is further than {store.address}: resuming from it (remove it to begin anew)")
+            logger.info(f"{folder} is ahead of {store.address}: resuming from it (remove it to start over)")
             for place in (folder / CHECKPOINTS).glob("[0-9]*"):
                 if _is_same(store, place):  # else its seal would be removed, and it may be the only one there
                     self._there |= {_name(folder, path): _stamp(path) for path in place.iterdir()}
@@ -105,9 +105,7 @@ class Mirror:
             self._publish(self._store)
         except Unreachable as error:
             if last:
-                raise ValueError(
-                    f"{error}; all of the run is in {self.folder}: the same command publishes it"
-                ) from None
+                raise ValueError(f"{error}; the whole run is in {self.folder}: the same command publishes it") from None
             logger.warning(f"{error}; trying again at the next checkpoint")
 
     def _publish(self, store: Store) -> None:
@@ -205,7 +203,7 @@ def _read(store: Store, folder: Path, step: str, weights: bool) -> Path:
             remove(folder / name)
     if step:
         if step not in _steps(names) or not _fetch_checkpoint(store, folder, names, step):
-            raise ValueError(f"there is no whole checkpoint {step} at {store.address}: take another")
+            raise ValueError(f"there is no complete checkpoint {step} at {store.address}: choose another")
         return folder / CHECKPOINTS / step
     ended = WEIGHTS in names
     try:
@@ -255,7 +253,7 @@ def _fetch_checkpoint(store: Store, folder: Path, names: dict[str, int], step: s
         checkpoints.read(place)
         return True
     except ValueError as damage:
-        logger.warning(f"{store.address}/{above}: {damage}; trying the one before it")
+        logger.warning(f"{store.address}/{above}: {damage}; trying the previous one")
         remove(place)
         return False
 

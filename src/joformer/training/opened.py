@@ -23,7 +23,7 @@ from joformer.training.runs import CHECKPOINTS, CONFIG, TOKENIZER
 
 @dataclass(frozen=True)
 class Opened:
-    """A model in evaluation mode, the folder of its run, how it was trained (`run`) and what was noted (`notes`)."""
+    """A model in evaluation mode, the folder of its run, its training settings (`run`) and notes (`notes`)."""
 
     model: Any
     folder: Path
@@ -45,13 +45,13 @@ class Opened:
 
 
 def open_run(place: str | os.PathLike[str]) -> Opened:
-    """The model of a run: its final weights, the newest good checkpoint where it has not ended, or the one named.
+    """Opens the model of a run: its final weights, the newest good checkpoint if it has not ended, or the one given.
 
-    Where final weights or their configuration are damaged, the newest good checkpoint is used, with a warning.
+    If the final weights or their configuration are damaged, the newest good checkpoint is used, with a warning.
 
     >>> open_run("nowhere")
     Traceback (most recent call last):
-    ValueError: nowhere is not there: give the folder of a run, or of one of its checkpoints
+    ValueError: nowhere does not exist: give the folder of a run, or of one of its checkpoints
     """
     place = fetch_run(place)
     try:
@@ -71,10 +71,10 @@ def open_run(place: str | os.PathLike[str]) -> Opened:
 
 
 def load_weights(model: nn.Module, place: str | os.PathLike[str]) -> None:
-    """Loads the weights of a run into a module like the one that was trained.
+    """Loads the weights of a run into a module with the same architecture.
 
-    Final weights, or those of the newest good checkpoint (averaged, where the recipe has an average). Checksums are
-    compared, and nothing that is read can run code.
+    Uses the final weights, or those of the newest good checkpoint (averaged, if the recipe has an average). Checksums
+    are verified, and no code can be run by loading.
 
     Args:
         model: A module with the same parameters and buffers; changed in place.
@@ -86,7 +86,7 @@ def load_weights(model: nn.Module, place: str | os.PathLike[str]) -> None:
     Example:
         >>> load_weights(nn.Linear(2, 2), "nowhere")
         Traceback (most recent call last):
-        ValueError: nowhere is not there: give the folder of a run, or of one of its checkpoints
+        ValueError: nowhere does not exist: give the folder of a run, or of one of its checkpoints
     """
     Weights.of(place).into(model)
 
@@ -105,7 +105,7 @@ class Weights:
         if given.is_file():
             raise ValueError(f"{given} is a file: give the folder of a run; pickles (.pt, .pth, .bin) are never read")
         if not given.is_dir():
-            raise ValueError(f"{given} is not there: give the folder of a run, or of one of its checkpoints")
+            raise ValueError(f"{given} does not exist: give the folder of a run, or of one of its checkpoints")
         usable = _require_usable if ours else None
         if (given / STATE).is_file():
             return cls(given.resolve().parent.parent, checkpoints.read(given, usable))
@@ -167,5 +167,5 @@ def _about(folder: Path, checkpoint: Checkpoint | None) -> tuple[dict[str, Any],
     settings = None if checkpoint is None else checkpoint.state.get("settings")
     if checkpoint is None or not isinstance(settings, dict):
         raise ValueError(f"{path} is damaged: the command that trained it repairs it")
-    logger.warning(f"{path} is damaged; using what {checkpoint.folder} says")
+    logger.warning(f"{path} is damaged; using the copy in {checkpoint.folder}")
     return settings, {}

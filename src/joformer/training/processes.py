@@ -41,16 +41,17 @@ TIMEOUT = "JOFORMER_TIMEOUT"
 class Processes:
     """The processes that train together: this one is `rank` of `count`, on `device`, and in team `team` of `teams`.
 
-    The processes of a team work on the same samples: one has them whole, several share their tokens by `parallel`.
+    The processes of a team work on the same samples: a single process has whole samples, several share their tokens
+    (`parallel`).
 
     Args:
-        precision: What matrix products are computed in: "fp32", "bf16" or "fp16".
-        shard: Give each process a shard of the model (FSDP2) instead of a copy (DDP); one process has it all.
-        context: How many processes share the tokens of a sample.
+        precision: Precision of matrix products: "fp32", "bf16" or "fp16".
+        shard: Give each process a shard of the model (FSDP2) instead of a copy (DDP); no effect with one process.
+        context: Number of processes that share the tokens of a sample.
 
     Raises:
-        ValueError: If the device does not have this precision, the processes do not divide into teams, or the others
-            do not answer.
+        ValueError: If the device lacks this precision, the processes cannot be divided into teams, or the others do
+            not answer.
 
     Example:
         >>> alone = Processes("fp32")
@@ -106,7 +107,7 @@ class Processes:
         return ContextParallel(group)
 
     def wrap(self, model: nn.Module, compiled: bool = False) -> nn.Module:
-        """The model on this device, its gradients shared with the other processes; parameters keep their names."""
+        """The model on this device, with gradients synchronised across processes; parameters keep their names."""
         model.to(self.device)
         if self.sharded:
             _shard(model)
@@ -122,7 +123,7 @@ class Processes:
 
     @contextmanager
     def share(self, model: Any, last: bool) -> Iterator[None]:
-        """Within it, backward adds to gradients, and sends them to the others only if it is the step's last."""
+        """Context in which backward accumulates gradients, and synchronises them only in the last part of the step."""
         if self.sharded:
             model.set_requires_gradient_sync(last)
         quiet = self.count > 1 and not self.sharded and not last
@@ -130,17 +131,17 @@ class Processes:
             yield
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Within it, matrix products are computed in the precision of the run."""
+        """Context in which matrix products are computed in the precision of the run."""
         return nullcontext() if self._dtype is None else torch.autocast(self.device.type, self._dtype)
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum over processes, the same bits in each."""
+        """The sum over processes, bit-identical in each."""
         if self.count > 1:
             distributed.all_reduce(values := values.clone())
         return values
 
     def first(self, work: Callable[[], T]) -> T:
-        """What `work` gives in process 0, in all of them; and its one-line error too, so that none waits for ever."""
+        """Runs `work` in process 0 and returns its result, or raises its error, in all processes."""
         if self.count == 1:
             return work()
         outcome: list[Any] = [None, None]
@@ -156,7 +157,7 @@ class Processes:
         return outcome[0]
 
     def watched(self) -> AbstractContextManager[None]:
-        """Within it, another process that does not answer (it hangs, or died) is a ValueError in one line."""
+        """Context in which a process that does not answer (it hangs or died) raises a one-line ValueError."""
         return self._answered(
             f"process {self.rank} of {self.count} waited in vain for another, which hangs or has died ({TIMEOUT} is "
             f"{self.timeout:g} s): end them all, and the same command resumes from the last checkpoint"

@@ -1,4 +1,4 @@
-"""How a model is trained: everything about it that is neither the model nor the data."""
+"""The training recipe: everything except the model and the data."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from joformer.training.stages import Stage, stages
 
 Precision = Literal["fp32", "bf16", "fp16"]
 NON_SEMANTIC_FIELDS = ("save_every", "keep")
-"""Fields without effect on the result: a run may resume with others."""
+"""Fields without effect on the result: a run may resume with other values."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """AdamW with a warm-up and a cosine; `stages` replace `steps` and `lr` where there are several (stages.py).
+    """AdamW with warm-up and cosine decay; `stages`, if given, replace `steps` and `lr` (stages.py).
 
     Attributes:
-        steps: How many steps of the optimiser; a finished run that is given more is extended.
-        lr: The highest learning rate.
-        end: The learning rate at the end, as a share of the highest.
+        steps: Number of optimiser steps; with more, a finished run is extended.
+        lr: Peak learning rate.
+        end: Final learning rate, as a fraction of the peak.
         warmup: Steps of linear warm-up, at the beginning of every stage.
-        weight_decay: Of the weights of linear layers and embeddings; nothing else decays.
+        weight_decay: Weight decay of linear layers and embeddings; nothing else decays.
         betas: AdamW's decay rates of the two moments.
-        clip: The largest norm of the gradient; None for no limit.
-        accumulate: Parts in which each process works through its share of a batch, to save memory.
-        precision: What matrix products are computed in; weights and rotations stay in float32.
-        average: Decay of a moving average of the weights (EMA), which is then what is evaluated and kept; 0 for none.
+        clip: Maximum global gradient norm; None for no clipping.
+        accumulate: Gradient accumulation: split each process's share of a batch into this many parts, to save memory.
+        precision: Precision of matrix products; weights and rotations stay in float32.
+        average: Decay of an exponential moving average (EMA) of the weights, which is then evaluated and kept; 0 for
+            none.
         compile: Compile the model.
-        deterministic: Use only operations whose result does not depend on chance, so that the same command gives the
-            same bits; --no-deterministic allows others, which may be faster on GPUs.
+        deterministic: Use only deterministic operations, so that the same command gives the same bits. Others, which
+            may be faster on GPUs, are allowed with --no-deterministic.
         stages: Several stages in a row, as STEPS:LR or STEPS:LR:FRAMES (frames of the language model from there on).
         log_every: Steps between two lines of metrics.jsonl.
         evaluate_every: Steps between two evaluations; there is always one at the end.
         save_every: Steps between two checkpoints; there is always one at the end.
-        keep: How many checkpoints are kept.
+        keep: Number of checkpoints to keep.
 
     Example:
         >>> Recipe(steps=10).sequence
@@ -80,7 +81,7 @@ class Recipe:
 
     @cached_property
     def sequence(self) -> tuple[Stage, ...]:
-        """The stages: one, where none were given."""
+        """The stages: a single one if none were given."""
         return stages(*self.stages) or (Stage(self.steps, self.lr),)
 
     @property

@@ -8,8 +8,8 @@
     model.safetensors   when finished, so that `models.load` or `load_weights` reads the folder
     manifest.json       last: sha256 of all the files above that are results, and of itself; with it the run has ended
 
-Starting the same command on the same folder resumes it. Where the end would not be bit-identical to an uninterrupted
-run (other settings, other data, another machine), that is a ValueError which names the reason.
+Starting the same command on the same folder resumes it. If the result would not be bit-identical to an uninterrupted
+run (other settings, other data, another machine), a ValueError names the reason.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from joformer.models._saving import MODELS, WEIGHTS, layout, own_state, written
 
 CONFIG, METRICS, SPEED, CHECKPOINTS = "config.json", "metrics.jsonl", "speed.jsonl", "checkpoints"
 KEPT = ("tokenizer.json", "classes.json", "graph.json")
-"""What a task may keep beside the model (`Task.keep`)."""
+"""Files that a task may keep next to the model (`Task.keep`)."""
 TOKENIZER = KEPT[0]
 
 
@@ -90,8 +90,8 @@ class Log:
         self._hash, self._bytes = hashlib.sha256(kept), len(kept)
         if place and self._hash.hexdigest() != place["sha256"]:
             raise ValueError(
-                f"{self.path} is not what it was when the checkpoint was saved, so the run cannot resume exactly: "
-                "put it back, or choose another --out"
+                f"{self.path} has changed since the checkpoint was saved, so the run cannot resume exactly: "
+                "restore it, or choose another --out"
             )
         if more or not self.path.is_file():
             with writing(f"cannot write {self.path}", "choose another --out"), open_log(self.path) as file:
@@ -188,7 +188,7 @@ def require_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path
     """
     name, was, wanted = _difference(before, now)
     if name in ("task.text", "task.images"):
-        raise ValueError(f"{folder} holds a run on other data than this: give the same to resume it, or another --out")
+        raise ValueError(f"{folder} holds a run on other data: give the same data to resume it, or another --out")
     if name:
         raise ValueError(
             f"{folder} holds a run with {name} = {was}, not {wanted}: give the same settings to resume it, or "
@@ -201,14 +201,14 @@ def require_exact(before: Mapping[str, Any], now: Mapping[str, Any], folder: Pat
 
     >>> require_exact({"processes": 2}, {"processes": 1}, Path("run"))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: run was made with processes = 2, here it is 1: its bits would not be the same; ...
+    ValueError: run was made with processes = 2, but here it is 1: its bits would not be the same; ...
     """
     name, was, here = _difference(before, now)
-    differs = f"{folder} was made with {name} = {was}, here it is {here}"
+    differs = f"{folder} was made with {name} = {was}, but here it is {here}"
     if name and drift:
         logger.warning(f"{differs}: from here on its bits are not those of an uninterrupted run")
     elif name:
-        raise ValueError(f"{differs}: its bits would not be the same; restore that, or give --drift to resume without")
+        raise ValueError(f"{differs}: its bits would not be the same; restore that, or use --drift to resume anyway")
 
 
 def _difference(before: Any, now: Any, name: str = "") -> tuple[str, Any, Any]:

@@ -21,7 +21,7 @@ from joformer.models._saving import blank, own_state
 
 @dataclass(frozen=True)
 class Stage:
-    """`steps` at learning rate `lr`; `frames` replaces the language model's from here on, at the same function.
+    """`steps` at learning rate `lr`; `frames` replaces the language model's frames from here on, function unchanged.
 
     >>> Stage(100, 5e-4).frames is None
     True
@@ -34,7 +34,7 @@ class Stage:
     def __post_init__(self) -> None:
         if self.steps < 1 or not 0 <= self.lr < math.inf:
             raise ValueError(
-                f"a stage has 1 step or more and a learning rate of 0 or more, got {self.steps}, {self.lr}"
+                f"a stage needs 1 step or more and a learning rate of 0 or more, got {self.steps}, {self.lr}"
             )
 
 
@@ -51,7 +51,7 @@ def stages(*written: str) -> tuple[Stage, ...]:
             made.append(Stage(int(parts[0]), float(parts[1]), *parts[2:]))
         except (ValueError, IndexError, TypeError):
             raise ValueError(
-                f"cannot read the stage {one!r}: write STEPS:LR or STEPS:LR:FRAMES, as 1000:5e-4"
+                f"cannot read the stage {one!r}: write STEPS:LR or STEPS:LR:FRAMES, such as 1000:5e-4"
             ) from None
     return tuple(made)
 
@@ -99,7 +99,7 @@ def foresee(config: Any, sequence: Sequence[Stage], sharded: bool) -> None:
 
     >>> foresee(LMConfig(dim=16, heads=2, frames="learned"), [Stage(5, 1e-3, "projected")], sharded=False)
     Traceback (most recent call last):
-    ValueError: the stage with projected frames would lose frames.0.frequencies: begin with fixed ones
+    ValueError: the stage with projected frames would lose frames.0.frequencies: start with fixed frames
     """
     for stage in sequence:
         after = changed(config, stage.frames)
@@ -109,5 +109,5 @@ def foresee(config: Any, sequence: Sequence[Stage], sharded: bool) -> None:
             has, gets = (own_state(blank(one)) for one in (config, after))
             lost = [name for name in has if name not in gets or has[name].shape != gets[name].shape]
             if lost:
-                raise ValueError(f"the stage with {stage.frames} frames would lose {lost[0]}: begin with fixed ones")
+                raise ValueError(f"the stage with {stage.frames} frames would lose {lost[0]}: start with fixed frames")
         config = after

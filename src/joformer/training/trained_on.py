@@ -24,7 +24,7 @@ def text_of(opened: Opened, data: str | None = None, *, column: str | None = Non
     """
     trained, source = opened.run.get("task", {}), source_of(opened, data)
     if trained and "text" not in trained:
-        raise ValueError(f"{opened.folder} was not trained on text: its metrics.jsonl has what was measured")
+        raise ValueError(f"{opened.folder} was not trained on text: see its metrics.jsonl for what was measured")
     tokenizer, vocab = opened.tokenizer(), opened.notes.get("vocab")
     found = resolve(source, kind="text", column=column or opened.notes.get("column"))
     text, cut = None, {"percent": percent} if (percent := opened.notes.get("percent")) else {}
@@ -58,7 +58,7 @@ def images_of(opened: Opened, data: str | None = None, *, label: str | None = No
         images = load_labelled(source, size=notes.get("size"), **sound)
     classes = opened.model.config.classes
     if len(images.classes) != classes:
-        raise ValueError(f"{given} has {len(images.classes)} classes, the model knows {classes}: give other --data")
+        raise ValueError(f"{given} has {len(images.classes)} classes, the model has {classes}: give other --data")
     if data is None and not notes.get("stream") and images.fingerprint != trained.get("images"):
         logger.warning(f"{given} has changed since the model was trained on it")
     cells = isinstance(opened.model, MonoidalClassifier)

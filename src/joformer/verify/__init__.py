@@ -31,10 +31,10 @@ OURS = {separation.claim.name: separation.claim.claims}
 
 
 def choose(only: Sequence[str | int] | str | int = ()) -> list[Claim]:
-    """The claims of the sections and rows named, in the order of the paper, then statements of our own.
+    """The claims of these sections and rows, in the order of the paper, followed by our own statements.
 
     Args:
-        only: Names of sections (see `SECTIONS` and `OURS`) and numbers of rows; none means all claims of the paper.
+        only: Section names (see `SECTIONS` and `OURS`) and row numbers; empty means all claims of the paper.
 
     Raises:
         ValueError: If there is no such section or row.
@@ -47,19 +47,21 @@ def choose(only: Sequence[str | int] | str | int = ()) -> list[Claim]:
     own = [claim for claims in OURS.values() for claim in claims]
     sections = [*SECTIONS, *OURS]
     for name in named - {*sections, *(str(claim.row) for claim in (*CLAIMS, *own))}:
-        raise ValueError(f"no section or row {name!r}: use {', '.join(sections)}, or a row 1 to {CLAIMS[-1].row}")
+        raise ValueError(
+            f"there is no section or row {name!r}: use {', '.join(sections)}, or a row 1 to {CLAIMS[-1].row}"
+        )
     if not named:
         return list(CLAIMS)
     return [claim for claim in (*CLAIMS, *own) if claim.section in named or str(claim.row) in named]
 
 
 def run(only: Sequence[str | int] | str | int = (), *, seed: int = 0, trials: int = 3) -> list[Result]:
-    """Checks every claim chosen on `trials` random instances.
+    """Checks every chosen claim on `trials` random instances.
 
     Args:
-        only: Names of sections and numbers of rows; none means all claims.
-        seed: The seed of the instances; any whole number.
-        trials: How many instances of each claim; the worst residual and the smallest gap count.
+        only: Section names and row numbers; empty means all claims.
+        seed: Seed of the random instances; any whole number.
+        trials: Number of instances per claim; the worst residual and the smallest gap count.
 
     Returns:
         One result per claim, in the order of the paper.
@@ -72,7 +74,7 @@ def run(only: Sequence[str | int] | str | int = (), *, seed: int = 0, trials: in
 
 
 def check(only: Sequence[str | int] | str | int = (), *, seed: int = 0, trials: int = 3) -> Iterator[Result]:
-    """The results of `run` one by one, each when its claim is checked.
+    """Yields the results of `run` one by one, as claims are checked.
 
     >>> next(check(["26"])).ok
     True

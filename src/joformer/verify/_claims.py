@@ -55,7 +55,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one check saw on one instance: the residual of what is true, the gap of the printed form (or None).
+    """The result of one check on one instance: the residual of the true form, the gap of the printed one (or None).
 
     >>> Measured(1e-15, gap=0.7).gap
     0.7
@@ -107,7 +107,7 @@ class Draw:
 
     @contextmanager
     def torch_seed(self) -> Iterator[None]:
-        """Modules made inside start from this instance's seed, in float64; torch's own state is put back."""
+        """Context in which new modules use this instance's seed and float64; torch's own state is restored."""
         with torch.random.fork_rng(devices=[]), default_dtype(torch.float64):
             torch.manual_seed(self.seed % 2**63)
             yield
@@ -118,7 +118,7 @@ Check = Callable[[Draw], Measured]
 
 @dataclass(frozen=True)
 class Claim:
-    """One row of docs/claims.md with the check that runs it; `label` is the paper's own, `gap` says what the gap is."""
+    """One row of docs/claims.md with its check; `label` is the paper's own, `gap` describes the gap."""
 
     row: int
     section: str
@@ -144,7 +144,7 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """Whether the claim got the verdict it should: NaN is never ok, and only what holds may have no gap."""
+        """Whether measurements agree with the verdict: NaN is never ok, and only claims that hold may lack a gap."""
         holds = not self.error and self.residual <= self.claim.tolerance
         fails = self.claim.verdict in ("H", "O") if self.gap is None else self.gap >= self.claim.margin
         return holds and fails

@@ -1,4 +1,4 @@
-"""One report of runs: a page that needs nothing else, Markdown, JSON, and lines for a terminal.
+"""A report on runs: a self-contained page, Markdown, JSON, and lines for a terminal.
 
 report = analysed(results.gather(["out"]))
 html(report), markdown(report), as_json(report), lines(report)
@@ -18,5 +18,5 @@ __all__ = ["analysed", "as_json", "html", "lines", "markdown"]
 
 
 def analysed(tables: Iterable[Table]) -> list[Wording]:
-    """Each table with its analysis, which every form of the report shares."""
+    """Each table with its analysis, shared by all forms of the report."""
     return [Wording(Analysis(table)) for table in tables]

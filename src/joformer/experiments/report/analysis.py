@@ -1,8 +1,8 @@
-"""From the cells of a table to what is said of it: estimates, judged comparisons, effects.
+"""From the cells of a table to its findings: estimates, judged comparisons, effects.
 
-All comparisons of one table (variants against the baseline, further pairs, every size) are one family for Holm's
-correction: who looks at twelve intervals must expect one of them to be wrong every second time. Their tests of
-equivalence are another.
+All comparisons of one table (variants against the baseline, further pairs, every size) form one family for Holm's
+correction: of twelve uncorrected intervals, one would be wrong about every second time. Their tests of equivalence
+form another family.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from joformer.experiments.tables import Table
 
 @dataclass(frozen=True)
 class Row:
-    """One model at one size: ours, the paper's figure, parameters, what a step takes; None where there is none."""
+    """One model at one size: our estimate, the paper's figure, parameters, time per step; None if missing."""
 
     model: str
     size: str
@@ -64,24 +64,24 @@ class Comparison:
 
     @property
     def decided(self) -> bool:
-        """Whether there is a difference beyond doubt."""
+        """Whether the verdict is better or worse."""
         return self.verdict in ("better", "worse")
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """Everything the report says of a table."""
+    """Everything the report states about a table."""
 
     table: Table
 
     @property
     def level(self) -> float:
-        """The level of verdicts: with several planned looks, each has its share of 5 %."""
+        """The confidence level of verdicts: several planned looks share the 5 % between them."""
         return 1 - (1 - LEVEL) / self.table.looks
 
     @cached_property
     def models(self) -> list[str]:
-        """Those of the table in its order, then any other that was run."""
+        """The models of the table in its order, then any others that were run."""
         return list(dict.fromkeys([*self.table.models, *(cell.model for cell in self.table.cells)]))
 
     @cached_property
@@ -105,7 +105,7 @@ class Analysis:
         return found
 
     def also(self, name: str, model: str, size: str) -> Estimate | None:
-        """A metric that is shown beside the one that is judged, as estimated from the seeds."""
+        """A metric shown in addition to the one that is judged, estimated from the seeds."""
         metric = metric_of({"metric": name})
         values = [value for value in self.table.values(model, size, name).values() if not metric.log or value > 0]
         inside = metric.scale != "percent" or all(0 <= value <= 100 for value in values)
@@ -139,7 +139,7 @@ class Analysis:
 
     @cached_property
     def ratios(self) -> dict[str, dict[str, Difference]]:
-        """Each model at each size over itself at the first, paired by seed; where the sizes may be compared."""
+        """Each model at each size relative to itself at the first, paired by seed; only if sizes are comparable."""
         table, found = self.table, dict[str, dict[str, Difference]]()
         for model in self.models if table.protocol and table.metric.log else ():
             first = table.values(model, table.sizes[0])
@@ -150,10 +150,10 @@ class Analysis:
 
     @cached_property
     def effects(self) -> dict[str, list[tuple[str, Difference, Verdict]]]:
-        """What transporting the values adds, by size: of each kind of angles, and (last) pooled over several.
+        """What value transport adds, by size: for each kind of angles, and (last) pooled over several.
 
-        Each is what the values were added to, the difference and its verdict. The pooled ones answer a question asked
-        beforehand: they are a family of their own.
+        Each entry is what the values were added to, the difference and its verdict. The pooled ones answer a question
+        that was planned in advance: they are a separate family.
         """
         table, found = self.table, dict[str, list[tuple[str, Difference, Verdict]]]()
         whole: dict[str, Difference] = {}
@@ -181,7 +181,7 @@ class Analysis:
 
     @cached_property
     def solved(self) -> frozenset[str]:
-        """Sizes at which all models, with values and without, have the best value that there can be on every seed."""
+        """Sizes at which all models, with and without values, reach the best possible value on every seed."""
         table, best = self.table, self.table.metric.best
         found: dict[str, set[float]] = {}
         for one in self.comparisons:
@@ -192,7 +192,7 @@ class Analysis:
 
     @cached_property
     def synergies(self) -> list[tuple[str, Difference]]:
-        """By size: whether learning the angles and transporting the values help each other, where all four were run."""
+        """By size: the interaction of learned angles and transported values, where all four models were run."""
         table, found = self.table, []
         by = {plain(table.recipe, model): model for model in self.models}
         four = [by.get(which) for which in ("RoPE", "learned RoPE", "RoPE + values", "learned RoPE + values")]
@@ -204,9 +204,9 @@ class Analysis:
         return found
 
     def multipliers(self, model: str, size: str) -> list[tuple[int, Difference]]:
-        """How many times the steps the baseline needs, along the runs; empty where that cannot be said.
+        """The compute multiplier: how many times the steps the baseline needs, along the runs; empty if undefined.
 
-        Only where the learning rate is constant after the warm-up is every point of a curve a finished run.
+        A point of a curve is a finished run only if the learning rate is constant after the warm-up.
         """
         table, key = self.table, self.held_out
         curves = []
@@ -222,19 +222,19 @@ class Analysis:
 
     @property
     def held_out(self) -> str:
-        """What the held-out curves show."""
+        """The metric of the held-out curves."""
         name = self.table.metric.name
         return name if any(name in line for cell in self.table.cells for line in cell.curve) else "loss"
 
     @cached_property
     def remarks(self) -> list[str]:
-        """What the reader must know beside the table's own notes: seeds left out, numbers that are none, looks."""
+        """Remarks in addition to the table's own notes: seeds left out, unusable numbers, looks."""
         table, found = self.table, []
         for one in self.comparisons:
             if one.difference.alone:
                 found.append(
                     f"{label(one.model, one.size)} against {one.other}: {seeds(one.difference.alone)} "
-                    "only in one of the two, left out of the difference."
+                    "in only one of the two, left out of the difference."
                 )
         for cell in table.cells:
             for size in table.sizes:
@@ -245,23 +245,23 @@ class Analysis:
         if len(table.looked) > table.looks:
             before = ", ".join(map(str, table.looked[:-1]))
             found.append(
-                f"Results had been seen with {before} of these {table.looked[-1]} runs: who adds seeds or models "
-                "after looking is right less often than verdicts say. `compare --looks` plans it."
+                f"Results had already been seen with {before} of these {table.looked[-1]} runs: if seeds or models are "
+                "added after looking, verdicts are right less often than they say. `compare --looks` plans for this."
             )
         if table.looks > 1:
             found.append(
-                f"Planned for {table.looks} looks: every interval and verdict has the level {100 * self.level:.3g} %."
+                f"Planned for {table.looks} looks: every interval and verdict is at the {100 * self.level:.3g} % level."
             )
         return found
 
     @property
     def _judging(self) -> dict[str, Any]:
-        """How differences of this table's metric are judged."""
+        """Arguments for judging differences of this table's metric."""
         metric = self.table.metric
         return {"higher": metric.higher, "log": metric.log, "delta": metric.delta, "level": self.level}
 
     def _bounded(self, one: Difference) -> Difference:
-        """Between percentages no difference is beyond 100 points."""
+        """Clips the interval of a difference between percentages to ±100 points."""
         if self.table.metric.scale != "percent" or one.low is None or one.high is None:
             return one
         return replace(one, low=max(one.low, -100.0), high=min(one.high, 100.0))
@@ -276,7 +276,7 @@ class Analysis:
         return list(dict.fromkeys([*first, *((having, without) for without, having in table.pairs)]))
 
     def parameters(self, model: str, size: str) -> float | None:
-        """How many numbers the model learns at this size."""
+        """The number of parameters of the model at this size."""
         if measured := self.table.values(model, size, "parameters"):
             return next(iter(measured.values()))
         cells = (cell for cell in self.table.cells if cell.model == model and size in cell.measured)
@@ -284,7 +284,7 @@ class Analysis:
 
 
 def label(model: str, size: str) -> str:
-    """A model, and its size where there are several.
+    """A model, and its size if there are several.
 
     >>> label("RoPE + values", ""), label("RoPE", "512")
     ('RoPE + values', 'RoPE (512)')
@@ -293,7 +293,7 @@ def label(model: str, size: str) -> str:
 
 
 def seeds(which: Sequence[int]) -> str:
-    """Seeds by name.
+    """Seeds as text.
 
     >>> seeds([3]), seeds([3, 4])
     ('seed 3', 'seeds 3, 4')

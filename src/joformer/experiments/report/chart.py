@@ -1,4 +1,4 @@
-"""Curves as a picture of characters, for a terminal."""
+"""Curves drawn with characters, for a terminal."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from joformer.experiments.report.numbers import number
 
 MARKS, SEVERAL = "○●△▲□■", "◐"
 EARLY = 0.2
-"""The share of the steps before which a curve may leave the picture: a loss falls from far above."""
+"""Before this share of the steps a curve may lie outside the picture: a loss starts high."""
 
 
 def chart(curves: Mapping[str, Curve], total: int | float, width: int = 64, height: int = 12) -> str:
-    """The curves over steps 0 to `total`, one character for each column; ◐ where several meet.
+    """The curves over steps 0 to `total`, one character per column; ◐ marks several.
 
     >>> lines = {"a": Curve([0, 30], [1.0, 4.0], [], [], 1), "b": Curve([0, 30], [4.0, 4.0], [], [], 1)}
     >>> print(chart(lines, 30, width=4, height=3))

@@ -1,4 +1,4 @@
-"""The tables of the report as text: a head and rows, the same for page, Markdown, terminal and CSV."""
+"""The tables of the report as text: header and rows, the same for page, Markdown and terminal; and the CSV."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from joformer.experiments.report.numbers import exact, number, probability
 from joformer.experiments.report.words import Wording
 
 LEFT = frozenset({"model", "verdict", "against", "difference", "value"})
-"""Columns set to the left; the others are numbers."""
+"""Left-aligned columns; the others are numbers."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """A head, and rows in groups: by size, or one group without a name."""
+    """A header, and rows in groups: by size, or one unnamed group."""
 
     head: list[str]
     groups: list[tuple[str, list[list[str]]]]
@@ -27,16 +27,16 @@ class Columns:
         return [row for _, rows in self.groups for row in rows]
 
     def without(self, name: str) -> Columns:
-        """The same without a column."""
+        """The same table without one column."""
         at = self.head.index(name)
         groups = [(size, [row[:at] + row[at + 1 :] for row in rows]) for size, rows in self.groups]
         return Columns(self.head[:at] + self.head[at + 1 :], groups)
 
 
 def results(words: Wording) -> Columns:
-    """One row per model: its verdict against the baseline, its value, the difference, what it takes.
+    """One row per model: its verdict against the baseline, its value, the difference, its cost.
 
-    Columns that would be empty are left out; the paper's figures stand there only where the setting is theirs.
+    Empty columns are left out; the paper's figures appear only if the setting is the paper's.
     """
     found, table = words.about.rows, words.table
     judged = {(one.model, one.size): one for one in words.about.comparisons if not words.is_pair(one)}
@@ -70,7 +70,7 @@ def results(words: Wording) -> Columns:
 
 
 def _also(words: Wording, model: str, size: str) -> dict[str, str]:
-    """The metrics shown beside the one that is judged, each with the paper's figure where the setting is theirs."""
+    """The metrics shown in addition to the judged one, with the paper's figures if the setting is the paper's."""
     told, table = dict[str, str](), words.table
     for name in table.also:
         found, label = words.about.also(name, model, size), metric_of({"metric": name}).label
@@ -83,7 +83,7 @@ def _also(words: Wording, model: str, size: str) -> dict[str, str]:
 
 
 def pairs(words: Wording) -> Columns:
-    """Comparisons with another model than the baseline."""
+    """Comparisons with a model other than the baseline."""
     found = [one for one in words.about.comparisons if words.is_pair(one)]
     rows = [
         (
@@ -97,7 +97,7 @@ def pairs(words: Wording) -> Columns:
 
 
 def ratios(words: Wording) -> Columns:
-    """Each model over itself at the first size, one row per model; nothing where sizes may not be compared."""
+    """Each model relative to itself at the first size, one row per model; empty if sizes are not comparable."""
     sizes, found = words.table.sizes[1:], words.about.ratios
     rows = [
         [words.name(model), *(words.ratio(row[size]) if size in row else "–" for size in sizes)]
@@ -107,7 +107,7 @@ def ratios(words: Wording) -> Columns:
 
 
 def as_csv(words: Wording) -> str:
-    """Every measured number, one line each: table, data, model, name, size, seed, metric, value."""
+    """Every measured number, one per line: table, data, model, name, size, seed, metric, value."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
     lines.writerow(["table", "data", "model", "name", "size", "seed", "metric", "value"])

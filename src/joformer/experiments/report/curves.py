@@ -1,4 +1,4 @@
-"""What was measured on the way: thinned, and brought together over seeds."""
+"""Learning curves, thinned and averaged over seeds."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from statistics import fmean
 from joformer.experiments.tables import Cell
 
 MOST = 40
-"""Points of a curve: more than a small plot can show would only make the page heavy."""
+"""Maximum points per curve: a small plot cannot show more, and the page stays small."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One line over steps: the mean over n seeds, and the least and most of them."""
+    """One line over steps: mean, minimum and maximum over n seeds."""
 
     steps: list[float]
     mean: list[float]
@@ -23,13 +23,13 @@ class Curve:
     n: int
 
     def at(self, step: float) -> float:
-        """The mean at this step, between the two points around it; outside of the curve that of its end."""
+        """The mean at this step, interpolated linearly; outside the curve, the value at its end."""
         inside = min(max(step, self.steps[0]), self.steps[-1])
         return _at(list(zip(self.steps, self.mean, strict=True)), inside)
 
 
 def thin(lines: Sequence[dict[str, float]], most: int = MOST) -> list[dict[str, float]]:
-    """At most so many lines of each kind (by their keys), evenly chosen, always with the first and the last.
+    """At most this many lines of each kind (by their keys), evenly spaced, including the first and the last.
 
     >>> thin([{"step": float(s), "loss": 1.0} for s in range(100)], 3)
     [{'step': 0.0, 'loss': 1.0}, {'step': 50.0, 'loss': 1.0}, {'step': 99.0, 'loss': 1.0}]
@@ -45,7 +45,7 @@ def thin(lines: Sequence[dict[str, float]], most: int = MOST) -> list[dict[str, 
 
 
 def over_seeds(cells: Sequence[Cell], key: str) -> Curve | None:
-    """The curve of this key: at the steps of the seed that has fewest, between them as far as all have come.
+    """The curve of this key, at the steps of the seed with the fewest, over the range that all seeds cover.
 
     >>> lines = lambda y: [{"step": 0, "loss": y}, {"step": 9, "loss": 1.0}]
     >>> over_seeds([Cell("a", "", seed, result={"curve": lines(3.0 - seed)}) for seed in (0, 1)], "loss")
@@ -73,7 +73,7 @@ def _evenly(members: list[int], most: int) -> list[int]:
 
 
 def _at(path: Sequence[tuple[float, float]], step: float) -> float:
-    """Between the two points around this step, in a straight line."""
+    """Linear interpolation at this step."""
     before = max((point for point in path if point[0] <= step), key=lambda point: point[0])
     after = min((point for point in path if point[0] >= step), key=lambda point: point[0])
     share = 0.0 if after[0] == before[0] else (step - before[0]) / (after[0] - before[0])

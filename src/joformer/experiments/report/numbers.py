@@ -1,4 +1,4 @@
-"""Numbers as they are written in every form of the report."""
+"""Number formatting, the same in every form of the report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statistics import median
 
 
 def number(value: int | float | None, digits: int | None = None) -> str:
-    """With so many digits after the point, or four significant ones; a true minus; thousands apart.
+    """With this many decimals, or four significant digits; a true minus sign; thousands separators.
 
     >>> number(-0.0312, 3), number(1234567, 0), number(25.553), number(None), number(1e30)
     ('−0.031', '1,234,567', '25.55', '–', '1.00e30')
@@ -28,7 +28,7 @@ def number(value: int | float | None, digits: int | None = None) -> str:
 
 
 def exact(value: int | float | None) -> str:
-    """As it was given, which is how the paper prints it.
+    """All digits as given, which is how the paper prints it.
 
     >>> exact(168.67), exact(1.0), exact(None)
     ('168.67', '1', '–')
@@ -37,7 +37,7 @@ def exact(value: int | float | None) -> str:
 
 
 def probability(p: int | float | None) -> str:
-    """A p-value as one writes it.
+    """A p-value as usually written.
 
     >>> probability(0.0041), probability(0.00001), probability(0.3), probability(None)
     ('0.004', '<0.001', '0.30', '–')
@@ -48,7 +48,7 @@ def probability(p: int | float | None) -> str:
 
 
 def duration(seconds: int | float) -> str:
-    """As one would say it.
+    """A duration in readable units.
 
     >>> duration(42), duration(4000), duration(300000)
     ('42 s', '1 h 07 min', '83 h')
@@ -66,13 +66,13 @@ def duration(seconds: int | float) -> str:
 
 
 def digits_for(bounds: Sequence[tuple[float | None, float | None]]) -> int | None:
-    """Digits after the point that these intervals deserve: about two significant ones of the usual half of them.
+    """Decimals that suit these intervals: about two significant digits of the median half-width.
 
     >>> digits_for([(1.0, 1.03)]), digits_for([(1.0, 1.1)]), digits_for([(None, None)])
     (3, 2, None)
     """
     halves = [abs(high - low) / 2 for low, high in bounds if low is not None and high is not None and high != low]
-    # 0.0078 has one digit that matters and 0.012 two: the step is at 0.0035.
+    # 0.0078 keeps one significant digit and 0.012 two: the step is at 0.0035.
     return min(max(-_magnitude(median(halves) / 3.5), 0), 6) if halves else None
 
 

@@ -1,6 +1,6 @@
-"""The report as one page of HTML that needs nothing else: no script, no other file, no network.
+"""The report as one self-contained HTML page: no script, no other file, no network.
 
-page.html is the template, template.py what it shares with other pages.
+page.html is the template; template.py holds what it shares with other pages.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from joformer.experiments.report.words import Wording
 from joformer.experiments.tables import LARGEST, Cell, finite
 
 LATE = 0.2
-"""The share of a run after which its curve is sure to be in the plot."""
+"""After this share of a run its curve is always inside the plot."""
 BANDS = 6
-"""With more lines than these, bands over seeds would hide each other."""
+"""With more lines than this, bands over seeds would hide each other."""
 
 
 def html(report: Sequence[Wording], unfinished: Sequence[Wording] = (), refresh: int = 0) -> str:
@@ -33,8 +33,8 @@ def html(report: Sequence[Wording], unfinished: Sequence[Wording] = (), refresh:
 
     Args:
         report: The tables that are shown.
-        unfinished: Tables that are only named, with how much of them there is.
-        refresh: Seconds after which a browser loads the page anew; 0 for never.
+        unfinished: Tables that are only listed, with their progress.
+        refresh: Seconds after which a browser reloads the page; 0 for never.
 
     >>> html([]).startswith("<!doctype html>"), 'http-equiv="refresh" content="5"' in html([], refresh=5)
     (True, True)
@@ -51,7 +51,7 @@ def html(report: Sequence[Wording], unfinished: Sequence[Wording] = (), refresh:
 
 
 def _unique(names: Sequence[str], between: str) -> list[str]:
-    """The names, a number after each that was there before."""
+    """The names, with a number appended to repeated ones."""
     counts, found = Counter[str](), list[str]()
     for name in names:
         counts[name] += 1
@@ -71,13 +71,13 @@ def _opening(report: Sequence[Wording]) -> str:
 
 
 def _counted(report: Sequence[Wording]) -> tuple[int, int]:
-    """How many cells are finished, of how many."""
+    """The numbers of finished and of planned cells."""
     done = sum(len({cell.name for cell in words.table.cells}) for words in report)
     return done, max(done, sum(len(words.table.planned) for words in report))
 
 
 def _grid(keys: Sequence[str], report: Sequence[Wording]) -> dict[str, Any]:
-    """Effects by data: what value transport adds to each kind of angles; of many sizes the first and the last."""
+    """Effects by data: what value transport adds to each kind of angles; only the first and last of many sizes."""
     places, found = [], dict[str, dict[int, dict[str, str]]]()
     tables = Counter(words.table.data for words in report if words.about.effects)
     for key, words in zip(keys, report, strict=True):
@@ -143,7 +143,7 @@ def _figures(key: str, words: Wording) -> list[tuple[str, list[tuple[str, plots.
 
 
 def _by_position(key: str, words: Wording) -> list[tuple[str, plots.Plot]]:
-    """The loss of the same tokens by how many stand before them, mean over seeds: a line of stretches per length."""
+    """The loss of the same tokens by the number of preceding tokens, mean over seeds; one line per model."""
     series = []
     for index, model in enumerate(words.about.models):
         cells = [cell.facts("by_position") for cell in words.table.cells if cell.model == model]
@@ -162,8 +162,8 @@ def _by_position(key: str, words: Wording) -> list[tuple[str, plots.Plot]]:
         return []
     told = "; ".join(f"{s.name}: {number(s.y[0])} at {s.x[0]:g}, {number(s.y[-1])} at {s.x[-1]:g}" for s in series)
     title = f"{words.heading}: loss by position"
-    plot = plots.lines(f"{key}-positions", title, told, series, x_name="tokens before", x_log=True)
-    return [("Nats per token by how many tokens stand before it, mean over seeds", plot)]
+    plot = plots.lines(f"{key}-positions", title, told, series, x_name="preceding tokens", x_log=True)
+    return [("Nats per token by the number of preceding tokens, mean over seeds", plot)]
 
 
 def _over_sizes(key: str, words: Wording) -> list[tuple[str, plots.Plot]]:
@@ -191,12 +191,12 @@ def _over_sizes(key: str, words: Wording) -> list[tuple[str, plots.Plot]]:
         f"{key}-sizes", f"{words.heading}: {table.metric.label} over {name}", "; ".join(told), series, x_name=name,
         x_log=True, y_log=table.metric.log, points=True,
     )  # fmt: skip
-    caption = f"{table.metric.label} over {name}; {words.centre}, the bars are those of the brackets above"
+    caption = f"{table.metric.label} over {name}; {words.centre}, bars as in the brackets above"
     return [(caption, plot)]
 
 
 def _multipliers(key: str, words: Wording) -> list[tuple[str, plots.Plot]]:
-    """How many times the steps the baseline needs, along the runs, of each size."""
+    """The compute multiplier along the runs, for each size."""
     drawn = []
     for at, size in enumerate(words.table.sizes):
         series = []
@@ -250,7 +250,7 @@ def _curves(key: str, words: Wording, name: str, found: dict[str, Curve], few: b
         for model, curve in found.items()
     ]  # fmt: skip
     last = max(curve.steps[-1] for curve in found.values())
-    # A loss falls from where it begins to where the differences are: the plot shows the latter.
+    # A loss starts far above the range in which models differ: the plot shows that range.
     late = [
         y
         for c in found.values()
@@ -278,7 +278,7 @@ def _curve_table(words: Wording, found: dict[str, Curve], rows: int = 8) -> Colu
 def _place(cell: Cell) -> str:
     machine, versions = cell.facts("machine"), cell.facts("versions")
     units = {"cores": "cores", "threads": "threads", "memory_gib": "GiB", "processes": "processes"}
-    units |= {"shard": "(sharded)", "accumulate": "parts of a batch in each"}
+    units |= {"shard": "(sharded)", "accumulate": "accumulation steps"}
     usual = {"processes": 1, "shard": False, "accumulate": 1}
     shown = {name: value for name, value in machine.items() if value is not None and value != usual.get(name)}
     told = [f"{value} {units[name]}" if name in units else str(value) for name, value in shown.items()]
@@ -286,6 +286,6 @@ def _place(cell: Cell) -> str:
 
 
 def _index(words: Wording, index: int) -> int | None:
-    """Which colour: the baseline has the text's own."""
+    """The colour index; None for the baseline, drawn in the text colour."""
     models, base = words.about.models, words.table.baseline
     return None if models[index] == base else index - (base in models[:index])

@@ -1,7 +1,7 @@
-"""What the page's plots show, in the coordinates of their SVG (plots.html draws it); without a library.
+"""The page's plots in SVG coordinates (plots.html draws them), without a plotting library.
 
-A plot is 380 units wide, so that on a telephone its letters are as large as the text. Each has a title and a
-description for who cannot see it; nothing is told by colour alone: lines carry their names, rows their verdict.
+A plot is 380 units wide, so that on a phone its letters are as large as the text. Each has a title and a description
+for screen readers, and nothing is conveyed by colour alone: lines carry their names, rows their verdict.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from joformer.experiments.report.words import Wording
 
 WIDTH, ROW, LETTER, NAMES = 380, 36, 6.4, 146
 COLOURS = 12
-"""How many line colours the page has; after that the dashes change."""
+"""The number of line colours; after that the dashes change."""
 
 Plot = dict[str, Any]
 Scale = Callable[[float], float]
@@ -26,7 +26,7 @@ Scale = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Series:
-    """A line: its name, its place among all models (which gives its colour), its points and their bounds."""
+    """A line: its name, its index among all models (which gives the colour), its points and their bounds."""
 
     name: str
     index: int | None
@@ -37,10 +37,10 @@ class Series:
 
 
 def forest(key: str, words: Wording, some: Sequence[Comparison], among: Sequence[Comparison]) -> Plot:
-    """A row for each comparison: its name, a dot and its whole interval, over a line where no difference would be.
+    """One row per comparison: its name, a dot and its interval, over a line at zero difference.
 
-    The axis is that of all comparisons in `among`, so that plots of several sizes can be compared. Filled dots are
-    decided after correction.
+    The axis covers all comparisons in `among`, so that plots of several sizes can be compared. Filled dots are decided
+    after correction.
     """
     null, log = some[0].difference.null, words.table.metric.log
     bounds = [x for one in among for d in [one.difference] for x in (d.centre, d.low, d.high) if x is not None]
@@ -57,7 +57,7 @@ def forest(key: str, words: Wording, some: Sequence[Comparison], among: Sequence
 
 @dataclass(frozen=True)
 class Row:
-    """A row of `intervals`: its name, a word beside it, whether its dot is filled, and where it is."""
+    """A row of `intervals`: its name, a word next to it, whether its dot is filled, and its position."""
 
     name: str
     word: str
@@ -78,7 +78,7 @@ def intervals(
     sides: tuple[str, str],
     log: bool = False,
 ) -> Plot:
-    """Rows with a dot and an interval each, over a line at `null`; the axis holds all of `among`."""
+    """Rows with a dot and an interval each, over a line at `null`; the axis covers all of `among`."""
     low, high = _apart_enough(min([null, *among]), max([null, *among]), log)
     scale = _scale(low, high, NAMES + 12, WIDTH - 12, log)
     floor = ROW * len(rows) + 8
@@ -113,9 +113,9 @@ def lines(
     points: bool = False,
     x_whole: bool = False,
 ) -> Plot:
-    """Lines with their names at their ends; bounds as a band, or as whiskers where points are drawn.
+    """Lines labelled at their ends; bounds as a band, or as whiskers if points are drawn.
 
-    With `x_whole` the ticks below are whole numbers.
+    With `x_whole` the ticks of the x axis are whole numbers.
     """
     xs = [x for one in series for x in one.x]
     ys = [y for one in series for y in (*one.y, *(b for b in (*one.low, *one.high) if b is not None))]
@@ -130,7 +130,7 @@ def lines(
     ends = [min(max(up(one.y[-1]), 10.0), float(floor)) for one in series]
     drawn = []
     for index, (one, end, place) in enumerate(zip(series, ends, _apart(ends, 13, 10, floor - 3), strict=True)):
-        # Beside each other, as bars on top of each other could not be told apart.
+        # Side by side: bars on top of each other would be indistinguishable.
         aside = (index - (len(series) - 1) / 2) * min(4.0, 24 / len(series)) if points else 0.0
         bounded = [
             (x, a, b) for x, a, b in zip(one.x, one.low, one.high, strict=False) if a is not None and b is not None
@@ -154,7 +154,7 @@ def lines(
 
 
 def _apart_enough(low: float, high: float, log: bool) -> tuple[float, float]:
-    """Ends that differ, whatever the numbers: an axis of no length has no ticks."""
+    """Distinct ends for any input: an axis of zero length has no ticks."""
     if high - low > 1e-9 * max(abs(low), abs(high)):
         return low, high
     return (low / 2, high * 2) if log else (low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2)
@@ -171,7 +171,7 @@ def _scale(low: float, high: float, start: int | float, end: int | float, log: b
 
 
 def _ticks(low: float, high: float, count: int, log: bool) -> list[float]:
-    """Round numbers between low and high, about so many; on a log axis 1, 2 and 5 of each power where they suffice."""
+    """About `count` round numbers between low and high; on a log axis 1, 2 and 5 of each power if they suffice."""
     if log and high / low > 3:
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
         for steps in ((1,), (1, 3), (1, 2, 5)):
@@ -195,7 +195,7 @@ def _signed(value: float, null: float, log: bool) -> str:
 
 
 def _apart(wanted: list[float], gap: int, low: int, high: int) -> list[float]:
-    """Places near those wanted, in their order, at least `gap` apart: pushed down, then back up from the floor."""
+    """Positions near those wanted, in order, at least `gap` apart: pushed down, then back up from the floor."""
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     places = dict.fromkeys(order, 0.0)
     below = float(low - gap)

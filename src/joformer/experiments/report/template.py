@@ -1,6 +1,6 @@
-"""What every page shares: one look, macros for plots and tables, and a policy that forbids it to load or run anything.
+"""Shared by all pages: style, macros for plots and tables, and a policy that forbids loading or running anything.
 
-base.html is around all pages; jinja2 escapes every word that comes from a file.
+All pages extend base.html; jinja2 escapes all text that comes from files.
 """
 
 from __future__ import annotations

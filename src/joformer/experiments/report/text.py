@@ -1,4 +1,4 @@
-"""The report as plain text: sentences, tables for a terminal, Markdown; and as JSON that can be rendered again."""
+"""The report as text (sentences, tables for a terminal, Markdown) and as JSON that can be rendered again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from joformer.experiments.tables import finite
 WIDTH = 100
 SHORTENED = frozenset({"model", "against", "verdict"})
 DROPPED = ("parameters, ×", "parameters", "p, Holm")
-"""Columns that a narrow terminal does without; they are on the page."""
+"""Columns dropped on a narrow terminal; the page has them."""
 
 
 def lines(report: Sequence[Wording]) -> list[str]:
@@ -96,7 +96,7 @@ def as_json(report: Sequence[Wording]) -> dict[str, Any]:
 
 
 def _jsonable(value: Any) -> Any:
-    """As JSON has it: without NaN, which it does not know."""
+    """As plain JSON: with null in place of NaN."""
     if isinstance(value, Mapping):
         return {str(key): _jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -115,7 +115,7 @@ def _plain(shown: Columns) -> list[str]:
         widths = [max(map(len, column)) for column in zip(head, *shown.rows, strict=True)]
         if sum(widths) + 2 * (len(widths) + sized - 1) > WIDTH and name in head:
             shown = shown.without(name)
-    while (over := sum(widths) + 2 * (len(widths) + sized - 1) - WIDTH) > 0:  # numbers stay whole, words give way
+    while (over := sum(widths) + 2 * (len(widths) + sized - 1) - WIDTH) > 0:  # numbers stay whole, text is shortened
         widest = max((i for i, name in enumerate(head) if name in SHORTENED), key=lambda i: widths[i])
         if widths[widest] <= 8:
             break
@@ -138,7 +138,7 @@ def _plain(shown: Columns) -> list[str]:
 
 
 def _md(text: str) -> str:
-    """Text that Markdown takes as text."""
+    """Text escaped for Markdown."""
     return "".join(f"\\{c}" if c in "\\`*_|<>[]#" else c for c in " ".join(text.split()))
 
 

@@ -1,7 +1,7 @@
 """How the numbers and verdicts of a table are written, the same in every form of the report.
 
-Numbers have as many digits as their interval deserves, and enough that no rounded bound contradicts its verdict.
-Differences are ours minus (over) the other's, with their sign, everywhere. A verdict is what stands after Holm's
+Numbers have as many digits as their interval supports, and enough that no rounded bound contradicts its verdict.
+Differences are always signed: ours minus (or over) the other's. A verdict is the one after Holm's
 correction: better, worse, equivalent within the metric's δ, inconclusive.
 """
 
@@ -20,7 +20,7 @@ from joformer.experiments.statistics import VERDICTS, Difference, Estimate, Verd
 from joformer.experiments.tables import Table
 
 DATA = frozenset({"mnist", "cifar100", "imagenet", "wikipedia"})
-"""Recipes that are called after a set of data."""
+"""Recipes named after a data set."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Wording:
         return self.about.table
 
     def name(self, model: str | None) -> str:
-        """What people call the model; a reference is a number."""
+        """The readable name of the model; a reference is a number."""
         return exact(self.table.reference) if model is None else plain(self.table.recipe, model)
 
     @cached_property
     def heading(self) -> str:
-        """The title with the data and the steps that it is about."""
+        """The title with the data and the steps."""
         table, steps = self.table, self.table.steps
         title = table.title.removesuffix(f", on {table.data}")  # as version 0.1 wrote it
         if table.reference is not None:
@@ -51,21 +51,21 @@ class Wording:
 
     @cached_property
     def data(self) -> str:
-        """What it was trained on; where the recipe was made for other data, that too."""
+        """The training data, and the recipe if it was made for other data."""
         table = self.table
         lent = table.recipe in DATA and table.data != table.recipe
         return f"{table.data} · {table.recipe} recipe" if lent else table.data
 
     @cached_property
     def digits(self) -> int | None:
-        """After the point, for values: two significant ones of the usual interval's half; None for medians."""
+        """Decimals of values: two significant digits of the typical half-width; None for medians."""
         if self.table.metric.median:
             return None
         return digits_for([(o.low, o.high) for row in self.about.rows if (o := row.ours)])
 
     @cached_property
     def difference_digits(self) -> int:
-        """After the point, for differences."""
+        """Decimals of differences."""
         all_of = [one.difference for one in self.about.comparisons]
         found = digits_for([(d.low, d.high) for d in all_of])
         if found is None:  # one seed: a tenth of the differences themselves
@@ -81,17 +81,18 @@ class Wording:
 
     @property
     def centre(self) -> str:
-        """What stands for several seeds."""
+        """The statistic over several seeds."""
         metric = self.table.metric
         return "median" if metric.median else "geometric mean" if metric.log else "mean"
 
     @property
     def interval(self) -> str:
-        """What stands in brackets."""
+        """What the brackets hold."""
         if not self.table.metric.median:
             return "95 % interval"
         most = max((row.ours.n for row in self.about.rows if row.ours), default=1)
-        return f"least, most: holds the true median with {100 * (1 - 2.0 ** (1 - most)):.0f} % at {most} seeds"
+        level = f"{100 * (1 - 2.0 ** (1 - most)):.0f} %"
+        return f"min, max: contains the true median with {level} confidence at {most} seeds"
 
     def value(self, found: Estimate | None) -> str:
         """An estimate with its interval."""
@@ -102,7 +103,7 @@ class Wording:
             return text if found.n == 1 else f"{text} (all {found.n} the same)"
         digits, percent = self.digits, self.table.metric.scale == "percent"
         while percent and digits is not None and digits < 4 and number(found.high, digits) == number(100, digits):
-            digits += 1  # what is below 100 is not written as 100
+            digits += 1  # values below 100 are not rounded to 100
         return f"{text} [{number(found.low, self.digits)}, {number(found.high, digits)}]"
 
     def difference(self, d: Difference) -> str:
@@ -122,17 +123,18 @@ class Wording:
 
     @property
     def growth(self) -> str:
-        """What the table of ratios shows."""
+        """The caption of the table of ratios."""
         table = self.table
-        return f"{table.metric.name.capitalize()} over that at {table.sizes[0]}, {table.protocol}, paired by seed"
+        name = table.metric.name.capitalize()
+        return f"{name} relative to that at {table.sizes[0]}, {table.protocol}, paired by seed"
 
     @property
     def unit(self) -> str:
-        """That of differences, after their number; ratios have none."""
+        """The unit of differences; ratios have none."""
         return "" if self.table.metric.log else f" {self.table.metric.difference_unit}"
 
     def verdict(self, verdict: Verdict, d: Difference) -> str:
-        """A verdict, with its margin or the reason why there is none."""
+        """A verdict, with its margin, or with the reason if nothing could be decided."""
         if d.why:
             return f"{verdict}: {'one seed' if d.n == 1 else 'no spread'}"
         return f"equivalent within {self.table.metric.margin}" if verdict == "equivalent" else verdict
@@ -178,7 +180,7 @@ class Wording:
             word = {"better": "more than", "worse": "less than", "equivalent": "as much as"}.get(d.verdict, "")
             at = f" at {size}" if size and len(table.sizes) > 1 else ""
             found.append(
-                f"Learned angles and values together{at}: {word + ' the sum of each' if word else 'inconclusive'}, "
+                f"Learned angles and values together{at}: {word + ' the sum of the two' if word else 'inconclusive'}, "
                 f"interaction {self.difference(d)}{self.unit}."
             )
         last = table.sizes[-1]
@@ -190,7 +192,7 @@ class Wording:
         return [done + found[0], *found[1:]]
 
     def after(self, size: str) -> str:
-        """For how long models of this size were trained, and at which size they were measured: " after 600 steps"."""
+        """The training steps of models of this size, and the size if there are several: " after 600 steps"."""
         steps = {n for cell in self.table.cells if size in cell.measured and (n := cell.number("steps")) is not None}
         at = f" at {size}" if size and not size.endswith("steps") and len(self.table.sizes) > 1 else ""
         return at + (f" after {int(steps.pop()):,} steps" if len(steps) == 1 else "")
@@ -199,13 +201,13 @@ class Wording:
         of, d, verdict = self.about.effects[size][-1]
         pooled = len(self.about.effects[size]) > 1
         if size in self.about.solved:
-            remedy = " Give harder or more data, or fewer --steps." if self.table.recipe == "compare" else ""
-            return f"This data cannot tell: {self._solved(size)}.{remedy}"
+            remedy = " Use harder or more data, or fewer --steps." if self.table.recipe == "compare" else ""
+            return f"This data cannot tell them apart: {self._solved(size)}.{remedy}"
         word = {
             "better": "Value transport helps",
             "worse": "Value transport hurts",
             "equivalent": "Value transport makes no difference",
-            "inconclusive": "Whether value transport helps is inconclusive",
+            "inconclusive": "The effect of value transport is inconclusive",
         }[verdict]
         what = f"pooled over {of}" if pooled else f"{of} + values against {of}"
         margin = f", equivalent within {self.table.metric.margin}" if verdict == "equivalent" else ""
@@ -214,26 +216,26 @@ class Wording:
 
     def _solved(self, size: str) -> str:
         metric, some = self.table.metric, self.about.effects[size]
-        who = "both models" if len(some) == 1 else "all models, with values and without,"
+        who = "both models" if len(some) == 1 else "all models, with and without values,"
         right = metric.name == "accuracy"
-        what = "get every held-out example right" if right else f"have {metric.best:g} {metric.unit}"
+        what = "get every held-out example right" if right else f"reach {metric.best:g} {metric.unit}"
         n = some[-1][1].n
         return f"{who} {what}{self.after(size)}, on {f'all {n} seeds' if n > 1 else 'one seed'}"
 
     def _lasting(self, sizes: Sequence[str]) -> str:
-        """What the longest budget says beside the first; only a difference that was found can last."""
+        """Whether a difference at the first budget lasts at the longest one; else the latter's own verdict."""
         if len(sizes) < 2:
-            return "Whether that lasts was not looked at (--longer 4 does)."
+            return "Whether this lasts was not tested (--longer 4 does)."
         after = self.after(sizes[-1]).strip() or "longer"
         if self.about.solved >= {sizes[0], sizes[-1]}:
             return f"Nor can it {after}."
         if sizes[-1] in self.about.solved:
-            return f"Longer, this data cannot tell: {self._solved(sizes[-1])}."
+            return f"With more steps, this data cannot tell them apart: {self._solved(sizes[-1])}."
         first, (_, d, then) = self.about.effects[sizes[0]][-1][2], self.about.effects[sizes[-1]][-1]
         figure = f"{self.difference(d)}{self.unit}"
         if first in ("better", "worse"):
             word = "It lasts" if then == first else "It does not last"
-            word = "Whether that lasts is inconclusive" if then == "inconclusive" else word
+            word = "It is inconclusive whether it lasts" if then == "inconclusive" else word
             return f"{word}: {after} {figure}."
         word = {"better": "helps", "worse": "hurts", "equivalent": "makes no difference"}.get(then, "is inconclusive")
         too = " too" if first == then == "inconclusive" else " either" if first == then else ""
@@ -244,8 +246,9 @@ class Wording:
             if self.name(one.model) == "RoPE + values":
                 d = one.difference
                 if d.low is None or d.high is None or d.low <= d.null <= d.high:
-                    noise = "within noise of" if d.low is not None else "measured once, beside"
-                    return [f"A step with values takes {self.difference(d)} the time, {noise} RoPE's."]
+                    if d.low is None:
+                        return [f"A step with values takes {self.difference(d)} the time of RoPE's, measured once."]
+                    return [f"A step with values takes {self.difference(d)} the time, within noise of RoPE's."]
                 return [f"A step with values takes {self.difference(d)} the time of RoPE's."]
         return []
 
@@ -260,7 +263,7 @@ class Wording:
         return f"{first}; nothing to compare it with, so no verdict."
 
     def _counted(self) -> str:
-        """How many comparisons have which verdict; by name where they are few."""
+        """The number of comparisons with each verdict, with their names if there are few."""
         if len(self.table.seeds) == 1:
             if self.table.reference is not None:
                 return "One round: nothing can be decided."
@@ -277,7 +280,7 @@ class Wording:
 
     @property
     def _compared(self) -> str:
-        """With what the comparisons are made that are counted; those of a further pair are named as such."""
+        """What the counted comparisons are made against; those of further pairs are stated separately."""
         table, every = self.table, self.about.comparisons
         if table.baseline is None and table.reference is None:
             return "In pairs"
@@ -285,7 +288,7 @@ class Wording:
         return f"Of {len(every)} comparisons, {len(every) - pairs} of them {whom}" if pairs else f"A{whom[1:]}"
 
     def is_pair(self, one: Comparison) -> bool:
-        """Whether this is one of the further pairs: with another model than the baseline."""
+        """Whether this is one of the further pairs, against a model other than the baseline."""
         return one.other not in (None, self.table.baseline)
 
     def _named(self, one: Comparison) -> str:
@@ -297,7 +300,7 @@ class Wording:
 
     @property
     def method(self) -> str:
-        """How differences are taken and judged, for who reads their table."""
+        """How differences are computed and judged, as text for the reader."""
         metric, family = self.table.metric, max((one.family for one in self.about.comparisons), default=0)
         if self.table.reference is not None:
             what = f"{self.centre.capitalize()} over rounds, judged against {exact(self.table.reference)}"
@@ -308,16 +311,16 @@ class Wording:
         if not family:
             return f"{what}. There is no interval, so nothing is decided."
         alpha = f"{1 - self.about.level:.2g}"
-        same = f"; equivalent says that it is less than {metric.margin}, by two one-sided tests" if metric.delta else ""
+        same = f"; equivalent means that it is below {metric.margin}, by two one-sided tests" if metric.delta else ""
         return (
-            f"{what} [{100 * self.about.level:.3g} % interval]. Better or worse says that p, two-sided and corrected "
-            f"(Holm) for the {counted(family, 'comparison')} of this table, is at most {alpha}"
+            f"{what} [{100 * self.about.level:.3g} % interval]. Better or worse means that p, two-sided and "
+            f"Holm-corrected for the {counted(family, 'comparison')} of this table, is at most {alpha}"
             f"{same}. Anything else is inconclusive."
         )
 
     @property
     def paper(self) -> str:
-        """The paper's figures where they are of another setting, and how that differs; else nothing."""
+        """The paper's figures if they belong to another setting, and how it differs; otherwise empty."""
         table = self.table
         if table.comparable or not table.paper:
             return ""
@@ -329,7 +332,7 @@ class Wording:
         unit = (table.paper_metric or table.metric.name).replace("_", " ")
         shown = f"{', '.join(figures[:6])}{f' and {len(figures) - 6} more' * (len(figures) > 6)}"
         where = f" ({table.paper_setting})" if table.paper_setting else ""
-        return f"The paper has, in another setting{where}, {unit}: {shown}. They cannot be set beside ours."
+        return f"In another setting{where}, the paper has {unit}: {shown}. These cannot be compared with ours."
 
     @property
     def run(self) -> list[tuple[str, str]]:
@@ -344,15 +347,15 @@ class Wording:
             "seeds": f"{len(table.seeds)} ({', '.join(map(str, table.seeds))})" if table.cells else "",
             "steps": f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}" if steps else "",
             "runs": f"{there} of {len(table.planned)}" if table.missing else f"{there}",
-            "training": f"{duration(sum(spent))} in all" if spent else "",
+            "training": f"{duration(sum(spent))} in total" if spent else "",
         }
         return [(name, value) for name, value in some.items() if value]
 
     @property
     def commands(self) -> list[str]:
-        """What runs the cells again: one command per model where all of its cells have the same, else one per cell."""
+        """The commands that run the cells again: one per model if all of its cells share it, otherwise one per cell."""
         typed = {cell.name: text for cell in self.table.cells if (text := cell.text("command"))}
-        models = dict[str, list[str]]()  # each with all of its cells, in a folder of their own
+        models = dict[str, list[str]]()  # each with all of its cells
         for name in dict.fromkeys([*typed, *self.table.planned]):
             models.setdefault("/".join(name.split("/")[:2]), []).append(name)
         found = list[str]()
@@ -366,5 +369,5 @@ class Wording:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know: what is missing in the numbers, the paper's figures, the table's own notes."""
+        """Notes for the reader: gaps in the numbers, the paper's figures, the table's own notes."""
         return [*self.about.remarks, *([self.paper] if self.paper else []), *self.table.notes]

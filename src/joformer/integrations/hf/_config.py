@@ -75,9 +75,9 @@ class _Config(PreTrainedConfig):
 
 
 class JoFormerConfig(_Config):
-    """Configuration of `JoFormerForCausalLM`: every field of `LMConfig`, under its name or transformers'.
+    """Configuration of `JoFormerForCausalLM`: every field of `LMConfig`, under its own name or the one in transformers.
 
-    `results`, name → {metric: value}, become the table of the model card.
+    `results`, name → {metric: value}, fill the table of the model card.
 
     >>> config = JoFormerConfig(vocab_size=50, hidden_size=32, layers=3, heads=2, pattern="WWN", window=8, base=500)
     >>> config.vocab, config.num_hidden_layers, config.rope_parameters["rope_theta"], config.to_joformer().letters

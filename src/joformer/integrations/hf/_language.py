@@ -62,7 +62,7 @@ class _Language(JoFormerPreTrainedModel):
         """
         requested = self._requested(output_attentions, output_hidden_states)
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give input_ids or inputs_embeds, and not both")
+            raise ValueError("give either input_ids or inputs_embeds, not both")
         cache = self._cache(past_key_values, use_cache)
         x = self.body.embed(input_ids) if inputs_embeds is None else inputs_embeds
         if position_ids is None:
@@ -141,7 +141,9 @@ class _Language(JoFormerPreTrainedModel):
 
     def _cache(self, given: Cache | None, use_cache: bool | None) -> Cache | None:
         if self.gradient_checkpointing and self.training and (given is not None or use_cache):
-            raise ValueError("gradient checkpointing would fill the cache twice: say use_cache=False, or model.eval()")
+            raise ValueError(
+                "gradient checkpointing would fill the cache twice: set use_cache=False, or call model.eval()"
+            )
         if given is not None and not isinstance(given, Cache):
             raise ValueError(f"past_key_values must be a Cache of transformers, got {type(given).__name__}")
         if use_cache is None:
@@ -189,9 +191,9 @@ class _CachedFrames(LayerFrames):
 
 
 class JoFormerModel(_Language):
-    """`JoFormerLM` without its head, as a model of transformers: `AutoModel` of a `JoFormerConfig`.
+    """`JoFormerLM` without its head, as a transformers model: the `AutoModel` of a `JoFormerConfig`.
 
-    It holds our model's parts itself, so that a folder of `JoFormerForCausalLM` can be loaded as this, and the reverse.
+    It holds our model's parts directly, so that a folder of `JoFormerForCausalLM` can be loaded as this and vice versa.
 
     Example:
         >>> model = JoFormerModel(JoFormerConfig(vocab=50, dim=32, layers=2, heads=2)).eval()
@@ -233,7 +235,7 @@ class JoFormerModel(_Language):
 
 
 class JoFormerForCausalLM(_Language, GenerationMixin):
-    """`JoFormerLM` as a model of transformers; `self.model` is one, the names of its weights begin with `model.`.
+    """`JoFormerLM` as a transformers model; `self.model` holds it, so weight names begin with `model.`.
 
     Example:
         >>> model = JoFormerForCausalLM(JoFormerConfig(vocab=50, dim=32, layers=2, heads=2)).eval()
@@ -293,7 +295,7 @@ class JoFormerForCausalLM(_Language, GenerationMixin):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits (batch, tokens, vocab), and the loss where there are `labels`.
+        """Logits (batch, tokens, vocab), and the loss if `labels` are given.
 
         Args:
             input_ids: ``(batch, tokens)``.

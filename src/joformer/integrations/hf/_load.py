@@ -16,19 +16,19 @@ LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")
 
 
 def load(folder: str | Path, **kwargs: Any) -> Any:
-    """The model that `save_pretrained` wrote to `folder`, with its values transported as they were.
+    """Loads the model that `save_pretrained` wrote to `folder`, with the same value transport.
 
     Its tokenizer is loaded with `AutoTokenizer.from_pretrained(folder, config=model.config)`.
 
     Args:
-        folder: Weights are read from safetensors only, no code in it is run, and nothing is fetched.
-        kwargs: For transformers' `from_pretrained`.
+        folder: Weights are read from safetensors only, no code in it is run, and nothing is downloaded.
+        kwargs: Passed to `from_pretrained` of transformers.
 
     Returns:
         The model; with `output_loading_info=True` a pair, as from transformers.
 
     Raises:
-        ValueError: If the folder is damaged, or transport is not mentioned in it (transformers alone can load it).
+        ValueError: If the folder is damaged, or does not mention transport (then transformers alone can load it).
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -47,13 +47,15 @@ def load(folder: str | Path, **kwargs: Any) -> Any:
     path, plain = Path(folder) / CONFIG, _configuration(Path(folder))
     setting = plain.pop(SETTING, None)
     if not isinstance(setting, dict) or not {"field", "value", "transported"} <= set(setting):
-        raise ValueError(f"{path} says nothing of transport: load it with transformers, then transport_values(model)")
+        raise ValueError(f"{path} does not mention transport: load it with transformers, then transport_values(model)")
     if plain.get(str(setting["field"])) != SENTENCE or not is_transported(setting["transported"]):
         raise ValueError(f"{path} is damaged: its {SETTING!r} is not what save_pretrained writes")
     plain[setting["field"]] = setting["value"]
     cls = architecture(plain)
     if cls is None:
-        raise ValueError(f"{path} names no architecture that this transformers has: {plain.get('architectures')}")
+        raise ValueError(
+            f"{path} names no architecture that this version of transformers has: {plain.get('architectures')}"
+        )
     model, found = read(cls, Path(folder), plain, **kwargs)
     strange = sorted(found["unexpected_keys"])
     if strange:
@@ -62,11 +64,11 @@ def load(folder: str | Path, **kwargs: Any) -> Any:
         try:
             part = model.get_submodule(entry["part"])
         except AttributeError:
-            raise ValueError(f"{path} has {entry['part']} transported, and the model has no such part") from None
+            raise ValueError(f"{path} has {entry['part']} transported, but the model has no such part") from None
         transport_values(part, entry["strength"], extrapolate=True)
     if transported(model) != setting["transported"]:
         raise ValueError(
-            f"{path} names other attentions than those that this transformers gives the model: load it with "
+            f"{path} names attention layers that differ from those of this version of transformers: load it with "
             f"transformers {plain.get('transformers_version')}"
         )
     return (model, found) if kwargs.get("output_loading_info") else model
@@ -114,7 +116,7 @@ def read(cls: Any, folder: Path, plain: dict[str, Any] | None = None, **kwargs: 
         raise ValueError(f"{folder} lacks {len(missing)} of its weights, such as {missing[0]}: fetch it again")
     for name, value in model.state_dict().items():  # transformers would convert the integers to floats
         if value.is_floating_point() and "F" not in tensors.get(name, "F"):
-            raise ValueError(f"{folder} has {name} as {tensors[name]}, and {value.dtype} belongs there: fetch it again")
+            raise ValueError(f"{folder} has {name} as {tensors[name]} instead of {value.dtype}: fetch it again")
     return model, found
 
 
@@ -153,10 +155,12 @@ def _tensors(folder: Path) -> dict[str, str]:
     from safetensors import SafetensorError, safe_open
 
     if (folder / "adapter_config.json").exists():
-        raise ValueError(f"{folder} holds an adapter beside the model: give each a folder of its own")
+        raise ValueError(f"{folder} holds an adapter next to the model: give each its own folder")
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ValueError(f"{folder} has no weights as safetensors, and others are not read: save it as such first")
+        raise ValueError(
+            f"{folder} has no safetensors weights, and other formats are not read: save it as safetensors first"
+        )
     for index in folder.glob("*.safetensors.index.json"):
         try:
             named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
@@ -164,7 +168,9 @@ def _tensors(folder: Path) -> dict[str, str]:
             raise ValueError(f"{folder} cannot be loaded: {index.name} is damaged ({one_line(error)})") from error
         strange = sorted(map(str, named - {file.name for file in files}))
         if strange:
-            raise ValueError(f"{index} names {strange[0]!r}, which is no safetensors in that folder: fetch it again")
+            raise ValueError(
+                f"{index} names {strange[0]!r}, which is not a safetensors file in that folder: fetch it again"
+            )
     found: dict[str, str] = {}
     for file in files:
         try:

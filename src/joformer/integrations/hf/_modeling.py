@@ -82,7 +82,7 @@ class JoFormerPreTrainedModel(PreTrainedModel):
         """
         model: Any = source if isinstance(source, nn.Module) else load(source)
         if not isinstance(model, cls.model_class):
-            raise ValueError(f"{cls.__name__} is made of a {cls.model_class.__name__}, got {type(model).__name__}")
+            raise ValueError(f"{cls.__name__} is built from a {cls.model_class.__name__}, got {type(model).__name__}")
         if not isinstance(source, nn.Module) and "results" not in changes:
             changes["results"] = _measured(Path(source))
         new = cls(cls.config_class.from_joformer(model.config, **changes))

@@ -155,7 +155,7 @@ class Attention(AttentionPart):
             return super().forward(*args, **kwargs)
         if journey is None and spec.strength.on:
             raise RuntimeError(
-                f"{type(self).__name__} got positions without a journey: a part of the model was replaced since; "
+                f"{type(self).__name__} got positions without a journey: a part of the model was replaced since then; "
                 "call transport_values(model, off=True), then transport_values(model) again"
             )
         output: Any = self._modules[spec.output]
@@ -163,7 +163,9 @@ class Attention(AttentionPart):
         ready = isinstance(output, Output) and (value is output or isinstance(value, Values))
         if torch.compiler.is_compiling():
             if not ready:
-                raise RuntimeError("an adapter came or went since transport_values(model): call it again, then compile")
+                raise RuntimeError(
+                    "an adapter was added or removed after transport_values(model): call it again, then compile"
+                )
             value._journey = output._journey = journey
             out = super().forward(*args, **kwargs)
             if value._journey is not None or output._journey is not None:
@@ -237,6 +239,6 @@ def _taken(module: Any) -> Journey | None:
         if journey is not None or module._journey is None:
             return journey
     elif module._journeys:  # attention is not compiled: raising makes the compiler leave the projection uncompiled too
-        raise RuntimeError("compile the model, or its layers, but not the projections of a layer by themselves")
+        raise RuntimeError("compile the model or its layers, but not the projections of a layer alone")
     journey, module._journey = module._journey, None  # attention is compiled
     return journey

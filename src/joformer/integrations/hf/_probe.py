@@ -275,9 +275,9 @@ def _require_commuting(
     for plain in (small, Trial(module, tables, rotating=False, scale=LARGE)):
         rotated = Trial(module, tables, rotating=False, scale=plain.scale, rotated=(*values, Journey(frames)))
         if not (_same(plain.key, rotated.key) and _same(plain.query, rotated.query)):
-            raise UnsupportedError("makes its keys or queries of the same numbers as its values")
+            raise UnsupportedError("computes its keys or queries from the same numbers as its values")
         if not all(_same(a, b) for a, b in zip(plain.others, rotated.others, strict=True)):
-            raise UnsupportedError("makes its mask of the same numbers as its values")
+            raise UnsupportedError("computes its mask from the same numbers as its values")
         expected = rotate(plain.value.transpose(1, 2), frames).transpose(1, 2)
         if not torch.allclose(expected, rotated.value, rtol=0, atol=1e-4 * float(plain.value.abs().max())):
             raise UnsupportedError(f"{BETWEEN}, which does not commute with rotation (a clamp, a norm with weights?)")

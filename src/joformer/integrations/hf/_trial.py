@@ -209,9 +209,9 @@ class Trial:
     def output_projection(self) -> str:
         """The part that the output goes to unchanged."""
         if self.unprojected:
-            raise UnsupportedError("leaves the projection of its output to another module")
+            raise UnsupportedError("leaves its output projection to another module")
         if len(self.takers) != 1 or self.calls[self.takers[0]] != 1:
-            raise UnsupportedError("does something between attention and projecting its output")
+            raise UnsupportedError("does something between attention and the output projection")
         return self.takers[0]
 
 

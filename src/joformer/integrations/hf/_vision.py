@@ -15,7 +15,7 @@ from joformer.models import JoFormerViT
 
 
 class JoFormerForImageClassification(JoFormerPreTrainedModel):
-    """`JoFormerViT` as a model of transformers; `self.model` is one, the names of its weights begin with `model.`.
+    """`JoFormerViT` as a transformers model; `self.model` holds it, so weight names begin with `model.`.
 
     >>> config = JoFormerViTConfig(shape=(8, 8), patch=(4, 4), channels=1, dim=32, layers=2, heads=2, num_labels=10)
     >>> model, x = JoFormerForImageClassification(config).eval(), torch.rand(3, 1, 8, 8)
@@ -50,11 +50,11 @@ class JoFormerForImageClassification(JoFormerPreTrainedModel):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> ImageClassifierOutput:
-        """Logits (batch, num_labels), and the loss where there are `labels`.
+        """Logits (batch, num_labels), and the loss if `labels` are given.
 
         Args:
-            pixel_values: ``(batch, channels, *shape)``; other shapes than the configured one are welcome as long as
-                they divide into patches: frames follow the grid.
+            pixel_values: ``(batch, channels, *shape)``; other shapes than the configured one are allowed if they
+                divide into patches: frames follow the grid.
             labels: ``(batch,)``.
             output_attentions: Return the weights of attention too; by default as configured.
             output_hidden_states: Return what each block reads too, and the output of the last; likewise.

@@ -209,5 +209,5 @@ class RopeAttention(AttentionPart):
         with rotation:
             out = super().forward(*args, **kwargs)
         if not rotation.done:
-            raise RuntimeError(f"{type(self).__name__} attended in an unknown way: its values were not rotated")
+            raise RuntimeError(f"{type(self).__name__} used an unknown attention function: its values were not rotated")
         return out

@@ -111,7 +111,7 @@ def _require_rotary(model: nn.Module, module: nn.Module, packed: Tensor, layout:
         why = f"{kind} could not be called with a rotary table ({type(error).__name__}: {error})"
         raise unsupported(model, why) from error
     if not (plain.called and rotated.called):
-        raise unsupported(model, f"{kind} does not attend by scaled_dot_product_attention")
+        raise unsupported(model, f"{kind} does not use scaled_dot_product_attention")
     if plain.value.dim() != 4 or plain.value.shape != plain.query.shape:
         raise unsupported(model, f"{kind} has values {tuple(plain.value.shape)} for queries {tuple(plain.query.shape)}")
     if not torch.equal(plain.value, rotated.value):
@@ -121,7 +121,7 @@ def _require_rotary(model: nn.Module, module: nn.Module, packed: Tensor, layout:
         fits = frames.heads in (1, before.shape[1]) and 2 * frames.planes <= before.shape[3]
         expected = rotate(before.transpose(1, 2), frames).transpose(1, 2) if fits else after * torch.nan
         if not torch.allclose(expected, after, rtol=0, atol=_tolerance(table) * float(before.abs().max())):
-            raise unsupported(model, f"{kind} does not rotate its queries and keys by pairs of entries as R(θ) does")
+            raise unsupported(model, f"{kind} does not rotate pairs of entries of its queries and keys as R(θ) does")
 
 
 def _tolerance(table: Tensor) -> float:

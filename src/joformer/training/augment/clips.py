@@ -19,11 +19,11 @@ ClipAugmentation = Literal["none", "flip", "shift", "flip+shift"]
 
 @dataclass(frozen=True)
 class ClipAugment:
-    """What a step makes of clips.
+    """Augmentation of clips in training.
 
     Attributes:
-        flip: Probability with which each axis, rows, columns and time, is reversed.
-        shift: How far a clip is moved at most along rows and columns, as a share of its side; black fills up.
+        flip: Probability of reversing each axis: rows, columns and time.
+        shift: Maximum shift along rows and columns, as a share of the side; padded with black.
 
     Example:
         >>> augment = ClipAugment(flip=0.5, shift=0.1)
@@ -38,7 +38,7 @@ class ClipAugment:
 
     def __post_init__(self) -> None:
         if not 0 <= self.flip <= 1 or not 0 <= self.shift < 1:
-            raise ValueError(f"flip is a probability and shift a share below 1, got {self.flip} and {self.shift}")
+            raise ValueError(f"flip must be a probability and shift a share below 1, got {self.flip} and {self.shift}")
 
     @classmethod
     def named(cls, name: ClipAugmentation) -> ClipAugment | None:
@@ -48,7 +48,7 @@ class ClipAugment:
         (ClipAugment(flip=0.5, shift=0.0), None)
         """
         if name not in get_args(ClipAugmentation):
-            raise ValueError(f"augment is one of {', '.join(get_args(ClipAugmentation))}, got {name!r}")
+            raise ValueError(f"augment must be one of {', '.join(get_args(ClipAugmentation))}, got {name!r}")
         return None if name == "none" else cls(0.5 * ("flip" in name), 0.125 * ("shift" in name))
 
     def describe(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class ClipAugment:
         return asdict(self)
 
     def plan(self, count: int, random: torch.Generator) -> Float32[Tensor, "count 5"]:
-        """What is done to each clip: five numbers in 0 … 1, for three axes to reverse and two to shift."""
+        """The random numbers for each clip: five in 0 … 1, for reversing three axes and shifting two."""
         return torch.rand(count, 5, generator=random)
 
     def __call__(

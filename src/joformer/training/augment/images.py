@@ -64,7 +64,7 @@ class Plan:
 
     def __getitem__(self, part: slice) -> Plan:
         if not isinstance(part, slice):
-            raise ValueError(f"a plan is divided by slices, got [{part!r}]: write plan[{part!r} : …]")
+            raise ValueError(f"a plan can only be sliced, got [{part!r}]: write plan[{part!r} : …]")
         return Plan(*(getattr(self, field.name)[part] for field in fields(self)))
 
 
@@ -73,10 +73,10 @@ class Augment:
     """Setup B on CIFAR by default; `Augment.imagenet()` is DeiT's.
 
     - `crop_pad`: a crop of the same size from the image with that many pixels around it; 0 for none. `crop_border`:
-      whether these are reflected ("reflect") or black ("zeros", as torchvision's RandomCrop has it).
-    - `flip`: the probability of left for right.
+      whether these are reflected ("reflect") or black ("zeros", as in torchvision's RandomCrop).
+    - `flip`: the probability of a horizontal flip.
     - `rand_ops`, `rand_magnitude`, `rand_from`: RandAugment(n, m of 30) over these names, drawn with replacement; each
-      is left out with probability 1 − `rand_probability`, and its magnitude has a normal spread of `rand_std`, cut off
+      is left out with probability 1 − `rand_probability`, and its magnitude has a normal spread of `rand_std`, clipped
       at 0 and 30. AutoContrast, Equalize and Invert have no magnitude: they act at 0 too.
       `rand_as`: "torchvision", or "timm" (increasing severity): 4 − ⌊4 ℓ⌋ bits by Posterize, ± 0.45 ℓ of the side in
       parts of pixels by Translate, and geometry by bicubic interpolation on the mean colour instead of the nearest
@@ -84,7 +84,7 @@ class Augment:
     - `erase`: the probability that a rectangle is erased, after normalisation, wholly inside the image: a square of
       side `erase_size`, or where that is None timm's random one, an area of 2 % to a third and an aspect of 0.3 to
       1/0.3. `erase_with`: "zeros", or "noise", N(0, 1) for each pixel and channel as in timm's "pixel" mode.
-    - `mean`, `std`: one of each per channel, of values in 0 … 1.
+    - `mean`, `std`: one per channel, for values in 0 … 1.
 
     >>> augment = Augment()
     >>> plan = augment.plan(8, torch.Generator().manual_seed(0))
@@ -112,19 +112,19 @@ class Augment:
     def __post_init__(self) -> None:
         for name in ("flip", "rand_probability", "erase"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)} is no probability: give a number from 0 to 1")
+                raise ValueError(f"{name}={getattr(self, name)} is not a probability: give a number from 0 to 1")
         if not 0 <= self.rand_magnitude <= MOST or not 0 <= self.rand_std < math.inf:
             given = f"rand_magnitude={self.rand_magnitude}, rand_std={self.rand_std}"
-            raise ValueError(f"{given}: a magnitude is 0 to {MOST}, its spread 0 or more")
+            raise ValueError(f"{given}: the magnitude must be 0 to {MOST}, its spread 0 or more")
         if self.crop_pad < 0 or self.rand_ops < 0:
             raise ValueError(f"crop_pad={self.crop_pad}, rand_ops={self.rand_ops}: both must be 0 or more")
         if self.erase_size is not None and self.erase_size < 1:
             raise ValueError(f"erase_size={self.erase_size}: give 1 or more, or None for random rectangles")
         if self.crop_border not in ("reflect", "zeros") or self.erase_with not in ("zeros", "noise"):
             given = f"crop_border={self.crop_border!r}, erase_with={self.erase_with!r}"
-            raise ValueError(f"{given}: a border is reflect or zeros, what erases is zeros or noise")
+            raise ValueError(f"{given}: crop_border must be reflect or zeros, erase_with zeros or noise")
         if self.rand_as not in ("torchvision", "timm"):
-            raise ValueError(f"rand_as={self.rand_as!r}: whose strengths and interpolation, torchvision or timm")
+            raise ValueError(f"rand_as={self.rand_as!r}: choose torchvision or timm (strengths and interpolation)")
         unknown = [name for name in self.rand_from if name not in OPERATIONS]
         if unknown or not self.rand_from:
             raise ValueError(f"rand_from holds {unknown or 'nothing'}: choose from {', '.join(OPERATIONS)}")
@@ -162,7 +162,7 @@ class Augment:
         return cls.imagenet(**({"rand_as": "timm", "erase_with": "noise"} | changes))
 
     def plan(self, count: int, generator: torch.Generator) -> Plan:
-        """Every random number of `count` samples, in one fixed order: two draws, sample by sample.
+        """All random numbers for `count` samples, in a fixed order: two draws, sample by sample.
 
         >>> plans = [Augment().plan(4, torch.Generator().manual_seed(7)) for _ in range(2)]
         >>> torch.equal(plans[0].strengths, plans[1].strengths)
@@ -226,7 +226,7 @@ class Augment:
         return out
 
     def describe(self) -> dict[str, Any]:
-        """The settings as JSON; those that version 0.2 did not have only where they are not its own.
+        """The settings as JSON; those that version 0.2 did not have only if they differ from its behaviour.
 
         >>> "crop_border" in Augment().describe(), Augment(crop_border="zeros").describe()["crop_border"]
         (False, 'zeros')
@@ -235,7 +235,7 @@ class Augment:
         return {name: value for name, value in asdict(self).items() if later.get(name) != value}
 
     def normalise(self, images: Tensor) -> Float[Tensor, "batch channels h w"]:
-        """(x / 255 − mean) / std and nothing else: what evaluation needs.
+        """Only (x / 255 − mean) / std, as used in evaluation.
 
         >>> Augment(mean=(0.5,), std=(0.5,)).normalise(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
         tensor([[[[-1.,  1.]]]])
@@ -283,13 +283,13 @@ class Augment:
         if plan is None:
             return
         if batch != len(plan):
-            raise ValueError(f"the plan is for {len(plan)} samples, the images are {batch}: slice both alike")
+            raise ValueError(f"the plan is for {len(plan)} samples, there are {batch} images: slice both alike")
         if self.crop_border == "reflect" and self.crop_pad >= min(h, w):
-            raise ValueError(f"crop_pad={self.crop_pad} reflects more than images of {h} × {w} have: choose less")
+            raise ValueError(f"crop_pad={self.crop_pad} is too large to reflect images of {h} × {w}: choose less")
         if self.erase and self.erase_size is not None and self.erase_size > min(h, w):
             raise ValueError(f"erase_size={self.erase_size} is larger than the images, {h} × {w}: choose less")
         if plan.codes.shape[1] and channels not in (1, 3):
-            raise ValueError(f"RandAugment knows images of 1 or 3 channels, not {channels}: set rand_ops=0")
+            raise ValueError(f"RandAugment needs images with 1 or 3 channels, not {channels}: set rand_ops=0")
 
 
 def normal(numbers: Int[Tensor, " count"], size: int) -> Float[Tensor, "count size"]:

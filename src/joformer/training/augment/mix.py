@@ -45,13 +45,13 @@ class MixPlan:
     def __getitem__(self, part: slice) -> MixPlan:
         places = range(self.count)[part]
         if not isinstance(places, range) or places.step != 1 or places.start % 2 or len(places) % 2:
-            raise ValueError(f"samples 2k and 2k + 1 are mixed, [{part!r}] would part them: slice at even places")
+            raise ValueError(f"samples 2k and 2k + 1 are mixed, [{part!r}] would separate them: slice at even indices")
         return replace(self, count=len(places))
 
 
 @dataclass(frozen=True)
 class Mix:
-    """`mixup`, `cutmix`: the α of λ ~ Beta(α, α), 0 for never; `probability`: of mixing at all; `smoothing`: ε.
+    """`mixup`, `cutmix`: α of λ ~ Beta(α, α), 0 for never; `probability` of mixing at all; `smoothing`: ε.
 
     >>> mix, images, labels = Mix(smoothing=0.1), torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 3])
     >>> mixed, targets = mix(images, labels, mix.plan(4, torch.Generator().manual_seed(0)), classes=10)
@@ -80,7 +80,7 @@ class Mix:
         return cls(cutmix=1.0, smoothing=0.1)
 
     def plan(self, count: int, generator: torch.Generator) -> MixPlan:
-        """λ, the kind and the place for a batch of `count`, drawn on the CPU in one fixed order.
+        """λ, the kind and the place for a batch of `count`, drawn on the CPU in a fixed order.
 
         >>> Mix().plan(4, torch.Generator().manual_seed(1)) == Mix().plan(4, torch.Generator().manual_seed(1))
         True
@@ -111,7 +111,7 @@ class Mix:
             given = f"{labels.dtype} {tuple(labels.shape)}"
             raise ValueError(f"labels are {given}: give int64 ({len(images)},), one per image")
         if len(images) != plan.count:
-            raise ValueError(f"the plan is for {plan.count} samples, the images are {len(images)}: slice both alike")
+            raise ValueError(f"the plan is for {plan.count} samples, there are {len(images)} images: slice both alike")
         if plan.kind != "none" and plan.count % 2:
             raise ValueError(f"samples are mixed in pairs and {plan.count} is odd: give an even batch")
 

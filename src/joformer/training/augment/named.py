@@ -12,7 +12,7 @@ Augmentation = Literal["none", "crop", "cifar", "imagenet", "deit"]
 
 
 def augmentation(name: Augmentation, images: Images | Streamed) -> tuple[Augment | None, Mix | None]:
-    """What the name stands for: crop and flip (Setup A), Setup B with mixup, or DeiT's with mixup and CutMix.
+    """The augmentation of this name: crop and flip (Setup A), Setup B with mixup, or DeiT's with mixup and CutMix.
 
     "imagenet" has DeiT's settings in the arithmetic of Setup B, "deit" timm's arithmetic too (`Augment.deit`).
 
@@ -30,7 +30,7 @@ def augmentation(name: Augmentation, images: Images | Streamed) -> tuple[Augment
     side = images.size if isinstance(images, Streamed) else min(images.train.images.shape[2:])
     if isinstance(images, Images):
         if images.train.images.dim() != 4:
-            raise ValueError("augmentation is for images with two axes: say --augment none")
+            raise ValueError("augmentation is for images with two axes: use --augment none")
         if images.train.images.shape[1] != 3:
             own = {"mean": tuple(images.mean.tolist()), "std": tuple(images.std.tolist())}
     pad = min(4, side // 8)

@@ -53,14 +53,14 @@ def load_labelled(
     cache: Place | None = None,
     **sound: int | float | None,
 ) -> Images:
-    """Images, or the spectrograms of sounds: whichever the source holds.
+    """Images or the spectrograms of sounds, depending on the source.
 
     Args:
         source: A name, a path, or what `resolve` returned.
-        label: The column of the classes, or "folder" or "name" for sounds.
-        size: Side of images, for `load_images`.
-        cache: Where tensors are kept.
-        sound: rate, seconds, bands and hop, for `load_audio`; None is its default.
+        label: The class column, or "folder" or "name" for sounds.
+        size: Side length of images, for `load_images`.
+        cache: Cache folder for tensors.
+        sound: rate, seconds, bands and hop, for `load_audio`; None means its default.
 
     Example:
         >>> load_labelled("digits").train.images.shape

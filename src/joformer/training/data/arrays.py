@@ -39,14 +39,14 @@ def read_array(data: bytes, name: object) -> Any:
         header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, by_columns, dtype = header(file)
     except Exception as error:  # numpy parses a header as Python: whatever it says is one line
-        raise ValueError(f"{name} is damaged or no array of NumPy ({one_line(error)}): write it again") from None
+        raise ValueError(f"{name} is damaged or not a NumPy array ({one_line(error)}): write it again") from None
     if dtype.hasobject:
-        raise ValueError(f"{name} holds Python objects (a pickle), which are not read: save numbers")
+        raise ValueError(f"{name} holds Python objects (a pickle), which are never read: save numbers")
     if dtype.kind not in KINDS:
         raise ValueError(f"{name} holds {dtype}, not real numbers or text: save float32")
     rest = len(data) - file.tell()
     if len(shape) > DIMENSIONS or min(shape, default=0) < 0 or prod(shape) * dtype.itemsize != rest:
-        raise ValueError(f"{name} says it is {shape} of {dtype} and has {rest:,} bytes: it is damaged, write it again")
+        raise ValueError(f"{name} declares {shape} of {dtype} but has {rest:,} bytes: it is damaged, write it again")
     array = np.frombuffer(data, dtype, offset=file.tell())
     return array.reshape(shape, order="F" if by_columns else "C")
 
@@ -76,7 +76,7 @@ def read_arrays(path: Path) -> dict[str, Any]:
 
     >>> read_arrays(Path(__file__))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: ...arrays.py is damaged or no npz file (...): write it again
+    ValueError: ...arrays.py is damaged or not an npz file (...): write it again
     """
     found = {}
     try:
@@ -91,5 +91,5 @@ def read_arrays(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ValueError(f"cannot read {path}: {one_line(error)}") from None
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
-        raise ValueError(f"{path} is damaged or no npz file ({one_line(error)}): write it again") from None
+        raise ValueError(f"{path} is damaged or not an npz file ({one_line(error)}): write it again") from None
     return found

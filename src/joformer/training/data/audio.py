@@ -51,20 +51,20 @@ def load_audio(
     frames: int | None = None,
     cache: Place | None = None,
 ) -> Images:
-    """The spectrograms of all clips of a source, which go wherever images go.
+    """The spectrograms of all clips of a source, usable like images.
 
     Args:
         source: A name, a path, or what `resolve` returned.
-        label: The column of the classes; "folder" or "name" where folders and names of files both could be.
+        label: The class column; "folder" or "name" if folders and file names both could be the class.
         rate: Samples per second.
         seconds: How much of each clip is read, from its start; 1.04 by default.
-        bands: Bands of frequencies.
+        bands: Number of frequency bands.
         hop: Milliseconds from one frame to the next; 16 by default, half a window.
         frames: The number of frames, instead of `seconds`; 64 by default.
-        cache: Where spectrograms are kept.
+        cache: Cache folder for spectrograms.
 
     Returns:
-        Both splits, as images of bands × frames. How much of the sound was cut off is logged.
+        Both splits, as images of bands × frames. The share of sound that was cut off is logged.
 
     Example:
         >>> data = load_audio("tones", frames=16)
@@ -85,11 +85,11 @@ def load_audio(
     settings = (rate, bands, frames) if step == window // 2 else (rate, bands, frames, step)
     if source.spec in made.SOUNDS:
         if source.label is not None:
-            raise ValueError(f"{source.spec} have one kind of label: leave out label (--label)")
+            raise ValueError(f"{source.spec} have only one kind of label: leave out label (--label)")
         sound, classes = made.SOUNDS[source.spec]
 
         def synthesise(_: Path) -> Made:
-            logger.info(f"making {sum(EMBEDDED):,} {source.spec}, once")
+            logger.info(f"making {sum(EMBEDDED):,} {source.spec} (once)")
             splits = [sound(count, split)[:2] for count, split in zip(EMBEDDED, ("train", "test"), strict=True)]
             clips = [[resampled(wave, made.RATE, rate) for wave in waves] for waves, _ in splits]
             train, test = (spectrograms(some, rate, bands, frames, step) for some in clips)
@@ -102,7 +102,7 @@ def load_audio(
 
     def make(records: Records) -> Made:
         train, test, classes, notes = records
-        logger.info(f"reading {len(train) + len(test):,} clips, once")
+        logger.info(f"reading {len(train) + len(test):,} clips (once)")
         limit = (frames - 1) * step + window
         lengths: list[float] = []
         splits = []
@@ -138,7 +138,7 @@ def mel_filters(rate: int, bands: int) -> Float[Tensor, "bands bins"]:
     left, peak, right = corner[:-2, None], corner[1:-1, None], corner[2:, None]
     filters = torch.minimum((frequency - left) / (peak - left), (right - frequency) / (right - peak)).clamp_min(0)
     if (filters.sum(1) == 0).any():
-        raise ValueError(f"{bands} bands are finer than {rate} samples per second tell apart: give fewer (--bands)")
+        raise ValueError(f"{bands} bands are too many for {rate} samples per second: give fewer (--bands)")
     return filters
 
 
@@ -213,7 +213,7 @@ def step_of(rate: int, hop: int | float | None) -> int:
     window = _window(rate)
     step = window // 2 if hop is None else round(rate * hop / 1000)
     if not 1 <= step <= window:
-        raise ValueError(f"hop is {hop} ms: give more than 0 and at most the window's 32 (--hop)")
+        raise ValueError(f"hop is {hop} ms: give more than 0 and at most 32, the window (--hop)")
     return step
 
 
@@ -255,7 +255,7 @@ def decode_sound(
         raise ValueError(f"{name} is {kind}: pip install soundfile to read it, or convert it to wav") from None
     except Exception as error:  # readers believe the header, and fail in many ways where it lies
         wanted = f"{'sound' if coded else 'wav'} file ({one_line(error)})"
-        raise ValueError(f"{name} is damaged, cut short or no {wanted}: repair it or take it out") from None
+        raise ValueError(f"{name} is damaged, truncated or not a {wanted}: repair it or remove it") from None
     wrong = ""
     if not samples.size or rate <= 0:
         wrong = f"holds no sound ({len(samples)} samples at {rate} per second)"
@@ -264,7 +264,7 @@ def decode_sound(
     elif samples.dtype.kind == "f" and not np.isfinite(samples).all():
         wrong = "holds samples that are not finite"
     if wrong:
-        raise ValueError(f"{name} {wrong}: repair it or take it out")
+        raise ValueError(f"{name} {wrong}: repair it or remove it")
     if seconds is not None:
         samples = samples[: math.ceil(seconds * rate)]
     # scipy gives 24 bits in the upper bits of 32; 8 bits have no sign.

@@ -45,7 +45,7 @@ CONTAINERS = {".mp4": "mov", ".m4v": "mov", ".mov": "mov", ".mkv": "matroska", "
 
 @dataclass(frozen=True)
 class Clips(Images):
-    """Both splits as `Images`, with a third axis, time; no classes where the next picture is asked for.
+    """Both splits as `Images`, with time as a third axis; without classes if the question is the next picture.
 
     `mirrored` says for each of the axes (rows, columns, time) what every class becomes where it is reversed; it is
     empty where nobody knows.
@@ -59,7 +59,7 @@ class Clips(Images):
     mirrored: tuple[tuple[int, ...], ...] = ()
 
     def to(self, device: torch.device | str) -> Clips:
-        """The same on another device."""
+        """A copy on another device."""
         return Clips(self.train.to(device), self.test.to(device), self.classes, self.fingerprint, self.mirrored)
 
 
@@ -76,17 +76,17 @@ def load_clips(
     """The clips of a source, or clips made of its images: uint8 (n, channels, rows, columns, time).
 
     Args:
-        source: A name, a path, or what `resolve` returned: video, or images that are to move.
-        question: What is to be learned: the "next" picture, or the "class" of a clip. Of clips that are made it is the
-            direction in which one of the two digits moves; of others that of their folder.
+        source: A name, a path, or what `resolve` returned: video, or images that will move.
+        question: What to learn: the "next" picture, or the "class" of a clip. The class of a generated clip is the
+            direction in which one of the two digits moves; otherwise it is given by the folder.
         size: Rows and columns; 64 by default ("moving": 16).
         length: Pictures per clip; 20 by default ("moving": 6).
-        count: Clips that are made to train with, and a quarter of that to test; 2,000 by default.
-        label: The column of the classes, where a table lists the clips.
-        cache: Where decoded clips are kept.
+        count: Number of clips generated for training, plus a quarter of that for testing; 2,000 by default.
+        label: The class column, if a table lists the clips.
+        cache: Cache folder for decoded clips.
 
     Returns:
-        Both splits. Handwriting that trains is not in clips that test.
+        Both splits. Training and test clips use different handwriting.
 
     Raises:
         ValueError: If the source has no clips or no classes, or a clip cannot be decoded or has too few pictures.
@@ -105,14 +105,14 @@ def load_clips(
         images = load_images("digits" if source.spec == "moving" else source)
         return _made(source, images, question, size, length, COUNTS[0] if count is None else count)
     if source.kind != "video":
-        raise ValueError(f"{source.path or source.spec} holds {source.kind}: give video, or images that are to move")
+        raise ValueError(f"{source.path or source.spec} holds {source.kind}: give video, or images that will move")
     if count is not None:
-        raise ValueError(f"{source.name} holds clips, none are made: leave out count (--count)")
+        raise ValueError(f"{source.name} holds clips, so none are generated: leave out count (--count)")
     opened = open_examples if question == "class" else open_clips
 
     def make(records: Records) -> Made:
         train, test, classes, notes = records
-        logger.info(f"decoding {len(train) + len(test):,} clips, once")
+        logger.info(f"decoding {len(train) + len(test):,} clips (once)")
         spread = question == "class"
         first, second = (_decoded(part, size, length, spread) for part in (train, test))
         if first.shape[1] != second.shape[1]:
@@ -165,10 +165,10 @@ def open_clips(source: Source, folder: Path, fault: Fault = fault) -> Records:
 
     train, test = files("train"), pick_test(splits, lambda _: True, notes)
     if test is None and len(train) < 2:
-        raise ValueError(f"{source.path} holds one clip, which leaves none to test with: give two or more")
+        raise ValueError(f"{source.path} holds one clip, which leaves none for testing: give two or more")
     if test is None:
         rest, held = hold_out(train.labels)
-        notes.append((20, f"no test split: {len(held):,} of {len(train):,} clips are held out, the same ones always"))
+        notes.append((20, f"no test split: {len(held):,} of {len(train):,} clips are held out, always the same ones"))
         return Records(train.take(rest), train.take(held), (), tuple(notes))
     return Records(train, files(test), (), tuple(notes))
 
@@ -185,7 +185,7 @@ def decode_clip(data: bytes, name: str, size: int, most: int | None = None) -> A
     Example:
         >>> decode_clip(b"GIF", "a.gif", 16)
         Traceback (most recent call last):
-        ValueError: a.gif cannot be decoded as a clip (cannot identify image file): repair it or take it out
+        ValueError: a.gif cannot be decoded as a clip (cannot identify image file): repair it or remove it
     """
     import numpy as np
     from PIL import Image
@@ -199,7 +199,7 @@ def decode_clip(data: bytes, name: str, size: int, most: int | None = None) -> A
             for picture in itertools.islice(decoder(data, suffix), most):
                 pictures.append(np.asarray(centred(picture, size, size).convert("RGB")))
                 if len(pictures) > limit:
-                    raise Refused(f"has more than {limit:,} pictures: cut it, or if you trust it, set {LIMITS}=10")
+                    raise Refused(f"has more than {limit:,} pictures: cut it or, if you trust it, set {LIMITS}=10")
     except Refused as error:
         raise ValueError(f"{name} {error}") from None
     except ImportError:
@@ -210,9 +210,9 @@ def decode_clip(data: bytes, name: str, size: int, most: int | None = None) -> A
         raise too_large(name, error) from None
     except Exception as error:  # decoders raise whatever they like
         reason = "cannot identify image file" if isinstance(error, Image.UnidentifiedImageError) else one_line(error)
-        raise ValueError(f"{name} cannot be decoded as a clip ({reason}): repair it or take it out") from None
+        raise ValueError(f"{name} cannot be decoded as a clip ({reason}): repair it or remove it") from None
     if not pictures:
-        raise ValueError(f"{name} holds no pictures: repair it or take it out")
+        raise ValueError(f"{name} holds no pictures: repair it or remove it")
     clip = np.stack(pictures)
     return clip[..., :1] if (clip == clip[..., :1]).all() else clip
 
@@ -260,7 +260,7 @@ def _decoded(records: Split, size: int, length: int, spread: bool) -> Tensor:
         name = records.name(row)
         clip = decode_clip(records.read(row), name, size, None if spread else length)
         if len(clip) < length:
-            raise ValueError(f"{name} has {len(clip)} pictures of {length}: give fewer (--length), or take it out")
+            raise ValueError(f"{name} has {len(clip)} pictures, not {length}: give fewer (--length), or remove it")
         places = np.linspace(0, len(clip) - 1, length).round().astype(int)
         if clip.shape[-1] > clips.shape[-1]:  # the first in colour after grey ones
             clips = np.repeat(clips, 3, axis=-1)
@@ -283,7 +283,7 @@ def _container(data: bytes, suffix: str) -> Iterator[Any]:
     av = imported("av", "video")
     with av.open(io.BytesIO(data), format=CONTAINERS[suffix], options={"protocol_whitelist": "none"}) as file:
         if not file.streams.video:
-            raise Refused("holds no video: take it out")
+            raise Refused("holds no video: remove it")
         stream = file.streams.video[0]
         _require_pixels(stream.codec_context.width, stream.codec_context.height)
         for frame in file.decode(stream):
@@ -305,7 +305,7 @@ def _array(data: bytes, _: str) -> Iterator[Any]:
         raise Refused(f"is {dtype} {shape}: save it as {wanted}")
     _require_pixels(*shape[1:3])
     if prod(shape) > len(data):
-        raise Refused(f"is cut short: its header says {shape}: fetch it again")
+        raise Refused(f"is truncated: its header says {shape}: fetch it again")
     file.seek(0)
     for picture in np.load(file, allow_pickle=False):
         yield Image.fromarray(picture[..., 0] if picture.ndim == 3 and picture.shape[-1] == 1 else picture)

@@ -202,7 +202,7 @@ def _of_file(file: Path, decoded: dict[Path, str]) -> Iterator[bytes]:
     if first[257:262] == b"ustar":
         found = [("a tar archive", UNPACK)]
     for what, remedy in found:
-        raise ValueError(f"{file} is {what}, no text: {remedy}")
+        raise ValueError(f"{file} is {what}, not text: {remedy}")
     yield first
     yield from chunks
 
@@ -229,7 +229,7 @@ def _of_parquet(file: Path, column: str | None) -> Iterator[Document]:
             held.add(len(data[0]))
             yield name, data
     except (pyarrow.ArrowException, OSError) as error:
-        raise ValueError(f"{file} is damaged or no parquet ({one_line(error)}): fetch it again") from None
+        raise ValueError(f"{file} is damaged or not parquet ({one_line(error)}): fetch it again") from None
 
 
 def _from_hub(source: Source) -> Documents:

@@ -155,16 +155,16 @@ def open_examples(source: Source, folder: Path, fault: Fault = fault) -> Records
         train, test, classes = open_rows(source, splits, folder, (inside,), notes, fault)
     elif source.path.is_file():
         remedy = f"give a folder of {source.kind}, parquet, or a table file,label"
-        raise ValueError(f"{source.path} is no parquet file or table: {remedy}")
+        raise ValueError(f"{source.path} is not a parquet file or table: {remedy}")
     else:
         train, test, classes = _open_tree(source, source.path, notes, fault)
     found = train.labels.unique()
     if len(found) < 2:
         only = f"one class, {classes[int(found[0])]!r}" if len(found) else "no examples"
-        fault(f"{source.name} holds {only}: there must be two or more; name classes by folders, or a table file,label")
+        fault(f"{source.name} holds {only}: there must be two or more; give class folders, or a table file,label")
     if test is None:
         kept, held = hold_out(train.labels)
-        text = f"no test split with labels: {len(held):,} of {len(train):,} examples are held out, the same ones always"
+        text = f"no test split with labels: {len(held):,} of {len(train):,} examples are held out, always the same ones"
         notes.append((logging.INFO, text))
         train, test = train.take(kept), train.take(held)
     untested = sorted(set(train.labels.tolist()) - set(test.labels.tolist()))
@@ -189,7 +189,7 @@ def hold_out(labels: Int64[Tensor, " n"], share: float = 0.1) -> tuple[Tensor, T
     spare = by_class[1:][ordered[1:] == ordered[:-1]]  # the first of each class always trains
     count = min(len(spare), max(1, round(share * len(labels))))
     if not count:
-        raise ValueError(f"{len(labels)} examples, each of its own class, leave none to test with: add a test split")
+        raise ValueError(f"{len(labels)} examples, each with its own class, leave none for testing: add a test split")
     held = spare[((torch.arange(count, dtype=torch.float64) + 0.5) * len(spare) / count).long()].sort().values
     kept = torch.ones(len(labels), dtype=torch.bool)
     kept[held] = False
@@ -213,8 +213,8 @@ def _open_tree(source: Source, folder: Path, notes: list[Note], fault: Fault) ->
         fault(f"the {len(loose):,} {source.kind} in {place} have no class folders: {remedy}")
     inside = members["train"][0]
     if source.kind == "sounds" and source.label is None and (prefixes := _other_classes(inside)):
-        choice = f"its folders ({_few(sorted(inside))}) or what each name begins with ({_few(sorted(prefixes))})"
-        raise ValueError(f"the classes of {splits['train']} may be {choice}: choose by --label folder or --label name")
+        choice = f"its folders ({_few(sorted(inside))}) or the beginning of each name ({_few(sorted(prefixes))})"
+        raise ValueError(f"the classes of {splits['train']} may be {choice}: choose --label folder or --label name")
     train = _examples(source, splits["train"], *members["train"], fault)
     tests = _examples(source, splits[test], *members[test], fault) if test else {}
     around = {folder, *splits.values()}
@@ -234,9 +234,9 @@ def _tree_splits(source: Source, folder: Path, fault: Fault) -> dict[str, Path]:
         return {"train": folder}
     for name in inside:
         if name.lower() not in splits:
-            fault(f"{folder / name} is no split beside train: name it one of {', '.join(TESTS)}, or move it away")
+            fault(f"{folder / name} is not a split: name it one of {', '.join(TESTS)}, or move it away")
     for file in loose:
-        fault(f"{file} stands beside the train folder: move it into a class folder of a split")
+        fault(f"{file} is next to the train folder: move it into a class folder of a split")
     return splits
 
 
@@ -262,14 +262,14 @@ def _examples(source: Source, folder: Path, inside: dict[str, list[str]], loose:
     if by_name:
         inside, loose = {}, loose + list(itertools.chain(*inside.values()))
     if not inside and not (by_name and loose):
-        raise ValueError(f"{folder} holds no class folders: put every {word} into a folder named as its class")
+        raise ValueError(f"{folder} holds no class folders: put every {word} into a folder named after its class")
     examples = {}
     for path in loose:
         name, underscore, _ = Path(path).stem.partition("_")
         if not by_name:
-            fault(f"{path} stands in no class folder: put every {word} into a folder named as its class")
+            fault(f"{path} is not in a class folder: put every {word} into a folder named after its class")
         elif not name or not underscore:
-            fault(f"{path} names no class before an underscore: call it class_{Path(path).name}, or use class folders")
+            fault(f"{path} has no class before an underscore: name it class_{Path(path).name}, or use class folders")
         else:
             examples[path] = name
     for name, paths in inside.items():
@@ -278,7 +278,7 @@ def _examples(source: Source, folder: Path, inside: dict[str, list[str]], loose:
         examples |= dict.fromkeys(paths, name)
     for path in [path for path in examples if not path.lower().endswith(suffixes)]:
         remedy = "convert it to wav" if suffix_of(path) in UNREAD else "move it out of the class folder"
-        fault(f"{path} is no {word} file ({', '.join(suffixes)}): {remedy}")
+        fault(f"{path} is not a supported {word} file ({', '.join(suffixes)}): {remedy}")
         del examples[path]
     return examples
 
@@ -313,7 +313,7 @@ def _listings(source: Source, fault: Fault) -> dict[str, Classes]:
     found: dict[str, Classes] = {}
     for where, split, place, name in listed(source, fault):
         if any(place in examples for examples in found.values()):
-            fault(f"{where} a second time: take one of the rows out")
+            fault(f"{where} appears twice: remove one of the rows")
             continue
         found.setdefault(split, {})[place] = name
     return found
@@ -333,13 +333,13 @@ def listed(source: Source, fault: Fault, column: str | None = None) -> Iterator[
             split, place, named = split.lower() or own, os.path.join(table.parent, path), f"{columns[0]} names {path!r}"
             try:
                 if not path or not name.strip():
-                    raise ValueError(f"{columns[bool(path)]} is missing: fill it or take the row out")
+                    raise ValueError(f"{columns[bool(path)]} is missing: fill it or remove the row")
                 if split not in SPLITS:
                     raise ValueError(f"split is {split!r}: name it one of {', '.join(SPLITS)}")
                 if not require_inside(place, (within,), named).lower().endswith(SUFFIXES[source.kind]):
-                    raise ValueError(f"{named}, which is no {WORDS[source.kind]} file: take the row out")
+                    raise ValueError(f"{named}, which is not a supported {WORDS[source.kind]} file: remove the row")
                 if not os.path.isfile(place):
-                    raise ValueError(f"{named}, which is not there: correct it, or add the file")
+                    raise ValueError(f"{named}, which does not exist: correct it, or add the file")
             except ValueError as error:
                 fault(f"{table}, row {number}: {error}")
                 continue

@@ -167,7 +167,7 @@ def read_chunks(path: Path, size: int = CHUNK) -> Iterator[bytes]:
         except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
             if isinstance(error, OSError) and error.errno:
                 raise
-            raise ValueError(f"{path} is damaged or cut short ({kind}: {one_line(error)}): fetch it again") from None
+            raise ValueError(f"{path} is damaged or truncated ({kind}: {one_line(error)}): fetch it again") from None
 
 
 def read_utf8(path: Path, found: dict[Path, str] | None = None) -> Iterator[bytes]:
@@ -197,7 +197,7 @@ def read_utf8(path: Path, found: dict[Path, str] | None = None) -> Iterator[byte
         for text in codecs.iterdecode(itertools.chain([first], chunks), encoding):
             yield text.encode()
     except UnicodeError as error:
-        raise ValueError(f"{path} is damaged or no {encoding} ({one_line(error)}): save it as UTF-8") from None
+        raise ValueError(f"{path} is damaged or not {encoding} ({one_line(error)}): save it as UTF-8") from None
 
 
 class Expansion:
@@ -223,7 +223,7 @@ def open_parquet(path: Place) -> Any:
 
     >>> open_parquet(__file__)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    ValueError: ...files.py is damaged or no parquet file (...): fetch it again
+    ValueError: ...files.py is damaged or not a parquet file (...): fetch it again
     """
     import pyarrow
     import pyarrow.parquet
@@ -234,7 +234,7 @@ def open_parquet(path: Place) -> Any:
         about = table.metadata
         sizes = [about.row_group(number).total_byte_size for number in range(about.num_row_groups)]
     except (OSError, pyarrow.ArrowException) as error:
-        raise ValueError(f"{path} is damaged or no parquet file ({one_line(error)}): fetch it again") from None
+        raise ValueError(f"{path} is damaged or not a parquet file ({one_line(error)}): fetch it again") from None
     Expansion(path).add(max(sum(sizes), 8 * about.num_rows))
     return table
 

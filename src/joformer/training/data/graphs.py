@@ -22,15 +22,15 @@ CUT = 20
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A knowledge graph; triples are numbers of head, relation and tail.
+    """A knowledge graph; triples are the ids of head, relation and tail.
 
     Attributes:
         entities: Their names, sorted.
         relations: Their names, sorted.
-        train: What is known, ``(n, 3)``.
-        valid: What is held out, for choosing.
-        test: What is held out, for the end.
-        fingerprint: Which graph it is, by what it holds.
+        train: Training triples, ``(n, 3)``.
+        valid: Held-out triples for model selection.
+        test: Held-out triples for the final measurement.
+        fingerprint: A hash of the content.
     """
 
     entities: tuple[str, ...]
@@ -42,7 +42,7 @@ class Graph:
 
     @property
     def known(self) -> Int64[Tensor, "n_all 3"]:
-        """The triples of all splits: none of them is a wrong answer."""
+        """The triples of all splits, none of which counts as a wrong answer."""
         return torch.cat((self.train, self.valid, self.test))
 
 
@@ -57,7 +57,7 @@ def load_graph(source: Place | Source) -> Graph:
         The graph.
 
     Raises:
-        ValueError: If a line is no triple, or there are too few.
+        ValueError: If a line is not a triple, or there are too few.
 
     Example:
         >>> from pathlib import Path
@@ -90,7 +90,7 @@ def read_graph(source: Source, fault: Fault = fault) -> tuple[Graph, list[Note]]
             twice += triple in split
             split[triple] = None
     if twice:
-        notes.append((logging.INFO, f"{twice:,} triples stand twice in a split and count once"))
+        notes.append((logging.INFO, f"{twice:,} triples occur twice in a split and count once"))
     splits = {name: list(triples) for name, triples in found.items()}
     _cut(splits, notes)
     for name, triples in splits.items():
@@ -100,7 +100,7 @@ def read_graph(source: Source, fault: Fault = fault) -> tuple[Graph, list[Note]]
             )
     for name in ("valid", "test"):
         if again := sum(triple in found["train"] for triple in found[name]):
-            notes.append((logging.WARNING, f"{again:,} triples of {name} are in train too: they are no test"))
+            notes.append((logging.WARNING, f"{again:,} triples of {name} are also in train: they do not test anything"))
     entities = sorted({name for triples in splits.values() for head, _, tail in triples for name in (head, tail)})
     relations = sorted({relation for triples in splits.values() for _, relation, _ in triples})
     numbers = {name: number for number, name in enumerate(entities)}
@@ -111,7 +111,7 @@ def read_graph(source: Source, fault: Fault = fault) -> tuple[Graph, list[Note]]
     }
     seen = {name for head, _, tail in splits["train"] for name in (head, tail)}
     if strangers := len(entities) - len(seen):
-        notes.append((logging.WARNING, f"{strangers:,} entities are in no training triple: nothing is learned of them"))
+        notes.append((logging.WARNING, f"{strangers:,} entities are in no training triple: they stay untrained"))
     key = content_hash("graph", *entities, "", *relations, *(made[name].numpy().tobytes() for name in sorted(made)))
     graph = Graph(tuple(entities), tuple(relations), **made, fingerprint=key)
     sizes = {name: len(triples) for name, triples in splits.items()}

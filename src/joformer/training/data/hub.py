@@ -33,7 +33,7 @@ def hub(name: str) -> Any:
 
     >>> hub("nothing")
     Traceback (most recent call last):
-    ValueError: 'nothing' is no data set's name: use cifar100, imagenet, mnist, openwebtext, wikipedia or hub:owner/name
+    ValueError: 'nothing' is not a data set: use cifar100, imagenet, mnist, openwebtext, wikipedia or hub:owner/name
     """
     repository, configuration = hub_name(name)
     import datasets
@@ -59,7 +59,7 @@ def hub_name(name: str) -> tuple[str, str | None]:
     if name in HUB:
         return HUB[name]
     if not is_hub(name):
-        raise ValueError(f"{name!r} is no data set's name: use {', '.join(sorted(HUB))} or hub:owner/name")
+        raise ValueError(f"{name!r} is not a data set: use {', '.join(sorted(HUB))} or hub:owner/name")
     repository, _, configuration = name.removeprefix("hub:").partition(":")
     return repository, configuration or None
 

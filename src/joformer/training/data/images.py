@@ -49,13 +49,13 @@ class Labelled:
         return len(self.labels)
 
     def to(self, device: torch.device | str) -> Labelled:
-        """The same on another device."""
+        """A copy on another device."""
         return Labelled(self.images.to(device), self.labels.to(device))
 
 
 @dataclass(frozen=True)
 class Images:
-    """Both splits, the names of the classes, and a hash that changes with anything that could change a tensor.
+    """Both splits, the class names, and a hash of everything that could change a tensor.
 
     >>> split = Labelled(torch.full((2, 1, 8, 8), 51, dtype=torch.uint8), torch.tensor([0, 1]))
     >>> data = Images(split, split, ("a", "b"), "no hash")
@@ -72,7 +72,7 @@ class Images:
         return len(self.train)
 
     def to(self, device: torch.device | str) -> Images:
-        """The same on another device."""
+        """A copy on another device."""
         return Images(self.train.to(device), self.test.to(device), self.classes, self.fingerprint)
 
     @property
@@ -129,10 +129,10 @@ def load_images(
 
     Args:
         source: A name, a path, or what `resolve` returned.
-        label: The column of the classes, where a table has several; "label" or "fine_label" by default.
-        size: Side to which images are brought: the shorter side is scaled and the centre cut out. Without it all images
-            must have the size of the first.
-        cache: Where tensors are kept.
+        label: The class column, if a table has several; "label" or "fine_label" by default.
+        size: Side length of the images: the shorter side is resized to it and the centre is cropped. Without it, all
+            images must have the same size as the first.
+        cache: Cache folder for tensors.
 
     Returns:
         Both splits.
@@ -147,7 +147,7 @@ def load_images(
     source = resolve(source, kind="images", label=label)
     if source.spec == "digits":
         if source.label is not None or size is not None:
-            raise ValueError("digits are 8 × 8 with one kind of label: leave out label and size (--label, --size)")
+            raise ValueError("digits are 8 × 8 with only one kind of label: leave out label and size (--label, --size)")
         from joformer.training.data.embedded import digits
 
         return finished(source, Made(*digits()))
@@ -158,7 +158,7 @@ def load_images(
 def decoded(records: Records, size: int | None) -> Made:
     """All images of both splits, in as many channels as each other."""
     train, test, classes, notes = records
-    logger.info(f"decoding {len(train) + len(test):,} images, once")
+    logger.info(f"decoding {len(train) + len(test):,} images (once)")
     converted: Counter[str] = Counter()
     split = [_decoded(part, size, converted) for part in (train, test)]
     sides = [f"{images.shape[3]} × {images.shape[2]}" for images in split]
@@ -247,7 +247,7 @@ def _decoded(records: Split, size: int | None, converted: Counter[str]) -> UInt8
 
 
 def require_memory(size: int) -> None:
-    """Raises ValueError where so many bytes of pixels do not fit into memory.
+    """Raises ValueError if so many bytes of pixels do not fit into memory.
 
     >>> require_memory(10**18)
     Traceback (most recent call last):

@@ -55,13 +55,13 @@ class Captioned:
         return len(self.groups)
 
     def to(self, device: torch.device | str) -> Captioned:
-        """The same on another device."""
+        """A copy on another device."""
         return Captioned(self.images.to(device), self.tokens.to(device), self.groups.to(device))
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Both splits, the tokenizer of the captions, and a hash that changes with anything that could change a tensor.
+    """Both splits, the tokenizer of the captions, and a hash of everything that could change a tensor.
 
     >>> pairs = load_pairs("captions", vocab=400)
     >>> pairs.train.images.shape, pairs.train.tokens.shape, pairs.caption(pairs.test, 0)
@@ -74,7 +74,7 @@ class Pairs:
     fingerprint: str
 
     def to(self, device: torch.device | str) -> Pairs:
-        """The same on another device."""
+        """A copy on another device."""
         return replace(self, train=self.train.to(device), test=self.test.to(device))
 
     def caption(self, split: Captioned, row: int) -> str:
@@ -110,12 +110,12 @@ def load_pairs(
 
     Args:
         source: A name, a path, or what `resolve` returned: images with text, or images with classes.
-        column: The column of the captions; "caption" or "text" by default.
-        size: Side to which images are brought: the shorter side is scaled and the centre cut out.
-        vocab: 256 is bytes; more trains a BPE of that size on the captions.
-        length: The most tokens of a caption; longer ones are cut, which is logged.
-        tokenizer: To be used instead of training one.
-        cache: Where decoded images are kept.
+        column: The caption column; "caption" or "text" by default.
+        size: Side length of the images: the shorter side is resized to it and the centre is cropped.
+        vocab: 256 means bytes; a larger number trains a BPE of that size on the captions.
+        length: Maximum tokens per caption; longer ones are cut, which is logged.
+        tokenizer: Used instead of training one.
+        cache: Cache folder for decoded images.
 
     Returns:
         Both splits.
@@ -129,7 +129,7 @@ def load_pairs(
         ('a photo of a 0', 359)
     """
     if length < 1:
-        raise ValueError(f"a caption has 1 token or more, got length {length} (--length)")
+        raise ValueError(f"length must be 1 token or more, got {length} (--length)")
     if size is not None and size < 1:
         raise ValueError(f"size is {size}: give a whole number of pixels, 1 or more (--size)")
     source = resolve(source, column=column)
@@ -271,7 +271,7 @@ def open_pairs(source: Source, folder: Path, fault: Fault = fault) -> Records:
         raise ValueError(f"{source.name} holds one image with text: there must be two or more")
     _, held = hold_out(torch.zeros(len(pictures), dtype=torch.int64))
     aside = torch.isin(at, held)
-    text = f"no test split: {int(aside.sum()):,} of {len(train):,} pairs are held out, the same ones always"
+    text = f"no test split: {int(aside.sum()):,} of {len(train):,} pairs are held out, always the same ones"
     notes.append((logging.INFO, text))
     kept, out = (train.take(rows.nonzero().squeeze(1)) for rows in (~aside, aside))
     return Records(kept, out, tuple(numbers), tuple(notes))
@@ -305,14 +305,14 @@ def _rows(source: Source, fault: Fault, notes: list[Note] | None = None) -> list
     for image in images:
         first = image.relative_to(source.path).parts[0].lower() if source.path.is_dir() else ""
         if image not in beside:
-            fault(f"{image} has no text beside it: write {image.stem}.txt, or move it out of the folder")
+            fault(f"{image} has no text next to it: write {image.stem}.txt, or move it out of the folder")
         elif not (caption := read_caption(beside[image])):
-            fault(f"{beside[image]} holds no text: write what {image.name} shows into it")
+            fault(f"{beside[image]} holds no text: describe {image.name} in it")
         else:
             made.append((str(image), first if first in SPLITS else "train", str(image), caption))
     other = [file.name for file in source.files if file not in beside and file not in {*beside.values(), *images}]
     if other and notes is not None:
-        notes.append((logging.INFO, f"{len(other):,} files beside images with text are not read, such as {other[0]}"))
+        notes.append((logging.INFO, f"{len(other):,} files next to images with text are not read, such as {other[0]}"))
     return made
 
 
@@ -344,7 +344,7 @@ def _open_rows(
                 rows.append(row)
                 labels.append((numbers.setdefault(caption, len(numbers)), row))
             else:
-                fault(f"{whole.name(row)}: {column} is missing: fill it or take the row out")
+                fault(f"{whole.name(row)}: {column} is missing: fill it or remove the row")
         made[name] = replace(whole, rows=torch.tensor(rows, dtype=torch.int64), labels=torch.tensor(labels).view(-1, 2))
     return made
 

@@ -69,21 +69,21 @@ class Clouds:
         return Clouds(self.points[rows], self.counts[rows], self.labels[rows], self.features[rows])
 
     def to(self, device: torch.device | str) -> Clouds:
-        """The same on another device."""
+        """A copy on another device."""
         return Clouds(*(one.to(device) for one in (self.points, self.counts, self.labels, self.features)))
 
 
 @dataclass(frozen=True)
 class Points:
-    """Both splits, the names of the classes, and a hash that changes with anything that could change a tensor.
+    """Both splits, the class names, and a hash of everything that could change a tensor.
 
     Attributes:
-        train: What is learned from.
-        test: What is held out.
-        classes: Their names.
-        fingerprint: Which sets they are, by what they hold.
+        train: The training split.
+        test: The held-out split.
+        classes: The class names.
+        fingerprint: A hash of the content.
         centre: Mean of all training points, one number per axis.
-        radius: Root of the mean square distance of training points from the centroid of their set.
+        radius: Root mean square distance of training points from the centroid of their set.
     """
 
     train: Clouds
@@ -110,12 +110,12 @@ class Points:
 
     @property
     def axes(self) -> int:
-        """How many coordinates a point has."""
+        """The number of coordinates per point."""
         return self.train.points.shape[-1]
 
     @property
     def features(self) -> int:
-        """How many numbers a point has beside them."""
+        """The number of features per point."""
         return self.train.features.shape[-1]
 
 
@@ -131,16 +131,16 @@ class _Set(NamedTuple):
 def load_points(
     source: Place | Source, *, points: int | None = None, axes: int | None = None, ink: bool = False
 ) -> Points:
-    """Sets of points of a file or a folder, or drawn from the pixels of images.
+    """Sets of points from a file or a folder, or sampled from the pixels of images.
 
     Args:
         source: A .npz file or a folder of them, a folder per class of .npy and .xyz files, images of any kind that
             `load_images` reads; "clouds" (embedded, eight surfaces in 3-D), "digits", "mnist"; or what `resolve`
             returned.
-        points: How many points of each set are used at most, drawn once; of images how many are drawn, 64 by default.
+        points: Maximum number of points per set, drawn once; for images, how many are sampled, 64 by default.
         axes: How many columns of a .npy or .xyz file are coordinates, the first ones; by default three, or all if there
             are fewer. The others are features.
-        ink: Images: give each point what its pixel holds as features.
+        ink: Images: give each point its pixel's value as features.
 
     Returns:
         Both splits.
@@ -171,7 +171,7 @@ def read_points(
         raise ValueError(f"points is {points}: give how many points of a set are used, 1 or more (--points)")
     if source.kind == "images":
         if axes is not None:
-            raise ValueError("pixels have a row and a column: leave out axes (--axes)")
+            raise ValueError("pixels always have a row and a column: leave out axes (--axes)")
         return _of_images(load_images(source), source, points or SAMPLED, ink)
     if source.kind != "points":
         raise ValueError(f"{source.name} holds {source.kind}, not points: give other data")
@@ -235,7 +235,7 @@ def _of_arrays(source: Source, fault: Fault) -> tuple[list[_Set], tuple[str, ...
             fault(str(error))
             continue
         if names and classes and names != classes:
-            raise ValueError(f"{file} names other classes than the file before it: give all files the same")
+            raise ValueError(f"{file} has classes that differ from the previous file's: give all files the same")
         names = names or classes
         sets += found
     return sets, names
@@ -247,7 +247,7 @@ def _of_npz(file: Path, own: str) -> tuple[list[_Set], tuple[str, ...]]:
     arrays = read_arrays(file)
     if missing := [name for name in ("points", "labels") if name not in arrays]:
         have = ", ".join(arrays) or "nothing"
-        raise ValueError(f"{file} holds {have}, no {missing[0]}: save points (n, p, axes) and labels (n,)")
+        raise ValueError(f"{file} holds {have}, but no {missing[0]}: save points (n, p, axes) and labels (n,)")
     points, labels, features = arrays["points"], arrays["labels"], arrays.get("features")
     if labels.ndim != 1 or labels.dtype.kind not in "iuU":
         raise ValueError(f"{file}: labels are {labels.dtype} {labels.shape}: give one whole number or name per set")
@@ -256,7 +256,7 @@ def _of_npz(file: Path, own: str) -> tuple[list[_Set], tuple[str, ...]]:
             raise ValueError(f"{file}: {name} are text: give numbers")
     wanted = 2 if "offsets" in arrays else 3
     if points.ndim != wanted or not points.shape[-1]:
-        shape = "(all points, axes) beside offsets" if wanted == 2 else "(n, p, axes), or rows of them and offsets"
+        shape = "(all points, axes) with offsets" if wanted == 2 else "(n, p, axes), or rows of them and offsets"
         raise ValueError(f"{file}: points are {points.shape}: give {shape}")
     if features is not None and features.shape[:-1] != points.shape[:-1]:
         raise ValueError(f"{file}: features are {features.shape}, points {points.shape}: all but the last must agree")
@@ -274,7 +274,7 @@ def _of_npz(file: Path, own: str) -> tuple[list[_Set], tuple[str, ...]]:
         raise ValueError(f"{file} has {len(labels):,} labels for {len(ends) - 1:,} sets: give one per set")
     classes = tuple(map(str, arrays["classes"].tolist())) if "classes" in arrays else ()
     if classes and (labels.dtype.kind == "U" or (len(labels) and not 0 <= labels.min() <= labels.max() < len(classes))):
-        raise ValueError(f"{file}: labels must be whole numbers 0 … {len(classes) - 1}, as it has classes")
+        raise ValueError(f"{file}: labels must be whole numbers 0 … {len(classes) - 1}, because the file has classes")
     splits = _splits(file, arrays.get("split"), own, len(labels))
     where = _as_float32(points)
     more = where[:, :0] if features is None else _as_float32(features)
@@ -329,10 +329,10 @@ def _rows(data: bytes, name: str) -> Tensor:
         try:
             array = np.array([[float(word) for word in line] for line in lines])
         except ValueError:
-            raise ValueError(f"{name} is no text of as many numbers on every line: write x y z") from None
+            raise ValueError(f"{name} is not text with the same count of numbers on every line: write x y z") from None
         array = array.reshape(len(lines), -1)
         if not array.size:
-            raise ValueError(f"{name} has no points: take it out")
+            raise ValueError(f"{name} has no points: remove it")
     return _as_float32(array)
 
 
@@ -346,7 +346,7 @@ def _as_float32(array: Any) -> Tensor:
 def _is_sound(one: _Set, number: int, name: str, fault: Fault) -> bool:
     """Whether a set has points, all of them somewhere."""
     if not len(one.points):
-        fault(f"{name}: set {number} ({one.label}) has no points: take it out")
+        fault(f"{name}: set {number} ({one.label}) has no points: remove it")
     elif not (one.points.isfinite().all() and one.features.isfinite().all()):
         what = "coordinates or features that are not finite in float32"
         fault(f"{name}: set {number} ({one.label}) has {what}: correct them")
@@ -363,7 +363,7 @@ def _finished(
     if len(widths) > 1:
         (axes, more), (other, others) = sorted(widths)[:2]
         raise ValueError(
-            f"{source.name} has points of {axes} coordinates and {more} features and of {other} and {others}: give one"
+            f"{source.name} has points of {axes} coordinates and {more} features, others with {other} and {others}"
         )
     present = {one.label for one in sets}
     if len(present) < 2:
@@ -375,7 +375,7 @@ def _finished(
     numbers = {name: number for number, name in enumerate(names)}
     split = pick_test({one.split for one in sets}, lambda name: True, notes)
     if {one.split for one in sets} <= {*TESTS}:
-        raise ValueError(f"{source.name} has no sets to train with: name the split of some train")
+        raise ValueError(f"{source.name} has no training sets: name the training split train")
     made, labels = _padded(source.name, sets, most), torch.tensor([numbers[one.label] for one in sets])
     whole = Clouds(made[0], made[1], labels, made[2])
     rows = {name: torch.tensor([at for at, one in enumerate(sets) if one.split == name]) for name in ("train", split)}
@@ -388,7 +388,7 @@ def _finished(
         train, test = train[kept], train[held]
     unseen = sorted({*labels[test].tolist()} - {*labels[train].tolist()})
     if unseen:
-        fault(f"{source.name}: class {names[unseen[0]]!r} is tested and never trained: add sets of it to train")
+        fault(f"{source.name}: class {names[unseen[0]]!r} occurs in the test split only: add sets of it to train")
     tensors = [tensor.numpy().tobytes() for part in (train, test) for tensor in vars(whole.take(part)).values()]
     found = Points(whole.take(train), whole.take(test), names, content_hash("points", *names, *tensors))
     if max(map(abs, found.centre)) > FAR * found.radius:
@@ -404,7 +404,7 @@ def _padded(name: str, sets: Sequence[_Set], most: int | None) -> tuple[Tensor, 
     size, plain = 4 * len(sets) * longest * width, 4 * int(counts.sum()) * width
     if size > allowed(FREE + RATIO * plain):
         many = f"sets of {int(counts.min()):,} to {longest:,} points would be padded to {size:,} bytes"
-        raise ValueError(f"{name}: {many}: give how many points of a set are used at most (--points)")
+        raise ValueError(f"{name}: {many}: limit the points per set (--points)")
     where = torch.zeros(len(sets), longest, sets[0].points.shape[1])
     more = torch.zeros(len(sets), longest, sets[0].features.shape[1])
     draws = generator("points", "chosen")

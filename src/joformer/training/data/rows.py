@@ -55,7 +55,7 @@ class Rows:
             return held["bytes"]
         path, where = held.get("path"), f"{self.name(index)}: "
         if not isinstance(path, str) or not path:
-            raise ValueError(f"{where}{self.column} is missing: fill it or take the row out")
+            raise ValueError(f"{where}{self.column} is missing: fill it or remove the row")
         beside = os.path.dirname(_row_place(self.files, int(self.rows[index]))[0])
         place = require_inside(os.path.join(beside, path), self.folders, f"{where}{self.column} names {path!r}")
         return read_example(place, where)
@@ -72,7 +72,7 @@ def parquet_splits(found: Path, files: list[Path]) -> dict[str, Parts]:
         split = (split_of(file.relative_to(found)) or "") if found.is_dir() else "train"
         splits[split] = (*splits.get(split, ()), (str(file), open_parquet(file).metadata.num_rows))
     if "" in splits and len(splits) > 1:
-        raise ValueError(f"{splits[''][0][0]} belongs to no split: name it train-… or test-…, or move it away")
+        raise ValueError(f"{splits[''][0][0]} belongs to no split: name it train-… or test-…, or move it")
     return {split or "train": parts for split, parts in splits.items()}
 
 
@@ -102,7 +102,7 @@ def open_rows(
     import pyarrow.compute as pc
 
     if "train" not in splits:
-        raise ValueError(f"there are the splits {', '.join(splits)} but no train split: name the training split train")
+        raise ValueError(f"there are splits {', '.join(splits)} but no train split: name the training split train")
 
     @cache
     def table_of(name: str) -> _Table:
@@ -123,7 +123,7 @@ def open_rows(
     def rows_of(name: str, known: tuple[str, ...]) -> tuple[Rows, tuple[str, ...]]:
         table, train = table_of(name), table_of("train")
         if table.names != train.names:
-            raise ValueError(f"{table.files[0][0]} names other classes in {table.label} than {train.files[0][0]}")
+            raise ValueError(f"{table.files[0][0]} has classes in {table.label} unlike those of {train.files[0][0]}")
         classes, labels = _numbered(table, known, fault)
         right = (labels >= 0).nonzero().squeeze(1)
         return Rows(table.rows, table.data, table.files, right, labels[right], folders), classes
@@ -172,8 +172,8 @@ def _numbered(table: _Table, known: tuple[str, ...], fault: Fault) -> tuple[tupl
             faulty.add(row)
             fault(f"{_row_name(table.files, row)}: {table.label} {why.format(held[row].as_py())}")
 
-    report(pc.is_null(held), "is missing: fill it or take the row out")
-    unknown = "a class unknown to the training split: add examples of it there"
+    report(pc.is_null(held), "is missing: fill it or remove the row")
+    unknown = "a class that the training split does not have: add examples of it there"
     if pyarrow.types.is_integer(held.type):
         numbers, classes = held, names or known
         report(pc.less(held, 0), "is {}: labels count from 0")

@@ -63,18 +63,18 @@ START, END = ("start", "onset", "begin"), ("end", "offset", "stop")  # … and o
 
 @dataclass(frozen=True)
 class Source:
-    """What a name or a path holds, decided once by `resolve`.
+    """What a name or a path holds, as determined by `resolve`.
 
     Attributes:
-        spec: The name, the address, or the path from the root: it leads to the data from any folder.
+        spec: The name, the address, or the absolute path: valid from any folder.
         kind: "text", "images", "sounds", "streams" (recordings with a table of events), "graph", "points",
             "video", "pairs" (images with text) or "trees".
-        name: How reports call it: the name, or the last part of the path.
-        path: Where it is, as it was given; None for names, of an address where it was fetched to.
-        files: All files there, in one order.
-        listing: The tables of `files` that list files and their classes, where those give the classes, or events.
-        label: The column of the classes; "folder" or "name" for sounds whose folders and names both could be.
-        column: The column of the text.
+        name: The name used in reports: the name, or the last part of the path.
+        path: The path as given; None for names, and the local copy for an address.
+        files: All files there, in a fixed order.
+        listing: The tables among `files` that list files with their classes or events.
+        label: The class column; "folder" or "name" for sounds if both could be the class.
+        column: The text column.
 
     Example:
         >>> source = resolve("digits")
@@ -101,19 +101,19 @@ class Source:
 def resolve(
     spec: Place | Source, *, kind: Kind | None = None, label: str | None = None, column: str | None = None
 ) -> Source:
-    """What the data is, by its names and first bytes; only addresses and `hub:` names are fetched to find out.
+    """Determines what the data is from names and first bytes; only addresses and `hub:` names are downloaded.
 
     Args:
         spec: A name, a path, an address (s3://…), or what `resolve` returned before.
-        kind: What it must be; by default whatever it is. Source code and JSON are text unless this is "trees".
-        label: The column of the classes, or "folder" or "name" for files.
-        column: The column of the text.
+        kind: The required kind; any by default. Source code and JSON are text unless this is "trees".
+        label: The class column, or "folder" or "name" for files.
+        column: The text column.
 
     Returns:
         The source, for any of the loaders.
 
     Raises:
-        ValueError: If it is not there, cannot be read, or is of another kind.
+        ValueError: If it does not exist, cannot be read, or is of another kind.
 
     Example:
         >>> resolve("nowhere/pictures")

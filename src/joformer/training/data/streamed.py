@@ -49,7 +49,7 @@ def decode_image(data: bytes, name: str, converted: Counter[str] | None = None) 
     Example:
         >>> decode_image(b"GIF", "a.gif")
         Traceback (most recent call last):
-        ValueError: a.gif cannot be decoded as an image (cannot identify it): repair it or take it out
+        ValueError: a.gif cannot be decoded as an image (cannot identify it): repair it or remove it
     """
     from PIL import Image, ImageOps
 
@@ -65,7 +65,7 @@ def decode_image(data: bytes, name: str, converted: Counter[str] | None = None) 
         raise too_large(name, error) from None
     except Exception as error:  # decoders raise whatever they like
         reason = "cannot identify it" if isinstance(error, Image.UnidentifiedImageError) else one_line(error)
-        raise ValueError(f"{name} cannot be decoded as an image ({reason}): repair it or take it out") from None
+        raise ValueError(f"{name} cannot be decoded as an image ({reason}): repair it or remove it") from None
     if converted is not None:
         converted.update(done)
     if image.mode.startswith("I;16"):
@@ -156,10 +156,10 @@ def random_box(width: int, height: int, seed: int) -> tuple[int, int, int, int]:
 
 
 class Streamed:
-    """Labelled images that need not fit into memory: `len`, `labels`, `classes`, and `batches` of uint8.
+    """Labelled images that do not have to fit into memory: `len`, `labels`, `classes`, and `batches` of uint8.
 
-    The object itself is the training split, `.test` the other one, which is never cropped at random. `workers` are the
-    processes that decode: as many as this process has cores by default, 0 for none.
+    The object itself is the training split; `.test` is the other one, which is never cropped at random. `workers` is
+    the number of decoding processes: by default one per core, 0 for none.
 
     >>> from tempfile import TemporaryDirectory
     >>> from pathlib import Path
@@ -203,7 +203,7 @@ class Streamed:
         self.test.records, self.test.crop = opened.test, "centre"
         notes = [*opened.notes, (logging.INFO, f"decoded while training, to {size} × {size}")]
         for what, count in sorted(converted.items()):
-            notes.append((logging.INFO, f"{count:,} of {looked_at:,} images that were looked at: {what}"))
+            notes.append((logging.INFO, f"{count:,} of {looked_at:,} images that were checked: {what}"))
         sizes = {"train": len(self), "test": len(self.test)}
         log(summary(source.name, "images", sizes, "images", notes, classes=self.classes, labels=self.labels))
 
@@ -216,11 +216,11 @@ class Streamed:
         return self.records.labels
 
     def image(self, index: int, seed: int) -> Any:
-        """The PIL image a model sees: decoded, in RGB, cropped by the seed or to the centre, size × size."""
+        """The PIL image that a model gets: decoded, RGB, cropped by the seed or to the centre, size × size."""
         from PIL import Image
 
         if not 0 <= index < len(self):
-            raise ValueError(f"there is no image {index}: the numbers run from 0 to {len(self) - 1}")
+            raise ValueError(f"there is no image {index}: choose 0 to {len(self) - 1}")
         image = decode_image(self.records.read(index), self.records.name(index)).convert("RGB")
         if self.crop == "centre":
             return centred(image, self.size * 256 / 224, self.size)

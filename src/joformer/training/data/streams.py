@@ -80,12 +80,12 @@ class Recordings:
 
 @dataclass(frozen=True, eq=False)
 class Streams:
-    """Both splits of streams, the names of the events' classes, and what tells this data from any other.
+    """Both splits of streams, the class names of events, and a fingerprint of the data.
 
     Attributes:
-        train: What is learned from.
-        test: What is held out.
-        classes: The names of what is heard.
+        train: The training split.
+        test: The held-out split.
+        classes: The class names.
         frame: Seconds from one frame to the next.
         fingerprint: A hash over all of it.
     """
@@ -98,7 +98,7 @@ class Streams:
 
     @property
     def bands(self) -> int:
-        """How many bands a frame has."""
+        """The number of bands per frame."""
         return self.train.pixels.shape[1]
 
     @cached_property
@@ -138,12 +138,12 @@ def load_streams(
         source: Recordings with a table of events, or classified sounds (a name, a path, what `resolve` returned), which
             are strung together.
         label: The column of the classes.
-        keywords: The classes to listen for; others are heard and count as nothing. All of them by default.
+        keywords: The classes to listen for, all by default; other sounds occur but count as nothing.
         rate: Samples per second.
-        bands: Bands of frequencies.
+        bands: Number of frequency bands.
         hop: Milliseconds from one frame to the next; 16 by default.
-        noise: Decibels by which white noise lies below the words, where sounds are strung together.
-        cache: Where spectrograms are kept.
+        noise: Level of the white noise, in decibels below the words, if sounds are strung together.
+        cache: Cache folder for spectrograms.
 
     Returns:
         Both splits.
@@ -222,7 +222,7 @@ def _listening(splits: Splits, classes: tuple[str, ...], keywords: Sequence[str]
     """The same streams with these events alone."""
     unknown = [word for word in keywords if word not in classes]
     if unknown:
-        raise ValueError(f"there is no {unknown[0]!r} to listen for: choose from {', '.join(classes)} (--keywords)")
+        raise ValueError(f"there is no keyword {unknown[0]!r}: choose from {', '.join(classes)} (--keywords)")
     kept = tuple(name for name in classes if name in keywords)
     number = torch.tensor([kept.index(name) if name in kept else -1 for name in classes])
     found = {}
@@ -243,7 +243,7 @@ def _made(
         raise ValueError(f"noise is {noise}: give a number of decibels (--noise)")
     if source.spec in made.SOUNDS:
         if source.label is not None:
-            raise ValueError(f"{source.spec} have one kind of label: leave out label (--label)")
+            raise ValueError(f"{source.spec} have only one kind of label: leave out label (--label)")
         sound, classes = made.SOUNDS[source.spec]
         found = {}
         for split, count in zip(("train", "test"), EMBEDDED, strict=True):
@@ -257,7 +257,7 @@ def _made(
         return found, classes, []
     with TemporaryDirectory(dir=folder, prefix=".arrow-") as rows:
         records = open_examples(source, Path(rows), fault)
-        logger.info(f"stringing {len(records.train) + len(records.test):,} clips together, once")
+        logger.info(f"stringing {len(records.train) + len(records.test):,} clips together (once)")
         found = {
             split: _strung(_reader(part, settings.rate), part.labels, split, settings, noise)
             for split, part in (("train", records.train), ("test", records.test))
@@ -320,14 +320,14 @@ def _recorded(source: Source, settings: Settings, fault: Fault) -> tuple[Splits,
     aside = sum(str(file) not in tables for file in source.files if str(file).lower().endswith(SUFFIXES["streams"]))
     if aside and source.path is not None and source.path.is_dir():
         notes.append((logging.WARNING, f"{aside:,} recordings are in no table of events and left aside"))
-    logger.info(f"reading {len(tables):,} recordings, once")
+    logger.info(f"reading {len(tables):,} recordings (once)")
     read: dict[str, list[tuple[Tensor, list[Event]]]] = {}
     for name, (split, events) in tables.items():
         try:
             wave, have, length = decode_sound(read_example(name), name)
             if len(wave) < round(length * have):
                 most = len(wave) / have / 60
-                raise ValueError(f"{name} lasts longer than the {most:.0f} minutes that are read: cut it in parts")
+                raise ValueError(f"{name} is longer than the limit of {most:.0f} minutes: split it")
         except ValueError as error:
             fault(str(error))
             continue
@@ -335,7 +335,7 @@ def _recorded(source: Source, settings: Settings, fault: Fault) -> tuple[Splits,
         read.setdefault(split, []).append((pixels, _checked(events, name, length, fault)))
     test = pick_test(read, lambda name: True, notes)
     if "train" not in read:
-        raise ValueError(f"{source.listing[0]} has no events to train with: name that split train, or none")
+        raise ValueError(f"{source.listing[0]} has no training events: name their split train, or leave it out")
     if test is None:
         notes.append((logging.INFO, "no test split: the last fifth of every recording is held out"))
         read["train"], read["test"] = _held_out(read["train"], settings)
@@ -370,17 +370,17 @@ def _events(source: Source, fault: Fault) -> dict[str, tuple[str, list[Event]]]:
             place, named = os.path.normpath(os.path.join(table.parent, path)), f"{columns[0]} names {path!r}"
             try:
                 if not path or not label:
-                    raise ValueError(f"{columns[3] if path else columns[0]} is missing: fill it or take the row out")
+                    raise ValueError(f"{columns[3] if path else columns[0]} is missing: fill it or remove the row")
                 if split not in SPLITS:
                     raise ValueError(f"split is {split!r}: name it one of {', '.join(SPLITS)}")
                 if not require_inside(place, (within,), named).lower().endswith(SUFFIXES["streams"]):
-                    raise ValueError(f"{named}, which is no sound file: take the row out")
+                    raise ValueError(f"{named}, which is not a sound file: remove the row")
                 if not os.path.isfile(place):
-                    raise ValueError(f"{named}, which is not there: correct it, or add the file")
+                    raise ValueError(f"{named}, which does not exist: correct it, or add the file")
                 event = Event(*_times(start, end), label, where)
                 before = found.setdefault(place, (split, []))
                 if before[0] != split:
-                    raise ValueError(f"{named} for {split}, an earlier row for {before[0]}: a recording has one split")
+                    raise ValueError(f"{named} for {split}, an earlier row for {before[0]}: give one split each")
                 before[1].append(event)
             except ValueError as error:
                 fault(f"{where}: {error}")
@@ -393,7 +393,7 @@ def _columns(table: Path, row: dict[str, Any], label: str | None) -> tuple[str, 
     found = [next((name for name in known if name in row), None) for known in (FILE, START, END)]
     if None in found:
         raise ValueError(
-            f"{table} has the columns {', '.join(map(str, row))}: name those of events file, start, end and label"
+            f"{table} has the columns {', '.join(map(str, row))}: name the event columns file, start, end and label"
         )
     others = [name for name in row if name not in (*found, "split")]
     return (*map(str, found), pick_column(table, "label", label, others))
@@ -405,7 +405,7 @@ def _times(start: str, end: str) -> tuple[float, float]:
     except ValueError:
         raise ValueError(f"start is {start!r} and end {end!r}: write seconds, such as 1.25") from None
     if not (math.isfinite(first) and math.isfinite(last) and 0 <= first < last):
-        raise ValueError(f"an event from {start} to {end} s: start is 0 or more, and end after it")
+        raise ValueError(f"an event from {start} to {end} s: start must be 0 or more, and end after it")
     return first, last
 
 
@@ -416,7 +416,7 @@ def _checked(events: list[Event], name: str, length: float, fault: Fault) -> lis
         if event.end > length + SLACK:
             fault(f"{event.where}: the event ends at {event.end:g} s, {name} at {length:.2f}: correct it")
         elif kept and event.start < kept[-1].end - 1e-9:
-            fault(f"{event.where}: the event overlaps that of {kept[-1].where}: end one before the other begins")
+            fault(f"{event.where}: the event overlaps the one at {kept[-1].where}: end one before the other begins")
         else:
             kept.append(event)
     return kept

@@ -100,7 +100,7 @@ def read_nodes(path: Path) -> Nodes:
         raise ValueError(f"cannot read {path}: {one_line(error)}") from None
     except ValueError as error:
         said = one_line(error)
-    raise ValueError(f"{path} is no {what} that can be parsed ({said}): mend it, or take it out")
+    raise ValueError(f"{path} is not {what} that can be parsed ({said}): fix it, or remove it")
 
 
 def pieces(tree: Nodes, most: int, least: int) -> Iterator[slice]:

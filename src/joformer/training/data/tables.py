@@ -71,7 +71,7 @@ def read_rows(path: Path, fault: Fault = fault) -> Iterator[dict[str, Any]]:
             if isinstance(found, dict):
                 yield found
             else:
-                fault(f"{path}, line {number} is no JSON object: write one object per line, without a list")
+                fault(f"{path}, line {number} is not a JSON object: write one object per line, without a list")
 
 
 def pick_column(
@@ -81,7 +81,7 @@ def pick_column(
 
     >>> pick_column("a.csv", "label", None, ["file", "kind"])
     Traceback (most recent call last):
-    ValueError: a.csv does not tell which column holds the labels: name it (--label), one of file, kind
+    ValueError: a.csv does not show which column holds the labels: name it (--label), one of file, kind
     """
     choice = ", ".join(columns) or "none"
     held, usual = ("labels", ("label", "fine_label")) if option == "label" else ("text", ("text",))
@@ -90,7 +90,7 @@ def pick_column(
     sole = columns if sole is None else sole
     found = [given] if given else [name for name in usual if name in columns]
     if not found and len(sole) != 1:
-        raise ValueError(f"{where} does not tell which column holds the {held}: name it (--{option}), one of {choice}")
+        raise ValueError(f"{where} does not show which column holds the {held}: name it (--{option}), one of {choice}")
     return found[0] if found else sole[0]
 
 
@@ -104,7 +104,7 @@ def copy_parquet(files: Sequence[tuple[str, int]], columns: Sequence[str], folde
     for path, schema in zip(paths, schemas, strict=True):
         for name in columns:
             if name not in schema.names or schema.field(name).type != schemas[0].field(name).type:
-                raise ValueError(f"{path} has no column {name} of the type it has in {paths[0]}: keep them alike")
+                raise ValueError(f"{path} has no column {name} of the type it has in {paths[0]}: make them the same")
     schema = pyarrow.schema([schemas[0].field(name).with_nullable(True) for name in columns], schemas[0].metadata)
     stats = [(path, (about := os.stat(path)).st_size, about.st_mtime_ns) for path in paths]
     place = folder / f"rows-{content_hash(repr((tuple(columns), stats)))[:32]}.arrow"
@@ -153,7 +153,7 @@ def read_lines(path: Path) -> Iterator[str]:
             *whole, held = (held + text).split("\n")
             yield from (f"{line}\n" for line in whole)
             if len(held) > most:
-                raise ValueError(f"{path} has a row of more than {most:,} characters: part it, or take it out")
+                raise ValueError(f"{path} has a row of more than {most:,} characters: split it, or remove it")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 ({one_line(error)}): save it as UTF-8") from None
     if held:

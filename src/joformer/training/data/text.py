@@ -47,7 +47,7 @@ WORD_END = re.compile(r"[ \n](?=\S)")  # of text read backwards
 class Text:
     """Three splits as 1-D memory-mapped arrays of token ids: uint8 for bytes, else uint16, uint32 above 65,536 tokens.
 
-    `fingerprint` is the sha256 of the text, its cuts and its tokens: runs of one fingerprint saw the same data.
+    `fingerprint` is the sha256 of text, splits and tokens: runs with the same fingerprint saw the same data.
 
     >>> Text(train=[1, 2], valid=[3], test=[4], tokenizer=Tokenizer.of_bytes(), fingerprint="12ab").valid
     [3]
@@ -69,15 +69,15 @@ def load_text(
     percent: int = 5,
     cache: Place | None = None,
 ) -> Text:
-    """The text of a source as tokens, from the cache if it was prepared before; what was understood is logged.
+    """The text of a source as tokens, from the cache if it was prepared before; a summary is logged.
 
     Args:
         source: A name, a path, or what `resolve` returned.
-        vocab: 256 takes the bytes as tokens, more trains a BPE; a text too small for so many tokens gets fewer.
-        tokenizer: Used instead of learning one, as that of a trained model.
-        column: The column of a table that holds the text; "text" or the only one by default.
-        percent: How much of train a missing valid or test split is, each.
-        cache: Where tokens are kept.
+        vocab: 256 means bytes, a larger number trains a BPE; a text too small for this many tokens gets fewer.
+        tokenizer: Used instead of training one, such as that of a trained model.
+        column: The text column of a table; "text" or the only one by default.
+        percent: Size of a missing valid or test split, each in percent of train.
+        cache: Cache folder for tokens.
 
     Returns:
         The tokens of all splits.
@@ -92,9 +92,9 @@ def load_text(
     import numpy as np
 
     if isinstance(vocab, bool) or not isinstance(vocab, int) or vocab < 256:
-        raise ValueError(f"vocab {vocab!r} is not a whole number from 256, the bytes, on: try 8000")
+        raise ValueError(f"vocab {vocab!r} must be a whole number, 256 (bytes) or more: try 8000")
     if isinstance(percent, bool) or not isinstance(percent, int) or not 0 < percent < 50:
-        raise ValueError(f"percent {percent!r} of the text is no share to hold out: give a whole number from 1 to 49")
+        raise ValueError(f"percent {percent!r} of the text cannot be held out: give a whole number from 1 to 49")
     source = resolve(source, kind="text", column=column)
     documents, shown = open_text(source), str(source.path or source.spec)
     content = content_hash(*documents.identity)
@@ -102,7 +102,7 @@ def load_text(
     def build(folder: Path) -> None:
         _build(folder, shown, documents, tokenizer or vocab, percent)
         if content_hash(*documents.identity) != content:  # else its tokens would be kept under another text's hash
-            raise ValueError(f"{shown} changed while it was read: start again when it is complete")
+            raise ValueError(f"{shown} changed while it was being read: start again when it is complete")
 
     made_with = vocab if tokenizer is None else tokenizer.definition()
     cut = [] if percent == 5 else [f"{percent} %"]
@@ -139,7 +139,7 @@ def windows(tokens: Any, starts: Tensor, length: int) -> Int[Tensor, "batch leng
         raise ValueError(f"windows of {length} tokens do not fit into {len(tokens)}: use shorter ones or more text")
     at = starts.cpu().numpy()
     if at.size and not 0 <= at.min() <= at.max() <= last:
-        raise ValueError(f"starts from {at.min()} to {at.max()} leave the {len(tokens)} tokens: use 0 to {last}")
+        raise ValueError(f"starts from {at.min()} to {at.max()} are outside the {len(tokens)} tokens: use 0 to {last}")
     # Rows of a view of every window: no index for every token, three times as fast as with one.
     every = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens), length)
     return torch.from_numpy(every[at].astype(np.int64))
@@ -171,7 +171,7 @@ def _build(folder: Path, source: str, documents: Documents, wanted: Tokenizer | 
                         file.write(tokens)
                         progress.advance(size)
             if again.digest() != first[name].digest():
-                raise ValueError(f"{source} changed while it was read: start again when it is complete")
+                raise ValueError(f"{source} changed while it was being read: start again when it is complete")
     for split in SPLITS:
         if not (folder / f"{split}.bin").is_file():
             raise ValueError(f"{source} leaves nothing for {split}: {total} bytes are too few, give more text")

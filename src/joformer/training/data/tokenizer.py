@@ -35,7 +35,7 @@ _threads_of: set[int] = set()
 
 @dataclass(frozen=True, repr=False)
 class Tokenizer:
-    """`tokens[i]` are the bytes of token i, below 256 the byte i; `merges` the pairs BPE joins, first learned first.
+    """`tokens[i]` are the bytes of token i, below 256 the byte i; `merges` are the BPE pairs in the order learned.
 
     >>> tokenizer = Tokenizer.of_bytes()
     >>> tokenizer.vocab, tokenizer.encode("né"), tokenizer.decode([110, 195, 169])
@@ -67,7 +67,7 @@ class Tokenizer:
         (b'ab', b'abab', b' abab')
         """
         if isinstance(vocab, bool) or not isinstance(vocab, int) or vocab < 256:
-            raise ValueError(f"vocab {vocab!r} is not a whole number from 256, the bytes, on: try 8000")
+            raise ValueError(f"vocab {vocab!r} must be a whole number, 256 (bytes) or more: try 8000")
         if vocab == 256:
             return cls.of_bytes()
         from tokenizers import Tokenizer as Engine
@@ -86,7 +86,7 @@ class Tokenizer:
 
     @property
     def vocab(self) -> int:
-        """How many tokens there are.
+        """The vocabulary size.
 
         >>> Tokenizer.of_bytes().vocab
         256
@@ -124,11 +124,11 @@ class Tokenizer:
         try:
             data = text.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"the text is not Unicode at character {error.start}: give it in UTF-8") from None
+            raise ValueError(f"the text is not valid Unicode at character {error.start}: give it as UTF-8") from None
         return list(data) if self.engine is None else self.engine.encode(text).ids
 
     def decode(self, ids: Any) -> str:
-        """The text of tokens, given as a list, a tensor or an array; bytes that make no character become U+FFFD.
+        """The text of tokens, given as a list, a tensor or an array; invalid bytes become U+FFFD.
 
         >>> Tokenizer.of_bytes().decode(torch.tensor([116, 111]))
         'to'
@@ -137,7 +137,7 @@ class Tokenizer:
         return b"".join(map(self._bytes, listed)).decode("utf-8", errors="replace")
 
     def stream(self) -> Stream:
-        """Text from tokens as they come, never half a character.
+        """Streams text from tokens, never half a character.
 
         >>> stream = Tokenizer.of_bytes().stream()
         >>> [stream.feed(token) for token in "né".encode()]
@@ -146,7 +146,7 @@ class Tokenizer:
         return Stream(self)
 
     def definition(self) -> str:
-        """The JSON of `tokenizers` that says all of it: the content of tokenizer.json.
+        """The full definition as JSON of `tokenizers`: the content of tokenizer.json.
 
         >>> json.loads(Tokenizer.of_bytes().definition())["model"]["type"]
         'BPE'
@@ -154,7 +154,7 @@ class Tokenizer:
         return json.dumps(_definition(self.tokens, self.merges)) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the definition, whole or not at all.
+        """Writes the definition atomically.
 
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
@@ -177,8 +177,8 @@ class Tokenizer:
         except OSError as error:
             raise ValueError(f"cannot read {path}: {one_line(error)}") from None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            reason = f"damaged or no tokenizer of ours ({one_line(error)})"
-            raise ValueError(f"{path} is {reason}: take it from the run again") from None
+            reason = f"damaged or not one of our tokenizers ({one_line(error)})"
+            raise ValueError(f"{path} is {reason}: copy it from the run again") from None
 
     @classmethod
     def of_gpt2(cls, path: str | os.PathLike[str]) -> Tokenizer:
@@ -200,13 +200,13 @@ class Tokenizer:
             pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
             merges = tuple((_unspelled(left), _unspelled(right)) for left, right in pairs)
             if level["type"] != "ByteLevel" or level.get("add_prefix_space") or not level.get("use_regex", True):
-                raise ValueError("it cuts text otherwise than GPT-2's")
+                raise ValueError("it splits text differently from GPT-2's")
             return _parsed(_definition((*sorted(tokens[:256]), *tokens[256:]), merges))
         except OSError as error:
             raise ValueError(f"cannot read {path}: {one_line(error)}") from None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(
-                f"{path} is no byte-level BPE like GPT-2's ({one_line(error)}): give its tokenizer.json"
+                f"{path} is not a byte-level BPE like GPT-2's ({one_line(error)}): give its tokenizer.json"
             ) from None
 
     def __repr__(self) -> str:
@@ -214,7 +214,7 @@ class Tokenizer:
 
     def _bytes(self, token: int) -> bytes:
         if not 0 <= token < len(self.tokens):
-            raise ValueError(f"token {token} is not in a vocabulary of {len(self.tokens)}: from 0 on and below it")
+            raise ValueError(f"token {token} is not in the vocabulary: use 0 … {len(self.tokens) - 1}")
         return self.tokens[token]
 
 
@@ -295,9 +295,9 @@ def _parsed(definition: dict[str, Any]) -> Tokenizer:
     merges = tuple((_unspelled(left), _unspelled(right)) for left, right in model["merges"])
     single = Tokenizer.of_bytes().tokens
     if tokens[:256] != single or set(tokens[256:]) != {left + right for left, right in merges}:
-        raise ValueError("its tokens are not the 256 bytes and what its merges make of them")
+        raise ValueError("its tokens are not the 256 bytes and the results of its merges")
     if not {part for pair in merges for part in pair} <= set(tokens):
-        raise ValueError("its merges join what is no token")
+        raise ValueError("its merges join unknown tokens")
     if definition != _definition(tokens, merges):
         raise ValueError("its settings are not those of a byte-level BPE")
     return Tokenizer(tokens, merges)

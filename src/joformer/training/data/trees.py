@@ -136,12 +136,12 @@ class Trees:
 
     Attributes:
         kinds: The kinds of nodes by their numbers.
-        train: What is learned from.
-        valid: What is held out, for choosing.
-        test: What is held out, for the end.
-        depth: How long a path may be.
-        branches: How many branches a node has at most.
-        fingerprint: Which trees they are, by what they hold.
+        train: The training split.
+        valid: The held-out split for model selection.
+        test: The held-out split for the final measurement.
+        depth: Maximum length of a path.
+        branches: Maximum number of branches of a node.
+        fingerprint: A hash of the content.
     """
 
     kinds: tuple[str, ...]
@@ -153,7 +153,7 @@ class Trees:
     fingerprint: str
 
     def parse(self, source: str) -> Rows:
-        """The first function in a piece of Python, or all of it where there is none, as a row with these numbers.
+        """The first function in a piece of Python, or all of it if there is none, as a row with these kind numbers.
 
         Args:
             source: Python, which is parsed and not run.
@@ -162,29 +162,29 @@ class Trees:
             One row.
 
         Raises:
-            ValueError: If it is no Python, or has kinds that these trees have not.
+            ValueError: If it is not Python, or has kinds that these trees lack.
         """
         try:
             tree = python_nodes(source.encode())
         except (SyntaxError, RecursionError, MemoryError) as error:
-            raise ValueError(f"the source is no Python that can be parsed: {one_line(error, first=True)}") from None
+            raise ValueError(f"the source is not Python that can be parsed: {one_line(error, first=True)}") from None
         numbers = {kind: number for number, kind in enumerate(self.kinds)}
         fields, _, _ = _piece(tree, next(pieces(tree, NODES, 1)), numbers)
         if unknown := [*numbers][len(self.kinds) :]:
-            raise ValueError(f"the source has kinds that these trees have not: {', '.join(unknown)}")
+            raise ValueError(f"the source has kinds that these trees lack: {', '.join(unknown)}")
         kinds, names, parents, branches, variables = map(torch.tensor, fields)
         forest = Forest(torch.tensor([len(kinds)]), kinds, names, parents, branches, variables, self.depth)
         return forest.rows(torch.tensor([0]))
 
     def renumbered(self, kinds: Sequence[str]) -> Trees:
-        """The same trees with the numbers that kinds have in this list, as a model was trained with.
+        """The same trees with kinds numbered as in this list, as the model was trained with.
 
         Raises:
-            ValueError: If there are kinds that the list has not.
+            ValueError: If there are kinds that the list lacks.
         """
         numbers = {kind: number for number, kind in enumerate(kinds)}
         if unknown := [kind for kind in self.kinds if kind not in numbers]:
-            raise ValueError(f"the trees have kinds that the model does not know: {', '.join(unknown[:5])}")
+            raise ValueError(f"the trees have kinds that the model lacks: {', '.join(unknown[:5])}")
         table = torch.tensor([numbers[kind] for kind in self.kinds])
         parts = {split: getattr(self, split).renumbered(table) for split in SPLIT_NAMES}
         return replace(self, kinds=tuple(kinds), **parts)
@@ -193,21 +193,21 @@ class Trees:
 def load_trees(source: Place | Source, *, nodes: int = NODES, cache: Place | None = None) -> Trees:
     """The trees of Python and JSON files, in pre-order, with the path from the root to each node.
 
-    A tree is a function of Python or a JSON document. What has more than `nodes` nodes is cut into the largest parts
-    that have not; parts of fewer than 12 are left out. Nodes deeper than 12 below the root of their tree are cut off,
-    and branches beyond the sixteenth count as the sixteenth. Trees that stand twice count once. Folders train, valid
+    A tree is a Python function or a JSON document. One with more than `nodes` nodes is cut into the largest parts
+    that fit; parts of fewer than 12 are left out. Nodes deeper than 12 below the root of their tree are cut off,
+    and branches beyond the sixteenth count as the sixteenth. Duplicate trees count once. Folders named train, valid
     and test are the splits; without them one file in ten, by a hash of its path, is valid and one is test.
 
     Args:
         source: "stdlib-trees" (Python's own library), a file or a folder of .py and .json, or what `resolve` returned.
-        nodes: How many nodes a tree has at most.
-        cache: Where what was parsed is kept.
+        nodes: Maximum nodes per tree.
+        cache: Cache folder for parsed trees.
 
     Returns:
         The trees.
 
     Raises:
-        ValueError: If there are too few files or trees. Files that cannot be parsed are noted and left out.
+        ValueError: If there are too few files or trees. Files that cannot be parsed are logged and left out.
 
     Example:
         >>> from tempfile import TemporaryDirectory

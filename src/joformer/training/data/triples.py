@@ -63,7 +63,7 @@ def read_triples(path: Path, fault: Fault = fault) -> Iterator[Triple]:
         for number, row in enumerate(read_rows(path, fault), 2 if SEPARATORS[suffix_of(path)] else 1):
             columns = triple_columns(list(row))
             if columns is None:
-                raise ValueError(f"{path} has the columns {', '.join(row)}: name three head, relation and tail")
+                raise ValueError(f"{path} has the columns {', '.join(row)}: name three of them head, relation and tail")
             yield from _checked(tuple(row[name] for name in columns), f"{path}, row {number}", fault)
     else:
         for number, line in enumerate(read_lines(path), 1):
@@ -83,7 +83,7 @@ def _of_parquet(path: Path, fault: Fault) -> Iterator[Triple]:
     columns = triple_columns(table.schema_arrow.names)
     if columns is None:
         have = ", ".join(table.schema_arrow.names)
-        raise ValueError(f"{path} has the columns {have}: name three head, relation and tail")
+        raise ValueError(f"{path} has the columns {have}: name three of them head, relation and tail")
     try:
         row = 0
         for batch in table.iter_batches(columns=list(columns)):
@@ -99,4 +99,4 @@ def _checked(cells: Sequence[object], where: str, fault: Fault) -> Iterator[Trip
     if len(names) == 3 and all(names):
         yield names[0], names[1], names[2]
     else:
-        fault(f"{where} is no triple but has {len(list(filter(None, names)))} names: write head, relation and tail")
+        fault(f"{where} has {len(list(filter(None, names)))} names, not three: write head, relation and tail")

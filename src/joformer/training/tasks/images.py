@@ -28,10 +28,10 @@ class ImageTask(Task):
     """Images and their classes; evaluated on all of images.test.
 
     `Images` are resident on the device as uint8 and batches are drawn there; `Streamed` ones are decoded by workers, a
-    few batches ahead. `augment` and `mix` are those of training; without `augment` images are only normalised, by their
-    own mean and standard deviation (ImageNet's, where they are streamed) or those of `normalise`. `draw`: "epochs" goes
-    through all images in a new order each time, "randint" takes any. `cells` gives (batch, *shape) numbers in 0 … 1
-    instead of (batch, channels, *shape): what `MonoidalClassifier` reads.
+    few batches ahead. `augment` and `mix` apply in training; without `augment`, images are only normalised, by their
+    own mean and standard deviation (ImageNet's if they are streamed) or by `normalise`. `draw`: "epochs" goes
+    through all images in a new order each time, "randint" samples with replacement. `cells` gives (batch, *shape)
+    numbers in 0 … 1 instead of (batch, channels, *shape): what `MonoidalClassifier` reads.
 
     >>> from joformer.training import load_images
     >>> task = ImageTask(load_images("digits"), batch=32)
@@ -54,11 +54,11 @@ class ImageTask(Task):
         if isinstance(images, Images):
             channels, axes = images.train.images.shape[1], images.train.images.dim() - 2
         if batch < 1:
-            raise ValueError(f"a batch is 1 image or more, got {batch}")
+            raise ValueError(f"batch must be 1 image or more, got {batch}")
         if cells and (channels != 1 or augment is not None or mix is not None):
-            raise ValueError(f"a monoidal embedding reads one channel as it is, not {channels} or augmented ones")
+            raise ValueError(f"a monoidal embedding reads one channel, unaugmented, not {channels} or augmented ones")
         if augment is not None and len(augment.mean) != channels:
-            raise ValueError(f"augment has the mean of {len(augment.mean)} channels, the images have {channels}")
+            raise ValueError(f"augment has means for {len(augment.mean)} channels, the images have {channels}")
         self.images, self.size, self.augment, self.mix = images, batch, augment, mix
         self.draw, self.cells, self.classes = draw, cells, len(images.classes)
         if normalise is None:
@@ -72,7 +72,7 @@ class ImageTask(Task):
         self._next: tuple[int, ...] = ()
 
     def describe(self) -> dict[str, Any]:
-        """Everything that decides the batches, as JSON."""
+        """Everything that determines the batches, as JSON."""
         return {
             "images": self.images.fingerprint,
             "batch": self.size,
@@ -84,23 +84,25 @@ class ImageTask(Task):
         }
 
     def to(self, device: torch.device) -> None:
-        """Moves what is resident to the device."""
+        """Moves resident data to the device."""
         if isinstance(self.images, Images):
             self.images = self.images.to(device)
         self._mean, self._scale = self._mean.to(device), self._scale.to(device)
 
     def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
-        """Raises ValueError where the model does not fit the data, or the batch cannot be divided."""
+        """Raises ValueError if the model does not fit the data, or the batch cannot be divided."""
         divides(self.size, parts)
         self.parts = parts
         ours, known, reads = not isinstance(config, nn.Module), getattr(config, "classes", 0), len(self.normalise[0])
         if ours and known < self.classes:
             known = known or "none"
-            raise ValueError(f"the images have {self.classes} classes, the model {known}: say classes={self.classes}")
+            raise ValueError(
+                f"the images have {self.classes} classes, the model has {known}: set classes={self.classes}"
+            )
         if ours and getattr(config, "channels", 1) != reads:
             raise ValueError(f"the images have {reads} channels, the model reads {getattr(config, 'channels', 1)}")
         if self.mix is not None and (self.size // parts) % 2:
-            raise ValueError(f"samples are mixed in pairs: a part of {self.size} / {parts} must be even")
+            raise ValueError(f"samples are mixed in pairs: {self.size} / {parts} samples per part must be even")
         self._mine, self._next = mine, ()
 
     def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
@@ -142,11 +144,11 @@ class ImageTask(Task):
         return self._plain(images), labels
 
     def close(self) -> None:
-        """Stops what works ahead."""
+        """Stops background workers."""
         self._flow, self._next = iter(()), ()  # the loader's workers end with it
 
     def keep(self, folder: Path) -> None:
-        """Writes beside the model what is needed to use it."""
+        """Writes the files next to the model that are needed to use it."""
         write_json(folder / "classes.json", {"classes": list(self.images.classes)})
 
     def _plain(self, images: Tensor) -> Tensor:

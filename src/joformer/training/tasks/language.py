@@ -29,7 +29,7 @@ from joformer.training.transfer import to_device
 class LanguageTask(Task):
     """Windows of `context` tokens at random places of text.train; evaluated on windows spread evenly over text.valid.
 
-    `held_out` is how many windows; None for all of them, side by side.
+    `held_out` is the number of windows; None for all, without gaps.
 
     >>> import numpy as np
     >>> from joformer.training import Tokenizer
@@ -41,7 +41,7 @@ class LanguageTask(Task):
 
     def __init__(self, text: Text, *, context: int = 512, batch: int = 32, held_out: int | None = 200) -> None:
         if context < 1 or batch < 1 or (held_out is not None and held_out < 1):
-            raise ValueError(f"context, batch and held_out are 1 or more, got {context}, {batch} and {held_out}")
+            raise ValueError(f"context, batch and held_out must be 1 or more, got {context}, {batch} and {held_out}")
         self.text, self.context, self.size, self.held_out = text, context, batch, held_out
         self.parts = 1
         self.parallel: ContextParallel | None = None
@@ -56,22 +56,22 @@ class LanguageTask(Task):
             raise ValueError(f"the {split} split has {tokens} tokens: {allowed}, got {context}")
 
     def describe(self) -> dict[str, Any]:
-        """Everything that decides the batches, as JSON."""
+        """Everything that determines the batches, as JSON."""
         return {"text": self.text.fingerprint, "context": self.context, "batch": self.size, "held_out": self.held_out}
 
     def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
-        """Raises ValueError where the model does not fit the data, or the batch cannot be divided."""
+        """Raises ValueError if the model does not fit the data, or the batch cannot be divided."""
         divides(self.size, parts)
         self.parts = parts
         vocab, known = self.text.tokenizer.vocab, getattr(config, "vocab", 0)
         if not isinstance(config, nn.Module) and known < vocab:
-            raise ValueError(f"the text has {vocab} tokens, the model {known or 'none'}: say vocab={vocab}")
+            raise ValueError(f"the text has {vocab} tokens, the model has {known or 'none'}: set vocab={vocab}")
         own = isinstance(config, nn.Module) and "parallel" not in inspect.signature(config.forward).parameters
         if self.parallel is not None and own:
-            raise ValueError(f"{type(config).__name__}.forward has no parallel=: give it one, or no --context-parallel")
+            raise ValueError(f"{type(config).__name__}.forward has no parallel=: add it, or drop --context-parallel")
 
     def divide(self, parallel: ContextParallel | None) -> None:
-        """Windows are divided into heads and tails; raises ValueError where the context does not divide."""
+        """Divides windows into heads and tails; raises ValueError if the context is not divisible."""
         if parallel is not None:
             parallel.check(self.context)
         self.parallel = parallel
@@ -98,7 +98,7 @@ class LanguageTask(Task):
     ) -> dict[str, float]:
         """Loss, perplexity and bits per byte over `held_out` windows, at this context or the trained one.
 
-        Windows of another context are of other text: compare contexts by `by_length`.
+        Windows of another context cover other text: use `by_length` to compare contexts.
         """
         tokens, context = getattr(self.text, split), context or self.context
         self.fits(split, context)
@@ -125,7 +125,7 @@ class LanguageTask(Task):
         targets: int | None = None,
         longest: int | None = None,
     ) -> dict[int, dict[str, Any]]:
-        """Loss, perplexity and bits per byte of the same tokens, each time with more of the text before them.
+        """Loss, perplexity and bits per byte of the same tokens, with increasingly more preceding text.
 
             length n    tokens s + T − n … s + T − 1 are read, s + 1 … s + T are scored
 
@@ -162,7 +162,7 @@ class LanguageTask(Task):
                 f"{count} targets at lengths {tuple(lengths)} up to {longest}: none may be shorter or longer"
             )
         if self.parallel is not None:
-            raise ValueError("lengths are compared by processes that read whole sequences: no --context-parallel")
+            raise ValueError("lengths are compared on whole sequences: leave out --context-parallel")
         self.fits(split, longest)
         tokens, found = getattr(self.text, split), {}
         starts = self._spread(longest - count, len(tokens) - count - 1, count)
@@ -183,7 +183,7 @@ class LanguageTask(Task):
         return found
 
     def keep(self, folder: Path) -> None:
-        """Writes beside the model what is needed to use it."""
+        """Writes the files next to the model that are needed to use it."""
         self.text.tokenizer.save(folder / "tokenizer.json")
 
     def _spread(self, first: int, last: int, apart: int) -> Tensor:

@@ -47,8 +47,8 @@ class PairsBatch(NamedTuple):
 class PairsTask(Task):
     """Images and their captions; evaluated on `held_out` pairs spread evenly over pairs.test.
 
-    `contrastive` and `masked` are the weights of the two losses, `hide` the probability with which a token is hidden;
-    one token of a caption is hidden always.
+    `contrastive` and `masked` are the weights of the two losses, `hide` the probability that a token is hidden;
+    at least one token per caption is hidden.
 
     >>> from joformer.training import load_pairs
     >>> task = PairsTask(load_pairs("captions", vocab=400), batch=8)
@@ -68,37 +68,37 @@ class PairsTask(Task):
     ) -> None:
         if batch < 1 or held_out < 2 or min(contrastive, masked) < 0 or contrastive + masked == 0:
             given = f"{batch}, {held_out}, {contrastive} and {masked}"
-            raise ValueError(f"batch is 1 or more, held_out 2, the weights 0 or more and not both 0, got {given}")
+            raise ValueError(f"batch must be 1 or more, held_out 2, the weights 0 or more and not both 0, got {given}")
         if not 0 < hide <= 1:
-            raise ValueError(f"hide is a probability above 0 and up to 1, got {hide}")
+            raise ValueError(f"hide must be a probability above 0 and up to 1, got {hide}")
         self.pairs, self.size, self.hide, self.held_out = pairs, batch, float(hide), held_out
         self.contrastive, self.masked, self.parts = float(contrastive), float(masked), 1
         self._mean, self._scale = (part.float().view(-1, 1, 1) for part in pairs.moments)
         self._scale = self._scale.clamp(min=1 / 255)  # a channel may be the same everywhere
 
     def describe(self) -> dict[str, Any]:
-        """Everything that decides the batches, as JSON."""
+        """Everything that determines the batches, as JSON."""
         settings = {"batch": self.size, "contrastive": self.contrastive, "masked": self.masked, "hide": self.hide}
         return {"pairs": self.pairs.fingerprint, **settings, "held_out": self.held_out, "parts": self.parts}
 
     def to(self, device: torch.device) -> None:
-        """Moves what is resident to the device."""
+        """Moves resident data to the device."""
         self.pairs, self.device = self.pairs.to(device), device
         self._mean, self._scale = self._mean.to(device), self._scale.to(device)
 
     def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
-        """Raises ValueError where the model does not fit the data, or the batch cannot be divided."""
+        """Raises ValueError if the model does not fit the data, or the batch cannot be divided."""
         divides(self.size, parts)
         self.parts = parts
         if self.contrastive and self.size // parts < 2:
-            raise ValueError(f"a part of {self.size} / {parts} pairs has nothing to compare with: take a larger batch")
+            raise ValueError(f"a part of {self.size} / {parts} pairs has nothing to compare with: use a larger batch")
         if isinstance(config, nn.Module):
             return
         vocab, channels = self.pairs.tokenizer.vocab, self.pairs.train.images.shape[1]
         if (known := getattr(config, "vocab", 0)) < vocab:
-            raise ValueError(f"the captions have {vocab} tokens, the model {known or 'none'}: say vocab={vocab}")
+            raise ValueError(f"the captions have {vocab} tokens, the model has {known or 'none'}: set vocab={vocab}")
         if (reads := getattr(config, "channels", 0)) != channels:
-            raise ValueError(f"the images have {channels} channels, the model reads {reads}: say channels={channels}")
+            raise ValueError(f"the images have {channels} channels, the model reads {reads}: set channels={channels}")
 
     def batch(self, seed: int, step: int, part: int, parts: int) -> PairsBatch:
         """This part of the step's pairs, on the device."""
@@ -120,7 +120,7 @@ class PairsTask(Task):
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, processes: Processes) -> dict[str, float]:
-        """Recall at 1, 5 and 10 in both directions, and how many hidden tokens are given right, in percent."""
+        """Recall at 1, 5 and 10 in both directions, and the share of hidden tokens predicted correctly, in percent."""
         test = self.pairs.test
         count = min(self.held_out, len(test))
         rows = (torch.arange(count, dtype=torch.float64) * len(test) / count).long()
@@ -146,7 +146,7 @@ class PairsTask(Task):
         return {"masked_accuracy": 100 * right_ / all_, **recall, **made}
 
     def keep(self, folder: Path) -> None:
-        """Writes the tokenizer beside the model."""
+        """Writes the tokenizer next to the model."""
         self.pairs.tokenizer.save(folder / TOKENIZER)
 
     def normal(self, images: UInt8[Tensor, "n channels height width"]) -> Float[Tensor, "n channels height width"]:

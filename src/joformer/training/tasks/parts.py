@@ -13,7 +13,7 @@ from joformer.training.processes import Processes
 
 
 def divides(size: int, parts: int) -> None:
-    """Raises ValueError where a batch cannot be divided into so many parts."""
+    """Raises ValueError if a batch cannot be divided into so many parts."""
     if size % parts:
         many = f"{parts} parts (processes × accumulate)"
         raise ValueError(f"a batch of {size} does not divide into {many}: choose another")

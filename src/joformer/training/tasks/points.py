@@ -57,10 +57,10 @@ def moved(
 
 
 class PointsTask(Task):
-    """Sets of points and their classes; evaluated on all of points.test, as they are, shifted and rotated.
+    """Sets of points and their classes; evaluated on all of points.test: unchanged, shifted and rotated.
 
-    Coordinates are brought to the training split's own centre and radius, or those of `normalise`, which no shift and
-    no rotation changes. `augment` shifts or rotates training sets at random.
+    Coordinates are normalised by the centre and radius of the training split, or by `normalise`: constants
+    that do not depend on how a set is shifted or rotated. `augment` shifts or rotates training sets at random.
 
     >>> from joformer.training import load_points
     >>> task = PointsTask(load_points("digits", points=16), batch=32)
@@ -73,9 +73,9 @@ class PointsTask(Task):
         self, points: Points, *, batch: int = 64, augment: Motion = "none", normalise: Sequence[Any] | None = None
     ) -> None:
         if batch < 1:
-            raise ValueError(f"a batch is 1 set or more, got {batch}")
+            raise ValueError(f"batch must be 1 set or more, got {batch}")
         if augment == "rotate" and points.axes < 2:
-            raise ValueError("points on one axis have nothing to rotate in: use --augment shift or none")
+            raise ValueError("points on one axis cannot be rotated: use --augment shift or none")
         self.points, self.size, self.augment, self.classes = points, batch, augment, len(points.classes)
         centre, radius = (points.centre, points.radius) if normalise is None else normalise
         self.normalise = (tuple(map(float, centre)), float(radius))
@@ -85,7 +85,7 @@ class PointsTask(Task):
         self.train, self.test, self.parts = points.train, points.test, 1
 
     def describe(self) -> dict[str, Any]:
-        """Everything that decides the batches, as JSON."""
+        """Everything that determines the batches, as JSON."""
         settings = {"batch": self.size, "augment": self.augment, "normalise": self.normalise}
         return {"points": self.points.fingerprint, **settings}
 
@@ -95,18 +95,18 @@ class PointsTask(Task):
         self.train, self.test, self._centre = self.train.to(device), self.test.to(device), self._centre.to(device)
 
     def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
-        """Raises ValueError where the model does not fit the points, or the batch cannot be divided."""
+        """Raises ValueError if the model does not fit the points, or the batch cannot be divided."""
         divides(self.size, parts)
         self.parts = parts
         if isinstance(config, nn.Module):
             return
         known = getattr(config, "classes", 0)
         if known < self.classes:
-            raise ValueError(f"the sets have {self.classes} classes, the model {known}: say classes={self.classes}")
+            raise ValueError(f"the sets have {self.classes} classes, the model has {known}: set classes={self.classes}")
         for name in ("axes", "features"):
             have, reads = getattr(self.points, name), getattr(config, name, None)
             if have != reads:
-                raise ValueError(f"the points have {have} {name}, the model reads {reads}: say {name}={have}")
+                raise ValueError(f"the points have {have} {name}, the model reads {reads}: set {name}={have}")
 
     def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
         """This part of the step's points, features, mask and labels, on the device."""
@@ -122,7 +122,7 @@ class PointsTask(Task):
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, processes: Processes) -> dict[str, float]:
-        """Loss, and accuracy as they are, shifted and rotated, over the whole test split."""
+        """Loss, and accuracy unchanged, shifted and rotated, over the whole test split."""
         motions: list[Motion] = ["none", "shift", "rotate"] if self.points.axes > 1 else ["none", "shift"]
         found: dict[str, float] = {}
         for how in motions:
@@ -141,7 +141,7 @@ class PointsTask(Task):
         return found
 
     def keep(self, folder: Path) -> None:
-        """Writes the names of the classes beside the model."""
+        """Writes the class names next to the model."""
         write_json(folder / "classes.json", {"classes": list(self.points.classes)})
 
     def _read(self, clouds: Clouds, how: Motion, draws: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:

@@ -26,8 +26,8 @@ from joformer.training.tasks.task import Task
 class RelationsTask(Task):
     """Triples of graph.train against wrong ones; evaluated on graph.valid.
 
-    `negatives` wrong heads and as many wrong tails are drawn for each triple; `temperature` is how much the hardest of
-    them count.
+    `negatives` wrong heads and as many wrong tails are drawn for each triple; `temperature` sets how much the hardest
+    ones count.
 
     >>> facts = torch.tensor([[hour, 0, (hour + 1) % 24] for hour in range(24)])
     >>> names = tuple(map(str, range(24)))
@@ -39,23 +39,23 @@ class RelationsTask(Task):
     def __init__(self, graph: Graph, *, batch: int = 512, negatives: int = 64, temperature: int | float = 1.0) -> None:
         if batch < 1 or negatives < 1 or temperature < 0:
             given = f"{batch}, {negatives} and {temperature}"
-            raise ValueError(f"batch and negatives are 1 or more, temperature is 0 or more, got {given}")
+            raise ValueError(f"batch and negatives must be 1 or more, temperature 0 or more, got {given}")
         self.graph, self.size, self.negatives, self.temperature = graph, batch, negatives, float(temperature)
         self.parts = 1
 
     def describe(self) -> dict[str, Any]:
-        """Everything that decides the batches, as JSON."""
+        """Everything that determines the batches, as JSON."""
         settings = {"batch": self.size, "negatives": self.negatives, "temperature": self.temperature}
         return {"graph": self.graph.fingerprint, **settings}
 
     def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
-        """Raises ValueError where the model does not fit the graph, or the batch cannot be divided."""
+        """Raises ValueError if the model does not fit the graph, or the batch cannot be divided."""
         divides(self.size, parts)
         self.parts = parts
         for name in ("entities", "relations"):
             count, known = len(getattr(self.graph, name)), getattr(config, name, 0)
             if not isinstance(config, nn.Module) and known < count:
-                raise ValueError(f"the graph has {count} {name}, the model {known or 'none'}: say {name}={count}")
+                raise ValueError(f"the graph has {count} {name}, the model has {known or 'none'}: set {name}={count}")
 
     def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
         """This part of the step's triples, and wrong entities for them, on the device."""
@@ -86,6 +86,6 @@ class RelationsTask(Task):
         return {"mrr": 100 * mrr / n, **shares}
 
     def keep(self, folder: Path) -> None:
-        """Writes the names of entities and relations beside the model."""
+        """Writes the names of entities and relations next to the model."""
         names = {"entities": list(self.graph.entities), "relations": list(self.graph.relations)}
         write_json(folder / "graph.json", names)

@@ -33,10 +33,11 @@ TOGETHER = 16  # recordings
 
 
 class SpottingTask(Task):
-    """Pieces of streams.train at any place; evaluated on all of streams.test, as it would be heard.
+    """Random pieces of streams.train; evaluated on all of streams.test, in order.
 
-    `seconds` is the length of a piece, `patch` the frames of a time, as in the model's configuration, `tolerance` the
-    seconds of the module's head, `normalise` mean and standard deviation of the pixels, those of the data by default.
+    `seconds` is the length of a piece, `patch` the frames per time step, as in the model's configuration, `tolerance`
+    that of the module's docstring in seconds, `normalise` mean and standard deviation of the pixels, by default those
+    of the data.
 
     >>> from joformer.training import load_streams
     >>> task = SpottingTask(load_streams("tones", bands=16), batch=4, seconds=2.0)
@@ -55,9 +56,9 @@ class SpottingTask(Task):
         normalise: Sequence[float] | None = None,
     ) -> None:
         if batch < 1 or patch < 1:
-            raise ValueError(f"batch and patch are 1 or more, got {batch} and {patch}")
+            raise ValueError(f"batch and patch must be 1 or more, got {batch} and {patch}")
         if not (math.isfinite(seconds) and seconds > 0 and math.isfinite(tolerance) and tolerance >= 0):
-            raise ValueError(f"seconds are more than 0 and tolerance 0 or more, got {seconds} and {tolerance}")
+            raise ValueError(f"seconds must be above 0 and tolerance 0 or more, got {seconds} and {tolerance}")
         self.streams, self.size, self.patch = streams, batch, patch
         self.seconds, self.tolerance = float(seconds), float(tolerance)
         self.times = max(1, math.floor(seconds / (streams.frame * patch)))
@@ -69,11 +70,11 @@ class SpottingTask(Task):
 
     @property
     def nothing(self) -> int:
-        """The answer while no word is heard."""
+        """The class for no word."""
         return len(self.streams.classes)
 
     def describe(self) -> dict[str, Any]:
-        """Everything that decides the batches, as JSON."""
+        """Everything that determines the batches, as JSON."""
         return {
             "streams": self.streams.fingerprint,
             "batch": self.size,
@@ -84,21 +85,21 @@ class SpottingTask(Task):
         }
 
     def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
-        """Raises ValueError where the model does not fit the data, or the batch cannot be divided."""
+        """Raises ValueError if the model does not fit the data, or the batch cannot be divided."""
         divides(self.size, parts)
         if isinstance(config, nn.Module):
             return
         count, known, bands = len(self.streams.classes), getattr(config, "classes", 0), getattr(config, "bands", 0)
         if known < count:
-            raise ValueError(f"the streams have {count} classes, the model {known or 'none'}: say classes={count}")
+            raise ValueError(f"the streams have {count} classes, the model has {known or 'none'}: set classes={count}")
         if bands != self.streams.bands or config.patch[-1] != self.patch:
-            got = f"{bands} of them and {config.patch[-1] if bands else 'no'} frames in a patch"
+            got = f"{bands} bands, {config.patch[-1] if bands else 'no'} frames per patch"
             raise ValueError(
-                f"the streams have {self.streams.bands} bands, {self.patch} frames a time; the model {got}"
+                f"the streams have {self.streams.bands} bands, {self.patch} frames per patch; the model has {got}"
             )
 
     def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
-        """This part of the step's pieces, and the answer at each time, −100 where it does not count; on the device."""
+        """This part of the step's pieces, and the target at each time, −100 if ignored; on the device."""
         mine, train, length = share(self.size, part, parts), self.streams.train, self.times * self.patch
         drawn = torch.rand(self.size, dtype=torch.float64, generator=generator(seed, "batch", step))[mine]
         place = (drawn * self._places[-1]).long()
@@ -115,13 +116,13 @@ class SpottingTask(Task):
         return self._plain(pixels), torch.where(heard, answer, -100).to(self.device)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """The mean loss of the times that count."""
+        """The mean loss over the times that count."""
         pieces, answers = batch
         return F.cross_entropy(model(pieces).float().flatten(0, 1), answers.flatten(), ignore_index=-100)
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, processes: Processes) -> dict[str, float]:
-        """F1, precision and recall of events, the share of times with the right answer, and the loss."""
+        """F1, precision and recall of events, the accuracy per time step, and the loss."""
         test, frame, patch = self.streams.test, self.streams.frame, self.patch
         starts, lengths = test.starts, (test.ends - test.starts) // patch * patch
         sums = torch.zeros(6, dtype=torch.float64)
@@ -155,7 +156,7 @@ class SpottingTask(Task):
 
     @torch.no_grad()
     def listen(self, model: nn.Module, pixels: Tensor) -> Tensor:
-        """Logits of whole streams, ``(batch, frames, bands)`` of pixels, heard piece by piece.
+        """Logits of whole streams of pixels ``(batch, frames, bands)``, processed piece by piece.
 
         Returns:
             ``(batch, times, classes + 1)``.
@@ -165,7 +166,7 @@ class SpottingTask(Task):
         return torch.cat([model(self._plain(piece), caches=caches) for piece in pieces], 1)
 
     def keep(self, folder: Path) -> None:
-        """Writes beside the model what is needed to use it."""
+        """Writes the files next to the model that are needed to use it."""
         about = {"frame": self.streams.frame, "normalise": self.normalise, "tolerance": self.tolerance}
         write_json(folder / "classes.json", {"classes": list(self.streams.classes), **about})
 

@@ -15,10 +15,10 @@ from joformer.training.processes import Processes
 
 
 class Task(ABC):
-    """What is learned: four methods of yours, and others that do nothing unless you need them.
+    """A training task: implement four methods; the others have defaults that you can override.
 
-    A batch must be a function of its arguments alone: then a run that is killed has no place in the data to lose, and
-    resumes to the same bits. `generator(seed, "batch", step)` gives the randomness of a step.
+    A batch must be a function of its arguments alone: then a killed run loses no position in the data and resumes to
+    the same bits. Use `generator(seed, "batch", step)` for the randomness of a step.
 
     Example:
         >>> class Copying(Task):
@@ -39,7 +39,7 @@ class Task(ABC):
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Everything that decides the batches, as JSON: settings, and a checksum of the data."""
+        """Everything that determines the batches, as JSON: settings, and a checksum of the data."""
 
     @abstractmethod
     def batch(self, seed: int, step: int, part: int, parts: int) -> Any:
@@ -54,36 +54,36 @@ class Task(ABC):
         """Metrics on held-out data, the same in every process (`processes.total` sums over them)."""
 
     def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
-        """Raises ValueError if model and data do not fit, or a batch does not divide into so many parts.
+        """Raises ValueError if model and data do not fit, or a batch is not divisible into this many parts.
 
         Args:
             config: The configuration of one of joformer's models, or any other module itself.
             mine: The parts of every step that this process will request, in this order.
-            parts: How many parts a step has.
+            parts: The number of parts per step.
         """
 
     def divide(self, parallel: ContextParallel | None) -> None:
-        """Called first: whose share of each sample's tokens `batch` is to give, None for all of them.
+        """Called first; tells the task whether `batch` must return only a share of each sample's tokens.
 
         Args:
             parallel: The processes that share the tokens of every sample; `batch` gives this one's (`parallel.share`),
                 `loss` calls the model with ``parallel=parallel``, and `evaluate` does both.
 
         Raises:
-            ValueError: If samples are no sequences that can be divided, as by default.
+            ValueError: If samples are not divisible sequences, which is the default.
         """
         if parallel is not None:
             raise ValueError(f"{type(self).__name__} has no sequences to divide: leave out --context-parallel")
 
     def to(self, device: torch.device) -> None:
-        """Moves to the device what stays there; `self.device` is where batches belong."""
+        """Moves resident data to the device; batches belong on `self.device`."""
         self.device = device
 
     def prepare(self, model: nn.Module, step: int) -> None:
         """Called with the unwrapped model before each step, counted from 0, and before each evaluation."""
 
     def keep(self, folder: Path) -> None:
-        """Writes beside the model what is needed to use it: a tokenizer, the names of classes."""
+        """Writes files next to the model that are needed to use it: a tokenizer, the class names."""
 
     def close(self) -> None:
-        """Called when the run ends, however it ends: stop what works ahead."""
+        """Called when the run ends for any reason: stop background workers here."""

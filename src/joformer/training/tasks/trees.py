@@ -62,7 +62,7 @@ def hide(rows: Rows, chance: Float[Tensor, "trees nodes"], share: float, hidden:
     Args:
         rows: The trees.
         chance: A number in [0, 1) for each node.
-        share: Of the nodes, how many are hidden.
+        share: Share of nodes that are hidden.
         hidden: The number that stands for a kind that is hidden.
 
     Returns:
@@ -114,13 +114,13 @@ def misuse(rows: Rows, chance: Float[Tensor, "trees _chances"], uses: Bool[Tenso
 
 
 class TreeTask(Task):
-    """Questions about trees.train; evaluated on trees.valid, where every tree is asked the same at all times.
+    """Questions about trees.train; evaluated on trees.valid, always with the same question per tree.
 
     Args:
         trees: The trees.
         question: "masked" or "misuse".
         batch: Trees per step.
-        share: Of the nodes, how many are hidden.
+        share: Share of nodes that are hidden.
 
     Raises:
         ValueError: If there are no such trees, or a number is out of range.
@@ -128,15 +128,15 @@ class TreeTask(Task):
 
     def __init__(self, trees: Trees, *, question: Question = "masked", batch: int = 32, share: float = 0.15) -> None:
         if question not in READS:
-            raise ValueError(f"question is one of {', '.join(READS)}, got {question!r}")
+            raise ValueError(f"question must be one of {', '.join(READS)}, got {question!r}")
         if batch < 1 or not 0 < share < 1:
-            raise ValueError(f"batch is 1 or more and share between 0 and 1, got {batch} and {share}")
+            raise ValueError(f"batch must be 1 or more and share between 0 and 1, got {batch} and {share}")
         self.trees, self.question, self.size, self.share = trees, question, batch, share
         self.use = trees.kinds.index(USE) if USE in trees.kinds else -1
         self.asked = {split: self._fit(getattr(trees, split)) for split in ("train", "valid", "test")}
         if empty := [split for split, found in self.asked.items() if not len(found)]:
             remedy = "give Python, or more of it" if question == "misuse" else "give more files"
-            raise ValueError(f"no tree of {empty[0]} has two variables and a use: {remedy}")
+            raise ValueError(f"no tree in {empty[0]} has two variables and a use: {remedy}")
 
     def _fit(self, forest: Forest) -> Int64[Tensor, " asked"]:
         """The trees that can be asked about: for misuse those with a use and two variables."""
@@ -150,11 +150,11 @@ class TreeTask(Task):
         return every[(used > 0) & (most > 0)]
 
     def describe(self) -> dict[str, Any]:
-        """Everything that decides the batches, as JSON."""
+        """Everything that determines the batches, as JSON."""
         return {"trees": self.trees.fingerprint, "question": self.question, "batch": self.size, "share": self.share}
 
     def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
-        """Raises ValueError where the model does not fit the trees, or the batch cannot be divided."""
+        """Raises ValueError if the model does not fit the trees, or the batch cannot be divided."""
         divides(self.size, parts)
         if isinstance(config, nn.Module):
             return
@@ -162,9 +162,9 @@ class TreeTask(Task):
             held = getattr(self.trees, name)
             count, known = len(held) if isinstance(held, tuple) else held, getattr(config, name, 0)
             if known < count:
-                raise ValueError(f"the trees have {count} {name}, the model {known or 'none'}: say {name}={count}")
+                raise ValueError(f"the trees have {count} {name}, the model has {known or 'none'}: set {name}={count}")
         if config.reads != READS[self.question]:
-            raise ValueError(f"{self.question} is read from {READS[self.question]}: say reads={READS[self.question]!r}")
+            raise ValueError(f"{self.question} is read from {READS[self.question]}: set reads={READS[self.question]!r}")
 
     def batch(self, seed: int, step: int, part: int, parts: int) -> Asked:
         """This part of the step's trees, on the device."""
@@ -187,7 +187,7 @@ class TreeTask(Task):
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, processes: Processes, *, split: Split = "valid") -> dict[str, float]:
-        """Loss and accuracy in percent, over the split; of misuse also how many of the wrong uses are found."""
+        """Loss and accuracy in percent, over the split; for misuse also the share of wrong uses that are found."""
         forest: Forest = getattr(self.trees, split)
         trees = self.asked[split]
         chance = torch.rand(len(forest), int(forest.counts.max()) + 3, generator=generator("trees", split))
@@ -203,7 +203,7 @@ class TreeTask(Task):
         return made if self.question == "masked" else {**made, "localised": 100 * found / max(wrong, 1)}
 
     def keep(self, folder: Path) -> None:
-        """Writes the kinds of nodes beside the model."""
+        """Writes the node kinds next to the model."""
         write_json(folder / "trees.json", {"kinds": list(self.trees.kinds), "question": self.question})
 
     def _ask(self, rows: Rows, chance: Tensor) -> Asked:

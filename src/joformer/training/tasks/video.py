@@ -32,7 +32,7 @@ from joformer.training.tasks.parts import rounds, share
 class VideoTask(ImageTask):
     """Clips, and a question about them; evaluated on all of clips.test.
 
-    `question` is "next" or "class"; `augment` reverses and shifts clips of training, whose classes follow
+    `question` is "next" or "class"; `augment` reverses and shifts training clips, and their classes accordingly
     (`Clips.mirrored`). The model reads normalised pixels and predicts them in 0 … 1.
 
     >>> from joformer.training import load_clips
@@ -53,17 +53,17 @@ class VideoTask(ImageTask):
         normalise: Sequence[Sequence[float]] | None = None,
     ) -> None:
         if question == "class" and not clips.classes:
-            raise ValueError("the clips have no classes: load them with question='class', or ask for the next picture")
+            raise ValueError("the clips have no classes: load them with question='class', or use question='next'")
         super().__init__(clips, batch=batch, normalise=normalise)
         self.question, self.changes = question, augment
 
     def describe(self) -> dict[str, Any]:
-        """Everything that decides the batches, as JSON."""
+        """Everything that determines the batches, as JSON."""
         augment = None if self.changes is None else self.changes.describe()
         return {"question": self.question, **super().describe(), "augment": augment}
 
     def check(self, config: Any, mine: Sequence[int], parts: int) -> None:
-        """Raises ValueError where the model does not fit the clips, or the batch cannot be divided."""
+        """Raises ValueError if the model does not fit the clips, or the batch cannot be divided."""
         asked = getattr(config, "question", self.question)
         if asked != self.question:
             raise ValueError(f"the model answers question={asked!r}, the task asks {self.question!r}: choose one")
@@ -88,7 +88,7 @@ class VideoTask(ImageTask):
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, processes: Processes) -> dict[str, float]:
-        """What the question measures, over the whole test split."""
+        """The metrics of the question, over the whole test split."""
         if self.question == "class":
             return super().evaluate(model, processes)
         test = self.images.test.images
@@ -106,7 +106,7 @@ class VideoTask(ImageTask):
         return {"loss": loss / n, "picture_error": error / pictures, "copy_error": copy / pictures}
 
     def keep(self, folder: Path) -> None:
-        """Writes the names of the classes beside the model, where there are some."""
+        """Writes the class names next to the model, if there are any."""
         if self.question == "class":
             super().keep(folder)
 

@@ -71,7 +71,7 @@ def displacement_kernel_figure(
     )
     far, wide = (3 * planes, 12) if reach is None else (reach, reach)
     if min(far, wide) < 1:
-        raise ValueError(f"reach {reach} shows nothing: it must be 1 or more")
+        raise ValueError(f"reach must be 1 or more, got {reach}")
 
     caption = (
         f"K(Δ) is the mean of cos(ω · Δ) over {'the' if own else planes} planes: the score between equal content Δ "

@@ -46,7 +46,7 @@ def path_spread_figure(
         ['flat', 'curved']
     """
     if size < 2:
-        raise ValueError(f"size {size} shows no square: the grid needs 2 or more cells a side")
+        raise ValueError(f"size {size} gives no square: it must be 2 or more cells per side")
     chosen = {
         "flat": _rotations(0.0) if flat is None else flat,
         "nearly flat": _rotations(1.0) if nearly is None else nearly,
@@ -120,7 +120,7 @@ def holonomy_figure(
         'flat\\nreturns as it left (0°)'
     """
     if side < 1:
-        raise ValueError(f"side {side} is no loop: it needs 1 or more steps")
+        raise ValueError(f"side {side} gives no loop: it must be 1 or more")
     points = 2 * side + 1
     flat = _rotations(0.0) if flat is None else flat
     curved = _rotations(90.0) if curved is None else curved
