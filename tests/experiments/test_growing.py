@@ -61,7 +61,7 @@ def test_the_page_grows_by_whole_tables_and_ends_as_the_report(joformer, between
     _, page, looked = seen[-1]
     assert page.count('<meta http-equiv="refresh" content="10">') == 1
     assert "Still running, and shown here once finished" in page
-    assert "What a step takes, beside RoPE (0 of 2 runs)" in page
+    assert "What a step costs compared with RoPE (0 of 2 runs)" in page
     assert re.findall('<section id="([^"]*)"', page) == ["compare"]
     assert looked == {"compare": [4], "cost": []}  # who has seen a page has looked at what it shows
     assert told.count(f"a first report is at {out / 'report.html'}; it grows as tables finish") == 1
@@ -105,7 +105,7 @@ def test_a_page_waits_for_nothing_once_it_is_stopped(joformer, between, words, t
     page = (out / "report.html").read_text()
     assert "refresh" not in page
     assert "Not finished, so not shown; the same command resumes" in page
-    assert "What a step takes, beside RoPE (1 of 2 runs)" in page
+    assert "What a step costs compared with RoPE (1 of 2 runs)" in page
     # It resumes, at first with what was there.
     between.clear()
     between.append(lambda cell: pages.append((out / "report.html").read_text()))

@@ -80,7 +80,7 @@ def tables(
         ),
         plan(
             "cost",
-            "What a step takes, beside RoPE",
+            "What a step costs compared with RoPE",
             "ratio",
             timed,
             named=False,

@@ -1,4 +1,4 @@
-"""Overhead: what a training step takes and what parameters are added, all variants beside RoPE in one process.
+"""Overhead: what a training step takes and what parameters are added, all variants and RoPE in one process.
 
     joformer reproduce overhead                               3 rounds: two minutes, nothing else running
     joformer reproduce overhead --scale paper                 ViT-S, batch 1,024 in fp16, hours of 300 epochs: a GPU
@@ -47,7 +47,7 @@ def tables(scale: Scale, data: str | Path | None, seeds: Sequence[int], steps: i
     return [
         plan(
             "overhead",
-            "What a step takes, beside RoPE in two dimensions",
+            "What a step costs compared with RoPE in two dimensions",
             "ratio",
             cells,
             named=False,
