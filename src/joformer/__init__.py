@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from joformer.integrations import transport_values
     from joformer.rotation import convert_layout, rotate
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CameraFrames",
