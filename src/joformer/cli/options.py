@@ -197,7 +197,7 @@ def meant(word: str, known: Sequence[str]) -> str:
     >>> meant("comprae", ["compare", "report"]), meant("x", ["compare"])
     (': did you mean compare?', '')
     """
-    near = get_close_matches(word, known, 1)
+    near = get_close_matches(word, known, 1, cutoff=0.65)
     return f": did you mean {near[0]}?" if near else ""
 
 

@@ -20,6 +20,25 @@ KINDS = {"f": "numbers", "i": "numbers", "u": "numbers", "U": "text"}
 DIMENSIONS = 8
 
 
+def read_header(file: Any) -> tuple[tuple[int, ...], bool, Any]:
+    """What the header of a .npy file declares: shape, whether columns come first, dtype; the file is then at the data.
+
+    >>> import numpy as np
+    >>> file = io.BytesIO()
+    >>> np.save(file, np.eye(2))
+    >>> _ = file.seek(0)
+    >>> read_header(file)
+    ((2, 2), False, dtype('float64'))
+    """
+    from numpy.lib import format as npy
+
+    version = npy.read_magic(file)
+    # Version 3 is version 2 with names of fields in UTF-8, and arrays with fields are not read.
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    found: tuple[tuple[int, ...], bool, Any] = read(file)
+    return found
+
+
 def read_array(data: bytes, name: object) -> Any:
     """The array of a .npy file of real numbers or text; `name` is said in errors.
 
@@ -30,14 +49,10 @@ def read_array(data: bytes, name: object) -> Any:
     [[1.0, 0.0], [0.0, 1.0]]
     """
     import numpy as np
-    from numpy.lib import format as npy
 
     file = io.BytesIO(data)
     try:
-        version = npy.read_magic(file)
-        # Version 3 is version 2 with names of fields in UTF-8, and arrays with fields are not read.
-        header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, by_columns, dtype = header(file)
+        shape, by_columns, dtype = read_header(file)
     except Exception as error:  # numpy parses a header as Python: whatever it says is one line
         raise ValueError(f"{name} is damaged or not a NumPy array ({one_line(error)}): write it again") from None
     if dtype.hasobject:
@@ -57,16 +72,12 @@ def holds_pictures(path: Path) -> bool:
     >>> holds_pictures(Path(__file__))
     False
     """
-    from numpy.lib import format as npy
-
     with suppress(Exception), ExitStack() as opened:  # whoever reads it reports what is wrong with it
         file: Any = opened.enter_context(open_file(path))
         if path.suffix.lower() == ".npz":
             archive = opened.enter_context(zipfile.ZipFile(file))
             file = opened.enter_context(archive.open(archive.infolist()[0]))
-        version = npy.read_magic(file)
-        header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, _, dtype = header(file)
+        shape, _, dtype = read_header(file)
         return len(shape) > 2 and dtype == "uint8"
     return False
 

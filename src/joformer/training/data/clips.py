@@ -27,6 +27,7 @@ from torch import Tensor
 from joformer._io import LIMITS, allowed, imported, one_line
 from joformer._log import logger
 from joformer._seeding import generator
+from joformer.training.data.arrays import read_header
 from joformer.training.data.examples import Files, Records, Split, hold_out, open_examples
 from joformer.training.data.files import EXAMPLE, Fault, Place, content_hash, fault, suffix_of
 from joformer.training.data.images import Images, Made, finished, kept, load_images, require_memory
@@ -297,9 +298,7 @@ def _array(data: bytes, _: str) -> Iterator[Any]:
     from PIL import Image
 
     file = io.BytesIO(data)
-    later = np.lib.format.read_magic(file) > (1, 0)
-    header = np.lib.format.read_array_header_2_0 if later else np.lib.format.read_array_header_1_0
-    shape, _order, dtype = header(file)
+    shape, _by_columns, dtype = read_header(file)
     if dtype != np.uint8 or len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
         wanted = "uint8 (time, rows, columns) or (time, rows, columns, 1 or 3)"
         raise Refused(f"is {dtype} {shape}: save it as {wanted}")
