@@ -636,7 +636,9 @@ def test_compare_answers_first(joformer, in_turn, tmp_path, write):
     pattern = r"Does value transport help: mine\. (Value|The effect of value) transport.* after 1 steps: .* \(2 seeds"
     assert re.match(pattern, answer), answer
     assert re.search("(After|after) 2 steps", answer), answer
-    pattern = r"What a step costs compared with RoPE\. A step with values takes \d.* × the time of RoPE's, measured once"
+    pattern = (
+        r"What a step costs compared with RoPE\. A step with values takes \d.* × the time of RoPE's, measured once"
+    )
     assert re.match(pattern, cost), cost
     assert page == str(out / "report.html")
     result = json.loads((out / "cost" / "round" / "seed-0" / RESULT).read_text())
