@@ -2,11 +2,13 @@
 
 import json
 import os
+import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from runner import Server
 
 
@@ -34,6 +36,21 @@ def fast_folder():
 def memory(fast_folder):
     with fast_folder() as folder:
         yield folder
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Models this small are slower with more, and much slower beside other tests."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def no_board(monkeypatch):
+    """TensorBoard's threads are slow to start, and its files promise nothing."""
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
 
 
 @pytest.fixture(scope="session")

@@ -24,13 +24,7 @@ from joformer.training.state import State
 TASKS = {"lm": lm_task, "vit": vit_task}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    """Models this small are slower with more, and much slower beside other tests."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def run(out, kind="lm", *, config=None, task=None, seed=0, heard=None, **recipe):

@@ -11,13 +11,7 @@ from torch import nn
 from joformer.models import JoFormerLM, initialise, load
 from joformer.training import Task, load_weights, open_run, train
 
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def run(out, model=None, task=None, *, start=None, loggers=(), **recipe):

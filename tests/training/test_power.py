@@ -4,10 +4,8 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 
 import pytest
-import torch
 from power import Disk, put
 from runner import config_of, lm_task, logged, recipe_of
 
@@ -18,18 +16,7 @@ from joformer.training import train
 RECIPE = {"steps": 2, "save_every": 1, "evaluate_every": 1, "accumulate": 1, "log_every": 1, "keep": 1}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(autouse=True)
-def _no_board(monkeypatch):
-    """TensorBoard's threads are slow to start, and its files promise nothing."""
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+pytestmark = pytest.mark.usefixtures("one_thread", "no_board")
 
 
 def run(out, heard=None, **changes):

@@ -20,17 +20,7 @@ from joformer.training.state import State
 FILES = ("config.json", "manifest.json", "metrics.jsonl", "model.safetensors", "tokenizer.json")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(autouse=True)
-def _no_board(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+pytestmark = pytest.mark.usefixtures("one_thread", "no_board")
 
 
 def run(out, heard=None, **changes):
