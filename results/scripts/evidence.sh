@@ -5,12 +5,13 @@
 #     nohup nice -n 19 bash results/scripts/evidence.sh DATA [STAGE…] &      from a checkout, DATA as in ../shared/data
 #
 # Every run has one thread, JOBS of them (2) at once. Core-hours as measured or estimated on one core of an EPYC of 2026:
-#   sizes        enwik8: RoPE and RoPE + values at 0.36 and 1 million parameters, 5 and 3 seeds    3.9
+#   pair         enwik8: RoPE and RoPE + values at 0.36 million parameters, 5 seeds                1.4
 #   grid         enwik8: {none, scores, values, both} × {fixed, learned, projected, cumulative}    1.2 at 0.1 million
 #   wikitext-2   RoPE and RoPE + values at 0.1 million parameters, 3 seeds                         0.3
+#   hierarchy    10 models on enwik8, 1,500 steps, 3 seeds                                         1.5
 #   length       7 models, 5,000 steps, 3 seeds, the same bytes at every length                    2.7
 #   cifar100     5 models, 20 epochs, 3 seeds                                                      3.6
-#   hierarchy    10 models on enwik8, 1,500 steps, 3 seeds                                         1.5
+#   large-pair   enwik8: RoPE and RoPE + values at 1 million parameters, 3 seeds                   4.3
 #   middle       enwik8: learned, projected and cumulative at 0.36 million parameters, 5 seeds     1.8
 #   large        enwik8: projected at 1 million parameters, 3 seeds                                1.8
 #   grid-middle  the grid at 0.36 million parameters, 3 seeds                                      3.0
@@ -25,19 +26,17 @@ bin=.venv/bin
 enwik8() { "$bin/python" results/scripts/enwik8.py --data "$1" --out "$2" --jobs "$jobs" "${@:3}"; }
 reproduce() { "$bin/joformer" reproduce "$1" --data "$data" --seeds 3 --jobs "$jobs" --out "$2" "${@:3}"; }
 
-if [ $# = 0 ]; then set -- sizes grid wikitext-2 length cifar100 hierarchy middle large grid-middle; fi
+if [ $# = 0 ]; then set -- pair grid wikitext-2 hierarchy length cifar100 large-pair middle large grid-middle; fi
 for stage in "$@"; do
     folder=$stage
-    case $stage in sizes | grid | middle | large | grid-middle) folder=enwik8 ;; esac
+    case $stage in pair | grid | large-pair | middle | large | grid-middle) folder=enwik8 ;; esac
     mkdir -p runs
     if [ -d "results/$folder" ] && [ ! -d "runs/$folder" ]; then cp -r "results/$folder" "runs/$folder"; fi
     out=runs/$folder
     text=$data/enwik8/enwik8.xz
     case $stage in
-        sizes) enwik8 "$text" "$out" pair large-pair ;;
+        pair | large-pair | middle | large) enwik8 "$text" "$out" "$stage" ;;
         grid) enwik8 "$text" "$out" grid-small ;;
-        middle) enwik8 "$text" "$out" middle ;;
-        large) enwik8 "$text" "$out" large ;;
         grid-middle) enwik8 "$text" "$out" grid ;;
         wikitext-2) enwik8 "$data/wikitext-2" "$out" second ;;
         length) reproduce length "$out" --steps 5000 ;;
