@@ -80,7 +80,8 @@ def test_the_wheel_says_what_it_needs(built):
         scripts = wheel.read(f"joformer-{VERSION}.dist-info/entry_points.txt").decode()
     needs = [need for need in about.get_all("Requires-Dist") if "extra ==" not in need]
     assert sorted(re.match(r"[\w-]+", need)[0] for need in needs) == ["jaxtyping", "torch"]
-    assert {*about.get_all("Provides-Extra")} == {"dev", "docs", "integrations", "ray", "slurm", "train", "video"}
+    extras = {"audio", "dev", "docs", "integrations", "ray", "slurm", "train", "video"}
+    assert {*about.get_all("Provides-Extra")} == extras
     assert about["License-Expression"] == "Apache-2.0"
     assert not [one for one in about.get_all("Classifier") if one.startswith("License")]
     assert "joformer = joformer.cli:main" in scripts

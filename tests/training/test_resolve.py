@@ -1,6 +1,7 @@
 """The front door: what a path holds, the formats people have, and that nothing is decided in silence."""
 
 import gzip
+import io
 import json
 import logging
 import sys
@@ -8,6 +9,7 @@ import types
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from PIL import Image
 from runner import logged
@@ -400,7 +402,7 @@ def test_compressed_sounds_need_soundfile(tmp_path, monkeypatch):
         (tmp_path / "set" / name).write_bytes(b"sound")
     monkeypatch.setitem(sys.modules, "soundfile", None)
     assert resolve(tmp_path / "set").kind == "sounds"
-    with pytest.raises(ValueError, match=r"\.(flac|mp3|ogg) is (flac|mp3|ogg): pip install soundfile to read it, or"):
+    with pytest.raises(ValueError, match=r"\.(flac|mp3|ogg) is (flac|mp3|ogg): pip install 'joformer\[audio\]' to"):
         load_audio(tmp_path / "set", cache=tmp_path / "cache")
 
     class File:
@@ -427,6 +429,36 @@ def test_compressed_sounds_need_soundfile(tmp_path, monkeypatch):
     with logged(said):
         assert load_audio(tmp_path / "set", cache=tmp_path / "cache").classes == ("a", "b")
     assert said[-1].startswith("  4 of 4 clips last longer than 1.04 s and lose their end, 90% of all sound")
+
+
+def coded(name, count=8000, rate=8000):
+    """A tone as the bytes of a compressed file, and its samples."""
+    kind, data = name.partition(".")[2], io.BytesIO()
+    wave = (0.5 * np.sin(2 * np.pi * 440 * np.arange(count) / rate)).astype(np.float32)
+    soundfile.write(data, wave, rate, format=kind.upper())
+    return data.getvalue(), wave
+
+
+@pytest.mark.parametrize(("name", "error"), [("a.flac", 2**-15), ("a.ogg", 0.05), ("a.mp3", 0.1)])
+def test_compressed_sounds_are_what_was_written(name, error):
+    data, wave = coded(name)
+    for called in (name, "a"):  # rows of a table may have bytes without a name
+        samples, rate, length = decode_sound(data, called)
+        assert (len(samples), rate, length) == (8000, 8000, 1.0)
+        assert np.abs(samples.numpy() - wave).max() < error
+    assert torch.equal(decode_sound(data, name, 0.25)[0], samples[:2000])
+
+
+@pytest.mark.refused
+@pytest.mark.parametrize("kept", [0, 20, 0.5])
+@pytest.mark.parametrize("name", ["a.flac", "a.ogg", "a.mp3"])
+def test_compressed_sounds_that_end_early_are_named(name, kept):
+    data, _ = coded(name)
+    cut = data[: kept if kept >= 1 else int(kept * len(data))]
+    with pytest.raises(
+        ValueError, match=r"^a\.\w+ is damaged, truncated or not a sound file \([^<\n]+\): repair"
+    ):
+        decode_sound(cut, name)
 
 
 @pytest.mark.refused

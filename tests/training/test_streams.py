@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -172,7 +173,6 @@ def test_splits_by_column_and_by_folder(tmp_path, caplog):
 
 
 def test_flac_too(tmp_path):
-    soundfile = pytest.importorskip("soundfile")
     place = recorded(tmp_path / "a")
     want = load_streams(place, **SOUND)
     for file in ("a.wav", "deep/b.wav"):

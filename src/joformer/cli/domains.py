@@ -254,7 +254,7 @@ class Spotting:
     Example: joformer train spotting --data recordings --seconds 8 --window 16 --steps 600 --out runs/spotting
 
     Attributes:
-        data: A folder of recordings (wav; flac, mp3 and ogg if soundfile is installed) with a table of events next to
+        data: A folder of recordings (wav; flac, mp3 and ogg with the extra `audio`) with a table of events next to
             them, CSV, TSV or JSON lines: file,start,end,label in seconds, and split. Or sounds by class, as for vit,
             which are strung together: a folder, parquet; words, tones (embedded).
         label: The class column, if a table has several.

@@ -11,7 +11,7 @@
 
 The Fourier transform is four times as long as the window, so that the narrow low triangles have frequencies in them.
 Sources are those of `joformer.training.data.examples`, and "tones" and "words", which are made here from formulas. wav
-is read by scipy; flac, ogg and mp3 by soundfile, where that is installed.
+is read by scipy; flac, ogg and mp3 by soundfile (the extra `audio`).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from joformer.training.data.sources import CODED, WAV, Source, resolve
 
 RANGE, STREAM_RANGE = 80.0, 100.0  # decibels from white to black
 RATES = 1_000, 768_000  # samples per second that a recording can have; a header may say anything
+MAGIC = (b"fLaC", b"OggS", b"ID3", *(b"\xff" + bytes([kind]) for kind in b"\xe2\xe3\xf2\xf3\xfa\xfb"))  # the last: mp3
 EMBEDDED = (1200, 300)  # clips that train and that test
 
 
@@ -247,12 +248,12 @@ def decode_sound(
     import numpy as np
 
     suffix = suffix_of(name)
-    coded = suffix in CODED or (suffix not in WAV and data.startswith((b"fLaC", b"OggS", b"ID3", b"\xff\xfb")))
+    coded = suffix in CODED or (suffix not in WAV and data.startswith(MAGIC))
     try:
         samples, rate, count = (_read_coded if coded else _read_wav)(data, seconds)
     except ImportError:
         kind = suffix.removeprefix(".") or "compressed sound"
-        raise ValueError(f"{name} is {kind}: pip install soundfile to read it, or convert it to wav") from None
+        raise ValueError(f"{name} is {kind}: pip install 'joformer[audio]' to read it, or convert it to wav") from None
     except Exception as error:  # readers believe the header, and fail in many ways where it lies
         wanted = f"{'sound' if coded else 'wav'} file ({one_line(error)})"
         raise ValueError(f"{name} is damaged, truncated or not a {wanted}: repair it or remove it") from None
@@ -286,10 +287,17 @@ def _read_wav(data: bytes, seconds: int | float | None) -> tuple[Any, int, int]:
 def _read_coded(data: bytes, seconds: int | float | None) -> tuple[Any, int, int]:
     import soundfile
 
-    with soundfile.SoundFile(io.BytesIO(data)) as file:
-        most = RATES[1] * 60 if seconds is None else math.ceil(seconds * file.samplerate)  # a few bytes may be hours
-        samples = file.read(most, dtype="float32", always_2d=True)
-        return samples, file.samplerate, max(len(samples), file.frames)
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            most = RATES[1] * 60 if seconds is None else math.ceil(seconds * file.samplerate)  # bytes may be hours
+            samples = file.read(most, dtype="float32", always_2d=True)
+            rate, count = file.samplerate, file.frames
+    except soundfile.LibsndfileError as error:
+        raise ValueError(error.error_string) from None  # its message has the address of the bytes as well
+    # mp3 ends without an error wherever its bytes do; how long it should be is estimated if its header does not say.
+    if len(samples) < 0.95 * min(most, count):
+        raise ValueError(f"it ends after {len(samples):,} of {count:,} samples")
+    return samples, rate, max(len(samples), count)
 
 
 def _clip(records: Split, row: int, rate: int, samples: int, lengths: list[float]) -> Tensor:
