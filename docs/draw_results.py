@@ -57,6 +57,11 @@ def gap(folder: str, name: Any, model: str, other: str, size: str) -> tuple[floa
     return found.difference.centre, found.difference.low, found.difference.high, found.verdict
 
 
+def accuracy(value: float, sign: bool = False) -> str:
+    """Points of accuracy, with one decimal below ten."""
+    return number(value, int(abs(value) < 10), sign)
+
+
 def overview() -> str:
     """RoPE + values minus RoPE wherever the metric is an accuracy, largest kinds first."""
     gaps = [(words, *gap(*where)) for words, *where in OVERVIEW]
@@ -77,7 +82,7 @@ def overview() -> str:
         colour = "two" if verdict == "better" else "soft"
         shapes += [
             text(12, y - 10, words, bold=verdict == "better"),
-            text(WIDTH - 12, y - 10, f"{number(centre, sign=True)}, {verdict}", "soft", 13, "end"),
+            text(WIDTH - 12, y - 10, f"{accuracy(centre, sign=True)}, {verdict}", "soft", 13, "end"),
             line(x(max(low, -20)), y, x(min(high, 80)), y, colour, 2.5),
             dot(x(centre), y, 5, colour),
         ]
@@ -85,7 +90,7 @@ def overview() -> str:
         text(12, bottom + 34, "Three seeds each, small models, 150 to 1,500 steps. Verdicts are", "soft", 13),
         text(12, bottom + 52, "after correction within each table; data and budgets differ by row.", "soft", 13),
     ]
-    spoken = "; ".join(f"{words} {number(c, sign=True)} [{number(a)}, {number(b)}], {v}" for words, c, a, b, v in gaps)
+    spoken = "; ".join(f"{words} {accuracy(c, sign=True)} [{accuracy(a)}, {accuracy(b)}], {v}" for words, c, a, b, v in gaps)
     return svg(bottom + 64, "RoPE + values against RoPE, by task", f"Points of accuracy: {spoken}.", shapes)
 
 
