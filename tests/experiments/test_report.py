@@ -436,6 +436,8 @@ def test_lines_fit_the_terminal(folder):
     told = report.lines(analysed((head, cells)))
     assert max(map(len, told)) <= 100
     assert any("+1.8 [0.7, 2.8]" in line for line in told)  # numbers stay whole
+    assert not any("…" in line for line in told)  # and so do names, on several lines: their ends tell models apart
+    assert sum(line.split()[-1:] == ["day"] or " day " in line for line in told) >= len(long)
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

@@ -455,9 +455,7 @@ def test_compressed_sounds_are_what_was_written(name, error):
 def test_compressed_sounds_that_end_early_are_named(name, kept):
     data, _ = coded(name)
     cut = data[: kept if kept >= 1 else int(kept * len(data))]
-    with pytest.raises(
-        ValueError, match=r"^a\.\w+ is damaged, truncated or not a sound file \([^<\n]+\): repair"
-    ):
+    with pytest.raises(ValueError, match=r"^a\.\w+ is damaged, truncated or not a sound file \([^<\n]+\): repair"):
         decode_sound(cut, name)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import zip_longest
 from typing import Any
 
 import joformer
@@ -15,7 +16,7 @@ from joformer.experiments.report.words import Wording
 from joformer.experiments.tables import finite
 
 WIDTH = 100
-SHORTENED = frozenset({"model", "against", "verdict"})
+WRAPPED = frozenset({"model", "against", "verdict"})
 DROPPED = ("parameters, ×", "parameters", "p, Holm")
 """Columns dropped on a narrow terminal; the page has them."""
 
@@ -115,25 +116,34 @@ def _plain(shown: Columns) -> list[str]:
         widths = [max(map(len, column)) for column in zip(head, *shown.rows, strict=True)]
         if sum(widths) + 2 * (len(widths) + sized - 1) > WIDTH and name in head:
             shown = shown.without(name)
-    while (over := sum(widths) + 2 * (len(widths) + sized - 1) - WIDTH) > 0:  # numbers stay whole, text is shortened
-        widest = max((i for i, name in enumerate(head) if name in SHORTENED), key=lambda i: widths[i])
-        if widths[widest] <= 8:
+    # Numbers stay whole and names are wrapped, at spaces: a shortened name could be another model's.
+    least = [
+        max(len(word) for cell in column for word in cell.split() or [""])
+        for column in zip(head, *shown.rows, strict=True)
+    ]
+    while (over := sum(widths) + 2 * (len(widths) + sized - 1) - WIDTH) > 0:
+        widest = max((i for i, name in enumerate(head) if name in WRAPPED), key=lambda i: widths[i] - least[i])
+        if widths[widest] <= least[widest]:
             break
-        widths[widest] -= min(over, 4)
+        widths[widest] -= min(over, 4, widths[widest] - least[widest])
 
-    def line(cells: list[str]) -> str:
-        fit = [
-            cell if len(cell) <= width else cell[: width - 1] + "…" for cell, width in zip(cells, widths, strict=True)
+    def line(cells: list[str]) -> list[str]:
+        parts = (
+            textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False) if len(cell) > width else [cell]
+            for cell, width in zip(cells, widths, strict=True)
+        )
+        return [
+            "  ".join(
+                cell.ljust(width) if name in LEFT else cell.rjust(width)
+                for cell, width, name in zip(row, widths, head, strict=True)
+            ).rstrip()
+            for row in zip_longest(*parts, fillvalue="")
         ]
-        return "  ".join(
-            cell.ljust(width) if name in LEFT else cell.rjust(width)
-            for cell, width, name in zip(fit, widths, head, strict=True)
-        ).rstrip()
 
     indent = "  " * sized
-    told = [indent + line(head), indent + "  ".join("─" * width for width in widths)]
+    told = [*(indent + part for part in line(head)), indent + "  ".join("─" * width for width in widths)]
     for size, rows in shown.groups:
-        told += [size] * bool(size) + [indent + line(row) for row in rows]
+        told += [size] * bool(size) + [indent + part for row in rows for part in line(row)]
     return told
 
 
