@@ -93,7 +93,7 @@ def picture(model: JoFormerPairs, task: PairsTask, pairs: Pairs, hidden: dict, o
             axes.set_yticks([])
             if not row:
                 axes.set_title(("nearest", "second", "third", "fourth")[[*line_of].index(axes)], fontsize=8)
-            right = bool(test.groups[place] == test.groups[query])
+            right = bool((test.groups[place] == test.groups[query]).any())
             axes.spines[:].set(color=BLUE if right else "#dddddd", linewidth=3 if right else 1)
     keep(figure, out)
 

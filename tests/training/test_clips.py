@@ -2,6 +2,7 @@
 
 import io
 import json
+import struct
 import sys
 import zipfile
 
@@ -153,6 +154,29 @@ def test_every_form_is_the_same_clip(form, colour):
     array = film(1, colour=colour)
     got = decode_clip(encoded(array, form), f"a.{form}", 20)
     assert np.array_equal(got, array if colour else array[..., None])
+
+
+@pytest.mark.refused
+@pytest.mark.parametrize("form", ["gif", "mkv", "avi", "mp4"])
+def test_a_clip_that_breaks_off_is_never_a_shorter_clip(form):
+    data = encoded(np.concatenate([film(one, side=32) for one in range(8)]), form)
+    assert len(decode_clip(data, f"a.{form}", 16)) == 48
+    for kept in np.linspace(1, 0.93 * len(data), 25).astype(int):
+        with pytest.raises(ValueError, match=rf"^a\.{form} "):
+            decode_clip(data[:kept], f"a.{form}", 16)
+
+
+def test_turned_video_stands_upright():
+    av = pytest.importorskip("av")
+    data = bytearray(encoded(np.repeat(np.repeat(film(2, side=4), 8, 1), 8, 2), "mp4"))
+    upright = decode_clip(bytes(data), "a.mp4", 32)
+    at = data.index(b"tkhd") + 44  # version 0: flags, times, track, duration, layer, group, volume; then the matrix
+    assert struct.unpack(">9i", data[at : at + 36]) == (1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
+    data[at : at + 36] = struct.pack(">9i", 0, 1 << 16, 0, -(1 << 16), 0, 0, 32 << 16, 0, 1 << 30)  # (x, y) → (−y, x)
+    with av.open(io.BytesIO(bytes(data))) as file:
+        assert next(file.decode(video=0)).rotation == -90
+    turned = decode_clip(bytes(data), "a.mp4", 32)
+    assert np.array_equal(turned, np.rot90(upright, -1, (1, 2)))  # what stood above is on the right
 
 
 def test_mp4_is_nearly_the_same():

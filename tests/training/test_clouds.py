@@ -72,6 +72,26 @@ def test_every_form_is_the_same_sets(form, tmp_path):
             assert not part.points[row, COUNTS[at] :].any()
 
 
+def test_splits_may_be_folders_and_what_is_in_both_is_a_fault(tmp_path, joformer):
+    points, labels = np.random.default_rng(0).normal(size=(20, 5, 3)).astype(np.float32), np.arange(20) % 2
+    for split, shift in (("train", 0), ("test", 1)):
+        (tmp_path / split).mkdir()
+        np.savez(tmp_path / split / "part.npz", points=points + shift, labels=labels)
+    found = load_points(tmp_path)
+    assert (len(found.train), len(found.test)) == (20, 20)
+    assert joformer("check", tmp_path)[0] == 0
+    np.savez(tmp_path / "test" / "part.npz", points=points[:10], labels=labels[:10])
+    code, out, _ = joformer("check", tmp_path)
+    assert code == 2
+    assert "10 sets of the test split are also in the training split: take them out" in out
+    np.savez(tmp_path / "train" / "part.npz", points=points, labels=labels, classes=np.array(["cat", "dog"]))
+    with pytest.raises(ValueError, match="has classes that differ from the previous file's: give all files the same"):
+        load_points(tmp_path)
+    np.savez(tmp_path / "train" / "part.npz", points=points, labels=labels, classes=np.array(["cat", "cat"]))
+    with pytest.raises(ValueError, match="classes has a name twice"):
+        load_points(tmp_path)
+
+
 def test_centre_and_radius_by_hand(tmp_path):
     found = load_points(saved(tmp_path / "a.npz", **ragged()))
     train = [points.astype(np.float64) for points in SETS[:30]]

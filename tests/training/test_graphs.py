@@ -53,6 +53,13 @@ def test_every_form_is_the_same_graph(form, tmp_path):
     assert [len(part) for part in (graph.train, graph.valid, graph.test, graph.known)] == [40, 10, 10, 60]
 
 
+@pytest.mark.parametrize("suffix", [".txt", ".tsv", ""])
+def test_a_header_is_no_triple(suffix, tmp_path):
+    rows = "".join(f"e{n}\tknows\te{n + 1}\n" for n in range(40))
+    (tmp_path / f"a{suffix}").write_text(f"head\trelation\ttail\n{rows}")
+    assert load_graph(tmp_path / f"a{suffix}").relations == ("knows",)
+
+
 def test_text_and_tables_of_other_things_are_no_graph(tmp_path):
     (tmp_path / "notes.txt").write_text("a line\tof notes\n" * 30)
     assert resolve(tmp_path / "notes.txt").kind == "text"

@@ -70,6 +70,12 @@ def written(folder, form):
     return folder
 
 
+def fitting(split):
+    """Which pairs fit each one: those of its caption or its picture."""
+    rows = split.groups.tolist()
+    return [{m for m, other in enumerate(rows) if any(a == b for a, b in zip(row, other))} for row in rows]
+
+
 @pytest.mark.parametrize("form", ["beside", "csv", "jsonl", "parquet"])
 def test_every_form_is_the_same_pairs(form, tmp_path):
     place = written(tmp_path / "pairs", form)
@@ -78,7 +84,7 @@ def test_every_form_is_the_same_pairs(form, tmp_path):
     assert [pairs.caption(pairs.train, row) for row in range(16)] == SAID[:16]
     assert [pairs.caption(pairs.test, row) for row in range(4)] == SAID[16:]
     assert pairs.train.images[5, :, 7, 7].tolist() == list(COLOURS["green"])
-    assert pairs.train.groups.tolist() == list(range(16))
+    assert fitting(pairs.train) == [{n} for n in range(16)]
     again = load_pairs(place, vocab=300)
     assert again.fingerprint == pairs.fingerprint
     assert load_pairs(place, vocab=256).fingerprint != pairs.fingerprint
@@ -106,11 +112,41 @@ def test_an_image_may_have_several_captions_and_none_is_lost_to_the_other_split(
     caplog.set_level("INFO", logger="joformer")
     pairs = load_pairs(place / "captions.csv", vocab=300)
     assert "no test split: 4 of 32 pairs are held out" in caplog.text
-    assert pairs.train.groups.unique().tolist() == list(range(0, 28, 2))
+    assert fitting(pairs.train) == [{n - n % 2, n - n % 2 + 1} for n in range(28)]
     assert not {pairs.caption(pairs.test, n)[:22] for n in range(4)} & {
         pairs.caption(pairs.train, n) for n in range(28)
     }
-    assert pairs.train.groups.bincount().max() == 2
+
+
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_one_picture_in_several_rows_is_one_picture(form, tmp_path):
+    """One row per caption is how captions are usually kept; the picture must not be learned and tested."""
+    import pyarrow
+    import pyarrow.parquet
+
+    said = [(n, f"caption {n} {k}") for k in range(3) for n in range(12)]
+    if form == "parquet":
+        table = {"image": [picture(n) for n, _ in said], "caption": [words for _, words in said]}
+        pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "pairs.parquet")
+    else:
+        for n in range(12):
+            (tmp_path / f"{n}.png").write_bytes(picture(n))
+        rows = [f"{'./' * (k % 2)}{n}.png,{words}" for k, (n, words) in enumerate(said)]
+        (tmp_path / "pairs.csv").write_text("file,caption\n" + "\n".join(rows))
+    pairs = load_pairs(tmp_path, vocab=256)
+    apart = [{one.numpy().tobytes() for one in part.images} for part in (pairs.train, pairs.test)]
+    assert not apart[0] & apart[1]
+    assert [len(one) for one in apart] == [11, 1]
+    assert all(len(fits) == 3 for fits in fitting(pairs.train))
+
+
+def test_captions_must_be_utf8(tmp_path):
+    place = written(tmp_path / "pairs", "beside")
+    (place / "train" / "03.txt").write_bytes("é".encode("latin1"))
+    with pytest.raises(ValueError, match=r"train/03\.txt is not UTF-8 \(.*\): save it as UTF-8"):
+        load_pairs(place, vocab=300)
+    (place / "train" / "03.txt").write_text("é" * 30_000)  # two bytes each: what is read ends within one
+    assert len(load_pairs(place, vocab=300).train) == 16
 
 
 def test_captions_from_classes_of_two_levels(tmp_path, caplog):
@@ -133,7 +169,7 @@ def test_captions_from_classes_of_two_levels(tmp_path, caplog):
     a = [form.format(a="an orchid", above="flowers") for form in OF_TWO]
     assert {said[row] for row in range(1, 60, 3)} == set(a)
     assert {said[row] for row in range(2, 60, 3)} <= {form.format(a="a bus", above="vehicles") for form in OF_TWO}
-    assert pairs.test.groups.tolist() == [n % 3 for n in range(9)]
+    assert pairs.test.groups.tolist() == [[n % 3] for n in range(9)]
     assert "captions made from two levels of classes, such as" in caplog.text
     one = load_pairs(resolve(tmp_path, label="coarse_label"), vocab=300)
     assert "one can see a trees here" in {one.caption(one.train, row) for row in range(60)}
@@ -280,19 +316,32 @@ def _double(batch):
     return batch._replace(images=batch.images.double())
 
 
-def test_what_fits_is_no_negative_and_is_found():
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [[0], [1], [0], [2], [1], [3]],
+        # Captions and pictures: 0 and 2 share a caption, 0 and 1 a picture; 1 and 2 nothing.
+        [[0, 0], [1, 0], [0, 1], [2, 2], [3, 3], [2, 4]],
+    ],
+)
+def test_what_fits_is_no_negative_and_is_found(groups):
     torch.manual_seed(0)
-    similar, groups = torch.randn(6, 6, dtype=torch.float64), torch.tensor([0, 1, 0, 2, 1, 3])
+    similar, groups = torch.randn(6, 6, dtype=torch.float64), torch.tensor(groups)
     expected, places = [], []
     for n in range(6):
-        others = [m for m in range(6) if groups[m] != groups[n]]
+        others = [m for m in range(6) if not (groups[m] == groups[n]).any()]
         for row in (similar[n], similar[:, n]):
             expected.append(torch.logsumexp(row[[n, *others]], 0) - row[n])
-        best = max(similar[n, m] for m in range(6) if groups[m] == groups[n])
+        best = max(similar[n, m] for m in range(6) if m not in others)
         places.append(1 + sum(bool(similar[n, m] >= best) for m in others))
     assert torch.allclose(contrast(similar, groups), torch.stack(expected).mean())
     assert first_right(similar, groups).tolist() == places
-    assert first_right(torch.ones(4, 4), torch.arange(4)).tolist() == [4, 4, 4, 4]  # who cannot tell is last
+    assert first_right(torch.ones(4, 4), torch.arange(4).unsqueeze(1)).tolist() == [
+        4,
+        4,
+        4,
+        4,
+    ]  # who cannot tell is last
 
 
 def test_a_run_that_breaks_off_ends_with_the_same_bits_and_learns(pages, tmp_path, joformer):

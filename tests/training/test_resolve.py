@@ -20,6 +20,7 @@ from joformer.training.data.audio import decode_sound, spectrograms
 from joformer.training.data.examples import identity, open_examples
 from joformer.training.data.sources import split_of
 from joformer.training.data.streamed import ROTATED, decode_image
+from joformer.training.data.tables import read_rows
 
 LINE = "the quick brown fox\n"
 
@@ -457,6 +458,88 @@ def test_compressed_sounds_that_end_early_are_named(name, kept):
     cut = data[: kept if kept >= 1 else int(kept * len(data))]
     with pytest.raises(ValueError, match=r"^a\.\w+ is damaged, truncated or not a sound file \([^<\n]+\): repair"):
         decode_sound(cut, name)
+
+
+def noisy(**how):
+    """A tone in noise as the bytes of a compressed file: 4 s, the second half silent, so that the bit rate varies."""
+    data, at = io.BytesIO(), np.arange(64_000)
+    wave = 0.3 * np.sin(0.1 * at) + 0.05 * np.random.default_rng(0).normal(size=64_000)
+    soundfile.write(data, (wave * (at < 32_000)).astype(np.float32), 16_000, **how)
+    return data.getvalue()
+
+
+@pytest.mark.refused
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "a.tsv",
+            'text\tlabel\nfirst\t0\n"Oh no\t1\nthird\t0\n"Fifth," he said.\t0\n',
+            "a.tsv, line [0-9]: a quote opens a cell",
+        ),
+        (
+            "a.csv",
+            'text,n\n"one",1\n"two, which is cut of',
+            "a.csv, line [0-9]: a quote opens a cell and does not close it",
+        ),
+        ("a.csv", "file,label,label\na.png,x,y\n", "has two columns called 'label': rename one"),
+    ],
+)
+def test_rows_are_not_swallowed_by_a_quote(name, text, message, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        list(read_rows(tmp_path / name))
+
+
+def test_a_file_is_listed_once_however_it_is_spelled(tmp_path):
+    for n in range(8):
+        save(tmp_path / f"{n}.png", n)
+    (tmp_path / "train.csv").write_text("file,label\n" + "".join(f"{n}.png,{'ab'[n % 2]} \n" for n in range(8)))
+    assert load_images(tmp_path).classes == ("a", "b")
+    (tmp_path / "test.csv").write_text("file,label\n./3.png,b\n")
+    with pytest.raises(ValueError, match=r"row \d: file names '(\./)?3\.png' appears twice"):
+        load_images(tmp_path)
+    (tmp_path / "test.csv").unlink()
+    rows = "".join(f"{n}.png,{'ab'[n % 2]},{'TRAIN' if n < 6 else 'test'}\n" for n in range(8))
+    (tmp_path / "train.csv").write_text(f"file,label,Split\n{rows}")
+    assert [len(part) for part in (load_images(tmp_path).train, load_images(tmp_path).test)] == [6, 2]
+
+
+def test_the_folder_one_stands_in(tmp_path, monkeypatch):
+    tree(tmp_path, "cat", "dog")
+    monkeypatch.chdir(tmp_path)
+    assert load_images(".").fingerprint == load_images(tmp_path).fingerprint
+
+
+def test_the_same_bytes_as_csv_and_as_tsv_are_other_text(tmp_path):
+    (tmp_path / "a.csv").write_text("text\tlabel\n" + "hello world\t1\n" * 200)
+    first = load_text(tmp_path / "a.csv", vocab=256)
+    (tmp_path / "a.csv").rename(tmp_path / "a.tsv")
+    second = load_text(tmp_path / "a.tsv", vocab=256)
+    assert bytes(second.train[:24]) == b"hello world\nhello world\n"
+    assert first.fingerprint != second.fingerprint
+
+
+@pytest.mark.refused
+@pytest.mark.parametrize("kind", ["VORBIS", "OPUS"])
+def test_an_ogg_that_breaks_off_is_never_a_shorter_sound(kind):
+    data = noisy(format="OGG", subtype=kind)
+    assert len(decode_sound(data, "a.ogg")[0]) == 64_000
+    for kept in np.linspace(1, len(data) - 1, 40).astype(int):
+        with pytest.raises(ValueError, match=r"^a\.ogg is damaged, truncated or not a sound file \(.*\): repair it"):
+            decode_sound(data[:kept], "a.ogg")
+    with pytest.raises(ValueError, match="another stream follows the first"):
+        decode_sound(2 * data, "a.ogg")
+
+
+def test_an_mp3_that_does_not_say_how_long_it_is_is_not_cut():
+    data = noisy(format="MP3", bitrate_mode="VARIABLE", compression_level=0.5)
+    assert len(decode_sound(data, "a.mp3")[0]) == 64_000
+    # The first frame is no sound: it holds how long the file is (a Xing header). Frames begin with the same 11 bits.
+    start = next(at for at in range(4, 2000) if data[at] == 0xFF and data[at + 1] == data[1])
+    assert b"Xing" in data[:start]
+    with pytest.raises(ValueError, match=r"goes on after the length that its header implies|it ends after"):
+        decode_sound(data[start:], "a.mp3")
 
 
 @pytest.mark.refused

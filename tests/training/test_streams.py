@@ -277,7 +277,8 @@ def small(tmp_path, **options):
 def test_answers_against_a_slow_reading(tmp_path):
     task = small(tmp_path)
     train_, near = task.streams.train, round(0.1 / task.streams.frame)
-    pieces, answers = task.batch(3, 5, 0, 1)
+    pieces, answers, count = task.batch(3, 5, 0, 1)
+    assert count == (answers != -100).sum()
     mean, scale = task.normalise
     # Where each piece was cut out: the only place with these pixels.
     pixels = ((pieces * scale + mean) * 255).round().to(torch.uint8)
@@ -301,13 +302,25 @@ def test_answers_against_a_slow_reading(tmp_path):
 def test_a_batch_is_the_same_in_any_number_of_parts(tmp_path):
     task = small(tmp_path)
     whole, parts = task.batch(5, 7, 0, 1), [task.batch(5, 7, part, 3) for part in range(3)]
-    assert all(torch.equal(torch.cat(some), one) for some, one in zip(zip(*parts), whole))
+    assert all(torch.equal(torch.cat([part[at] for part in parts]), whole[at]) for at in (0, 1))
     assert not torch.equal(task.batch(5, 8, 0, 1)[0], whole[0])
+
+    def model(pieces):
+        torch.manual_seed(0)
+        return torch.nn.functional.linear(pieces[:, 1::2], torch.randn(task.nothing + 1, pieces.shape[-1]))
+
+    losses = torch.stack([task.loss(model, part) for part in parts])
+    torch.testing.assert_close(losses.mean(), task.loss(model, whole))
+    kept = whole[1] != -100
+    by_hand = torch.nn.functional.cross_entropy(model(whole[0])[kept], whole[1][kept])
+    torch.testing.assert_close(task.loss(model, whole), by_hand)
+    ignored = torch.full_like(parts[0][1], -100)
+    assert task.loss(model, (parts[0][0], ignored, parts[0][2])) == 0  # not nan
 
 
 def test_a_piece_longer_than_its_recording_ends_with_nothing_that_counts(tmp_path):
     streams = load_streams(recorded(tmp_path / "a"), **SOUND)
-    pieces, answers = SpottingTask(streams, batch=8, seconds=10.0, patch=2).batch(0, 0, 0, 1)
+    pieces, answers, _ = SpottingTask(streams, batch=8, seconds=10.0, patch=2).batch(0, 0, 0, 1)
     lengths = (streams.train.ends - streams.train.starts).tolist()
     ends = {(row != -100).nonzero().max().item() + 1 for row in answers}
     assert ends <= {length // 2 for length in lengths}

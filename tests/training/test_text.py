@@ -281,6 +281,13 @@ def test_splits_by_name_or_by_cut(tmp_path, names, wanted):
     assert any("1 others are not" in line for line in said) == ("notes.md" in names)
 
 
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text("one two\n" * 50, encoding="utf-8-sig")
+    assert bytes(load_text(tmp_path, vocab=256).train[:8]) == b"one two\n"
+    assert b"\xef" not in bytes(load_text(tmp_path, vocab=256).train)
+
+
 def test_documents_are_kept_apart_by_one_newline(tmp_path):
     for name, data in (("a", b"one"), ("b", b""), ("c", b"two\n"), ("d", b"three"), ("e", b"")):
         (tmp_path / name).write_bytes(data)

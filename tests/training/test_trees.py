@@ -179,6 +179,19 @@ def test_splits_share_no_file_and_copies_count_once(tmp_path, caplog):
     assert "8 trees stand twice and count once" in caplog.text
 
 
+def test_folders_of_splits_are_kept_and_what_is_missing_is_cut_from_train(tmp_path, caplog):
+    for name, count in (("train", 30), ("test", 10), ("more", 5)):
+        for n in range(count):
+            place = tmp_path / name / f"{n}.py"
+            place.parent.mkdir(exist_ok=True)
+            place.write_text(f"def {name}{n}(x, y):\n    return {'+'.join(['x'] * (n + 2))} * y")
+    caplog.set_level("INFO", logger="joformer")
+    found = load_trees(tmp_path, cache=tmp_path / "cache")
+    # Trees of the same shape and names count once: those of test have names of their own.
+    assert [len(part) for part in (found.train, found.valid, found.test)] == [27, 3, 10]
+    assert "5 files are in no folder of a split and are left aside" in caplog.text
+
+
 def test_what_cannot_be_parsed_is_said_and_left_out(tmp_path, caplog, joformer):
     assert resolve(written(tmp_path / "code")).kind == "text"  # unless it is said
     bad = {

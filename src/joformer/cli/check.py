@@ -15,6 +15,10 @@ from joformer._log import Progress, counted
 from joformer.cli.console import say
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import Tensor
+
     from joformer.training import Source
     from joformer.training.data.files import Fault
     from joformer.training.data.sources import Note
@@ -154,16 +158,30 @@ def check_graph(source: Source, _: int | None, fault: Fault) -> list[Note]:
 
 def check_points(source: Source, _: int | None, fault: Fault) -> list[Note]:
     """Reads every set of both splits; returns the summary."""
+    import torch
+
     from joformer.training.data.points import read_points
 
-    return read_points(source, fault=fault)[1]
+    found, notes = read_points(source, fault=fault)
+    train, test = (
+        [torch.cat((part.points, part.features), -1)[row, : part.counts[row]] for row in range(len(part))]
+        for part in (found.train, found.test)
+    )
+    _check_apart("sets", train, test, fault)
+    return notes
 
 
 def check_recordings(source: Source, _: int | None, fault: Fault) -> list[Note]:
     """Reads every recording and every event of both splits; returns the summary."""
-    from joformer.training.data.streams import check_streams
+    from joformer.training.data.streams import read_streams
 
-    return check_streams(source, fault)
+    splits, notes = read_streams(source, fault)
+    train, test = (
+        [part.pixels[start:end] for start, end in zip(part.starts, part.ends, strict=True)]
+        for part in (splits["train"], splits["test"])
+    )
+    _check_apart("recordings", train, test, fault)
+    return notes
 
 
 def check_trees(source: Source, _: int | None, fault: Fault) -> list[Note]:
@@ -180,6 +198,13 @@ _CHECKS = {
     "streams": check_recordings,
     "trees": check_trees,
 }
+
+
+def _check_apart(word: str, train: Iterable[Tensor], test: Iterable[Tensor], fault: Fault) -> None:
+    """Reports how much of the test split occurs in the training split."""
+    known = {one.numpy().tobytes() for one in train}
+    if count := sum(one.numpy().tobytes() in known for one in test):
+        fault(f"{count:,} {word} of the test split are also in the training split: take them out of one of them")
 
 
 def _check_unseen(seen: Seen, digest: bytes, split: str, name: str, fault: Fault) -> None:

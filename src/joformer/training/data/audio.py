@@ -33,11 +33,11 @@ from joformer.training.data import embedded as made
 from joformer.training.data.examples import Records, Split
 from joformer.training.data.files import Place, content_hash, suffix_of
 from joformer.training.data.images import Images, Made, finished, kept, stored
-from joformer.training.data.sources import CODED, WAV, Source, resolve
+from joformer.training.data.sources import CODED, ENCODED, WAV, Source, resolve
 
 RANGE, STREAM_RANGE = 80.0, 100.0  # decibels from white to black
 RATES = 1_000, 768_000  # samples per second that a recording can have; a header may say anything
-MAGIC = (b"fLaC", b"OggS", b"ID3", *(b"\xff" + bytes([kind]) for kind in b"\xe2\xe3\xf2\xf3\xfa\xfb"))  # the last: mp3
+UNKNOWN = 1 << 48  # samples that the decoder claims where the header names none
 EMBEDDED = (1200, 300)  # clips that train and that test
 
 
@@ -248,7 +248,7 @@ def decode_sound(
     import numpy as np
 
     suffix = suffix_of(name)
-    coded = suffix in CODED or (suffix not in WAV and data.startswith(MAGIC))
+    coded = suffix in CODED or (suffix not in WAV and data.startswith(ENCODED))
     try:
         samples, rate, count = (_read_coded if coded else _read_wav)(data, seconds)
     except ImportError:
@@ -287,17 +287,41 @@ def _read_wav(data: bytes, seconds: int | float | None) -> tuple[Any, int, int]:
 def _read_coded(data: bytes, seconds: int | float | None) -> tuple[Any, int, int]:
     import soundfile
 
+    if data.startswith(b"OggS"):
+        _require_whole_ogg(data)
+    held = io.BytesIO(data)
     try:
-        with soundfile.SoundFile(io.BytesIO(data)) as file:
+        with soundfile.SoundFile(held) as file:
+            if file.frames > UNKNOWN:
+                raise ValueError("its header does not say how long it is: encode it again")
             most = RATES[1] * 60 if seconds is None else math.ceil(seconds * file.samplerate)  # bytes may be hours
             samples = file.read(most, dtype="float32", always_2d=True)
             rate, count = file.samplerate, file.frames
+            read = held.tell()
     except soundfile.LibsndfileError as error:
         raise ValueError(error.error_string) from None  # its message has the address of the bytes as well
-    # mp3 ends without an error wherever its bytes do; how long it should be is estimated if its header does not say.
+    # Where the bytes of an mp3 or ogg end, the decoder stops without an error.
     if len(samples) < 0.95 * min(most, count):
         raise ValueError(f"it ends after {len(samples):,} of {count:,} samples")
+    # How long an mp3 is, the decoder guesses where the header does not say, and goes no further than that.
+    if len(samples) < most and read < 0.95 * len(data):
+        raise ValueError("it goes on after the length that its header implies")
     return samples, rate, max(len(samples), count)
+
+
+def _require_whole_ogg(data: bytes) -> None:
+    """Raises where the pages of an ogg file (RFC 3533) break off, or a second stream follows the first."""
+    at, ended = 0, False
+    while at < len(data):
+        head = data[at : at + 27]
+        size = 27 + head[26] + sum(data[at + 27 : at + 27 + head[26]]) if len(head) == 27 else 27
+        if head[:4] != b"OggS" or at + size > len(data):
+            raise ValueError(f"its pages break off after {at:,} of {len(data):,} bytes")
+        if ended:
+            raise ValueError("another stream follows the first")
+        at, ended = at + size, bool(head[5] & 4)
+    if not ended:
+        raise ValueError("it has no last page")
 
 
 def _clip(records: Split, row: int, rate: int, samples: int, lengths: list[float]) -> Tensor:

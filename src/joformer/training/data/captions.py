@@ -8,6 +8,7 @@ image: struct{bytes, path} or binary, caption     parquet
 
 from __future__ import annotations
 
+import codecs
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from joformer._io import one_line
 from joformer.training.data.files import read_utf8
 
 COLUMNS = ("caption", "text")
@@ -75,8 +77,13 @@ def tidy(caption: object) -> str:
 
 def read_caption(path: Path) -> str:
     """The caption in a text file; of a long one the beginning."""
-    first = b"".join(islice(read_utf8(path), 2))[: 4 * LONGEST]
-    return tidy(first.decode("utf-8-sig", errors="replace"))
+    whole = b"".join(islice(read_utf8(path), 2))
+    first = whole[: 4 * LONGEST]
+    try:
+        decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        return tidy(decoder.decode(first, final=len(first) == len(whole)))  # else a character may be cut in two
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 ({one_line(error)}): save it as UTF-8") from None
 
 
 def sentence(which: int, name: str, above: str | None = None) -> str:

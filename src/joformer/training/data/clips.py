@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -156,7 +157,7 @@ def open_clips(source: Source, folder: Path, fault: Fault = fault) -> Records:
     splits: dict[str, list[bytes]] = {}
     for file in source.files:
         if suffix_of(file) in SUFFIXES["video"]:
-            splits.setdefault(_split(source, file), []).append(str(file).encode())
+            splits.setdefault(_split(source, file), []).append(os.fsencode(file))
     if "train" not in splits:
         have = f"only {', '.join(splits)}" if splits else "no clips"
         raise ValueError(f"{source.path} holds {have}: give {', '.join(SUFFIXES['video'])} files to train with")
@@ -276,6 +277,8 @@ def _gif(data: bytes, _: str) -> Iterator[Any]:
     from PIL import Image, ImageSequence
 
     with Image.open(io.BytesIO(data), formats=("GIF",)) as image:
+        if not data.rstrip(b"\0").endswith(b";"):  # Pillow takes the end of the bytes for that of the pictures
+            raise Refused("is truncated, or bytes follow its pictures: repair it or remove it")
         for picture in ImageSequence.Iterator(image):
             yield picture.convert("RGB")
 
@@ -287,9 +290,27 @@ def _container(data: bytes, suffix: str) -> Iterator[Any]:
             raise Refused("holds no video: remove it")
         stream = file.streams.video[0]
         _require_pixels(stream.codec_context.width, stream.codec_context.height)
+        count, end = 0, 0.0
         for frame in file.decode(stream):
             _require_pixels(frame.width, frame.height)
-            yield frame.to_image()
+            if frame.is_corrupt:
+                raise Refused(f"is damaged at picture {count + 1:,}: repair it or remove it")
+            count, end = count + 1, _end(frame, stream)
+            yield frame.to_image().rotate(frame.rotation, expand=True)
+        # The decoder takes the end of the bytes for that of the pictures.
+        if count < 0.9 * stream.frames:
+            raise Refused(f"has {count:,} of {stream.frames:,} pictures: it is truncated or damaged")
+        whole = (file.duration or 0) / av.time_base
+        if len(file.streams) == 1 and end and end < 0.95 * whole - 1 / (stream.average_rate or 25):
+            raise Refused(f"ends after {end:.1f} of {whole:.1f} s: it is truncated or damaged")
+
+
+def _end(frame: Any, stream: Any) -> float:
+    """Seconds from the first picture's beginning to this one's end, 0 where the file does not say."""
+    if frame.pts is None:
+        return 0.0
+    lasts = frame.duration * frame.time_base if frame.duration else 1 / (stream.average_rate or 25)
+    return float((frame.pts - (stream.start_time or 0)) * frame.time_base + lasts)
 
 
 def _array(data: bytes, _: str) -> Iterator[Any]:

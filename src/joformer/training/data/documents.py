@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from joformer._io import one_line, open_file
-from joformer.training.data.files import Expansion, Fault, fault, files_under, open_parquet, read_utf8
+from joformer.training.data.files import Expansion, Fault, fault, files_under, open_parquet, read_utf8, suffix_of
 from joformer.training.data.hub import hub_identity
 from joformer.training.data.sources import SPLITS, Note, Source, split_of
 from joformer.training.data.tables import is_parquet, is_table, pick_column, read_rows
@@ -123,7 +123,8 @@ def open_text(source: Source, fault: Fault = fault) -> Documents:
         notes.append((logging.WARNING, f"{text}: {unnamed[0].name}"))
     identity = [item for split, held in sorted(named.items()) for item in (split, *held)]
     if source.column is not None or is_table(files[0]):  # which the same bytes as plain text are not
-        identity.append(f"column {source.column}")
+        suffixes = "".join(sorted({suffix_of(file) for held in named.values() for file in held}))
+        identity.append(f"column {source.column} of {suffixes}")  # .csv and .tsv cut the same bytes otherwise
     parts = {split: partial(_of_files, held, source.column, decoded, fault) for split, held in named.items()}
     return Documents(parts, identity, notes, decoded)
 

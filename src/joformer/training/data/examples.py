@@ -98,15 +98,15 @@ def identity(source: Source, *, read: bool = True) -> str:
     if source.path is None:
         tables = {name: hub_identity(table) for name, table in sorted(source.tables.items())}
         return content_hash(*itertools.chain(*tables.items()))
-    files, start = list(source.files), len(str(source.path))
+    files, root = list(source.files), source.path
     if source.path.is_file() and source.listing:  # and what it lists
         files += [Path(name) for examples in _listings(source, fault).values() for name in examples]
-        start = len(str(source.path.parent))
-    names = [str(file)[start:].replace(os.sep, "/") for file in files]
+        root = source.path.parent
+    names = ["" if file == root else f"/{os.path.relpath(file, root)}".replace(os.sep, "/") for file in files]
     if read:
         return content_hash(*(part for pair in zip(names, files, strict=True) for part in pair))
     sizes = repr([(name, os.stat(file).st_size) for name, file in zip(names, files, strict=True)])
-    return content_hash(sizes, *files[:: max(len(files) // 1000, 1)])
+    return content_hash(sizes, *source.listing, *files[:: max(len(files) // 1000, 1)])
 
 
 def label_of(source: Source) -> str | None:
@@ -244,7 +244,7 @@ def _members(source: Source, folder: Path) -> tuple[dict[str, list[str]], list[s
     """Of all files, those in each folder right below this one, and those of this kind that stand in it directly."""
     below = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not ASIDE.fullmatch(entry.name))
     inside: dict[str, list[str]] = {name: [] for name in below}
-    loose, root = [], os.path.join(folder, "")
+    loose, root = [], "" if folder == Path() else os.path.join(folder, "")
     for file in map(str, source.files):
         if file.startswith(root):
             name, deeper, _ = file[len(root) :].partition(os.sep)
@@ -322,17 +322,19 @@ def _listings(source: Source, fault: Fault) -> dict[str, Classes]:
 def listed(source: Source, fault: Fault, column: str | None = None) -> Iterator[tuple[str, str, str, str]]:
     """Of every row of the tables: where it stands, its split, the file, and what stands in `column` (the class)."""
     for table in source.listing:
-        within, columns = os.path.realpath(table.parent), ("", "")
+        within, columns = os.path.realpath(table.parent), ("", "", "")
         own = (split_of(table.name) or "train") if len(source.listing) > 1 else "train"
         for number, row in enumerate(read_rows(table, fault), 1):
             if number == 1:
                 file = next(name for name in FILE if name in row)
-                names = [name for name in row if name not in (file, "split")]
-                columns = file, column or pick_column(table, "label", source.label, names)
-            path, name, split = ("" if row.get(key) is None else str(row[key]) for key in (*columns, "split"))
-            split, place, named = split.lower() or own, os.path.join(table.parent, path), f"{columns[0]} names {path!r}"
+                part = next((name for name in row if name.strip().lower() == "split"), "split")
+                names = [name for name in row if name not in (file, part)]
+                columns = file, column or pick_column(table, "label", source.label, names), part
+            path, name, split = ("" if row.get(key) is None else str(row[key]) for key in columns)
+            place, named = os.path.normpath(os.path.join(table.parent, path)), f"{columns[0]} names {path!r}"
+            split, name = split.strip().lower() or own, name.strip()
             try:
-                if not path or not name.strip():
+                if not path or not name:
                     raise ValueError(f"{columns[bool(path)]} is missing: fill it or remove the row")
                 if split not in SPLITS:
                     raise ValueError(f"split is {split!r}: name it one of {', '.join(SPLITS)}")

@@ -171,7 +171,7 @@ def read_chunks(path: Path, size: int = CHUNK) -> Iterator[bytes]:
 
 
 def read_utf8(path: Path, found: dict[Path, str] | None = None) -> Iterator[bytes]:
-    r"""`read_chunks`, with text in UTF-16 or UTF-32 (which a byte-order mark tells) as UTF-8; `found` gets which.
+    r"""`read_chunks` without a byte-order mark, which tells UTF-16 and UTF-32: these as UTF-8; `found` gets which.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -188,7 +188,7 @@ def read_utf8(path: Path, found: dict[Path, str] | None = None) -> Iterator[byte
             break
     encoding = next((name for mark, name in MARKS.items() if first.startswith(mark)), None)
     if encoding is None:
-        yield first
+        yield first.removeprefix(codecs.BOM_UTF8)
         yield from chunks
         return
     if found is not None:
@@ -230,7 +230,7 @@ def open_parquet(path: Place) -> Any:
 
     try:
         with open_file(path):  # it would wait for a pipe
-            table = pyarrow.parquet.ParquetFile(os.fspath(path))
+            table = pyarrow.parquet.ParquetFile(os.fspath(path), page_checksum_verification=True)
         about = table.metadata
         sizes = [about.row_group(number).total_byte_size for number in range(about.num_row_groups)]
     except (OSError, pyarrow.ArrowException) as error:

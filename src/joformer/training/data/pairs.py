@@ -1,11 +1,12 @@
 """Images with text: pictures as bytes, captions as tokens, and which of them fit each other.
 
-    images  uint8 (n, channels, height, width)      tokens  int64 (n, longest), −1 after the end      groups  int64 (n,)
+    images  uint8 (n, channels, height, width)      tokens  int64 (n, longest), −1 after the end
+    groups  int64 (n, kinds)
 
-Pairs of the same group fit each other: they have the same caption, the same picture, or the same class where captions
-were made from classes. Sources are those of `joformer.training.data.captions`, "captions" (pages of scikit-learn's
-digits, which needs no files), and images with classes, whose names give the captions, on two levels where there are two
-(CIFAR-100).
+Pairs that share a number in `groups` fit each other: the same caption, the same picture, or the same class where
+captions were made from classes. Sources are those of `joformer.training.data.captions`, "captions" (pages of
+scikit-learn's digits, which needs no files), and images with classes, whose names give the captions, on two levels
+where there are two (CIFAR-100).
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ PAGES = {"train": 3000, "test": 500}
 class Captioned:
     """One split: images, the tokens of their captions, and which of them fit each other.
 
-    >>> split = Captioned(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([[5, -1], [6, 7]]), torch.arange(2))
+    >>> split = Captioned(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), torch.tensor([[5], [6]]), torch.eye(2).long())
     >>> len(split), split.to("meta").tokens.device.type
     (2, 'meta')
     """
 
     images: UInt8[Tensor, "n channels height width"]
     tokens: Int64[Tensor, "n longest"]
-    groups: Int64[Tensor, " n"]
+    groups: Int64[Tensor, "n kinds"]
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -186,7 +187,7 @@ def _of_classes(source: Source, size: int | None, cache: Place | None) -> tuple[
             sentence(form, images.classes[label], above[label])
             for form, label in zip(which, split.labels.tolist(), strict=True)
         ]
-        splits[name] = _Described(split.images, said, split.labels)
+        splits[name] = _Described(split.images, said, split.labels.unsqueeze(1))
     note = f"captions made from {'two levels of classes' if above[0] else 'classes'}, such as {said[0]!r}"
     return splits, images.fingerprint, [(logging.INFO, note)]
 
@@ -231,7 +232,7 @@ def _of_people(source: Source, size: int | None, cache: Place | None) -> tuple[d
     for _, _, place, _ in _rows(source, fault) if alone else ():
         listing += (os.path.basename(place), Path(place))
     own = identity(replace(source, listing=()))
-    key = content_hash(FORMAT, "pairs", own, str(source.column), str(size), *listing)
+    key = content_hash(FORMAT, "pairs by content", own, str(source.column), str(size), *listing)
 
     def build(folder: Path) -> Any:
         with TemporaryDirectory(dir=folder.parent, prefix=".arrow-") as rows:
@@ -241,7 +242,7 @@ def _of_people(source: Source, size: int | None, cache: Place | None) -> tuple[d
     splits = {}
     for name, (images, labels) in (("train", made.train), ("test", made.test)):
         said = [made.classes[number] for number in labels[:, 0].tolist()]
-        splits[name] = _Described(images, said, _groups(labels))
+        splits[name] = _Described(images, said, labels)
     return splits, key, list(made.notes)
 
 
@@ -306,10 +307,16 @@ def _rows(source: Source, fault: Fault, notes: list[Note] | None = None) -> list
         first = image.relative_to(source.path).parts[0].lower() if source.path.is_dir() else ""
         if image not in beside:
             fault(f"{image} has no text next to it: write {image.stem}.txt, or move it out of the folder")
-        elif not (caption := read_caption(beside[image])):
-            fault(f"{beside[image]} holds no text: describe {image.name} in it")
-        else:
+            continue
+        try:
+            caption = read_caption(beside[image])
+        except ValueError as error:
+            fault(str(error))
+            continue
+        if caption:
             made.append((str(image), first if first in SPLITS else "train", str(image), caption))
+        else:
+            fault(f"{beside[image]} holds no text: describe {image.name} in it")
     other = [file.name for file in source.files if file not in beside and file not in {*beside.values(), *images}]
     if other and notes is not None:
         notes.append((logging.INFO, f"{len(other):,} files next to images with text are not read, such as {other[0]}"))
@@ -326,6 +333,7 @@ def _open_rows(
         parts = parquet_splits(source.path, [file for file in source.files if is_parquet(file)])
         folders = (os.path.realpath(source.path if source.path.is_dir() else source.path.parent),)
     made: dict[str, Split] = {}
+    pictures: dict[str, int] = {}
     for name, every in parts.items():
         files = tuple((path, rows) for path, rows in every if rows)
         if not files:
@@ -342,11 +350,20 @@ def _open_rows(
         for row, caption in enumerate(map(tidy, table.data.column(column).to_pylist())):
             if caption:
                 rows.append(row)
-                labels.append((numbers.setdefault(caption, len(numbers)), row))
+                labels.append((numbers.setdefault(caption, len(numbers)), _picture(whole, row, pictures)))
             else:
                 fault(f"{whole.name(row)}: {column} is missing: fill it or remove the row")
         made[name] = replace(whole, rows=torch.tensor(rows, dtype=torch.int64), labels=torch.tensor(labels).view(-1, 2))
     return made
+
+
+def _picture(rows: Rows, row: int, pictures: dict[str, int]) -> int:
+    """The number of the picture in this row, the same wherever the same bytes stand: one row per caption is usual."""
+    try:
+        held = content_hash(rows.read(row))
+    except ValueError:  # reported where it is decoded
+        held = rows.name(row)
+    return pictures.setdefault(held, len(pictures))
 
 
 def _column(source: Source) -> str | None:
@@ -364,24 +381,7 @@ def _column(source: Source) -> str | None:
     return None if schema is None else caption_column(text_columns(schema))
 
 
-def _numbered(captions: Sequence[str]) -> Int64[Tensor, " n"]:
+def _numbered(captions: Sequence[str]) -> Int64[Tensor, "n 1"]:
     """The same number for the same caption."""
     seen: dict[str, int] = {}
-    return torch.tensor([seen.setdefault(caption, len(seen)) for caption in captions])
-
-
-def _groups(labels: Int64[Tensor, "n 2"]) -> Int64[Tensor, " n"]:
-    """The same number for pairs of the same picture or, else, of the same caption.
-
-    >>> _groups(torch.tensor([[0, 0], [1, 0], [0, 1], [2, 2]])).tolist()
-    [0, 0, 0, 3]
-    """
-    by_caption: dict[int, int] = {}
-    by_picture: dict[int, int] = {}
-    found = []
-    for row, (caption, picture) in enumerate(labels.tolist()):
-        group = by_picture.get(picture, by_caption.get(caption, row))
-        found.append(group)
-        by_picture.setdefault(picture, group)
-        by_caption.setdefault(caption, group)
-    return torch.tensor(found)
+    return torch.tensor([[seen.setdefault(caption, len(seen))] for caption in captions])

@@ -10,6 +10,7 @@ Sets may differ in size: they are padded, and `counts` says how many points are 
 
 from __future__ import annotations
 
+import codecs
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -126,6 +127,7 @@ class _Set(NamedTuple):
     features: Tensor
     label: str
     split: str
+    name: str = ""
 
 
 def load_points(
@@ -228,15 +230,16 @@ def _of_arrays(source: Source, fault: Fault) -> tuple[list[_Set], tuple[str, ...
     sets: list[_Set] = []
     names: tuple[str, ...] = ()
     for file in source.files:
-        own = split_of(file.name) or "train"
+        assert source.path is not None
+        own = split_of(file.relative_to(source.path) if source.path.is_dir() else file.name) or "train"
         try:
             found, classes = _of_npz(file, own)
         except ValueError as error:
             fault(str(error))
             continue
-        if names and classes and names != classes:
+        if sets and names != classes:
             raise ValueError(f"{file} has classes that differ from the previous file's: give all files the same")
-        names = names or classes
+        names = classes
         sets += found
     return sets, names
 
@@ -273,6 +276,8 @@ def _of_npz(file: Path, own: str) -> tuple[list[_Set], tuple[str, ...]]:
     if len(labels) != len(ends) - 1:
         raise ValueError(f"{file} has {len(labels):,} labels for {len(ends) - 1:,} sets: give one per set")
     classes = tuple(map(str, arrays["classes"].tolist())) if "classes" in arrays else ()
+    if len({*classes}) < len(classes):
+        raise ValueError(f"{file}: classes has a name twice: give each class a name of its own")
     if classes and (labels.dtype.kind == "U" or (len(labels) and not 0 <= labels.min() <= labels.max() < len(classes))):
         raise ValueError(f"{file}: labels must be whole numbers 0 … {len(classes) - 1}, because the file has classes")
     splits = _splits(file, arrays.get("split"), own, len(labels))
@@ -312,7 +317,7 @@ def _of_files(source: Source, axes: int | None, fault: Fault, notes: list[Note])
                 if not 1 <= own <= rows.shape[1]:
                     raise ValueError(f"{name} has rows of {rows.shape[1]} numbers, not of {own} or more (--axes)")
                 label = records.classes[int(part.labels[index])]
-                sets.append(_Set(rows[:, :own], rows[:, own:], label, split))
+                sets.append(_Set(rows[:, :own], rows[:, own:], label, split, name))
     return sets, records.classes
 
 
@@ -325,12 +330,12 @@ def _rows(data: bytes, name: str) -> Tensor:
         if array.ndim != 2 or not array.shape[1] or array.dtype.kind == "U":
             raise ValueError(f"{name} is {array.dtype} {array.shape}: save a row of numbers per point")
     else:
+        data = data.removeprefix(codecs.BOM_UTF8)
         lines = [line.replace(b",", b" ").split() for line in data.splitlines() if line.strip()]
         try:
             array = np.array([[float(word) for word in line] for line in lines])
         except ValueError:
             raise ValueError(f"{name} is not text with the same count of numbers on every line: write x y z") from None
-        array = array.reshape(len(lines), -1)
         if not array.size:
             raise ValueError(f"{name} has no points: remove it")
     return _as_float32(array)
@@ -345,11 +350,12 @@ def _as_float32(array: Any) -> Tensor:
 
 def _is_sound(one: _Set, number: int, name: str, fault: Fault) -> bool:
     """Whether a set has points, all of them somewhere."""
+    where = one.name or f"{name}: set {number} ({one.label})"
     if not len(one.points):
-        fault(f"{name}: set {number} ({one.label}) has no points: remove it")
+        fault(f"{where} has no points: remove it")
     elif not (one.points.isfinite().all() and one.features.isfinite().all()):
         what = "coordinates or features that are not finite in float32"
-        fault(f"{name}: set {number} ({one.label}) has {what}: correct them")
+        fault(f"{where} has {what}: correct them")
     else:
         return True
     return False

@@ -39,6 +39,8 @@ NAMES |= dict.fromkeys(("wikipedia", "openwebtext"), "text")
 NAMES |= dict.fromkeys(("mnist", "cifar100", "imagenet"), "images")
 SPLITS = {"train": "train", "valid": "valid", "validation": "valid", "val": "valid", "test": "test"}
 WAV, CODED = (".wav", ".wave"), (".flac", ".mp3", ".oga", ".ogg", ".opus")
+ENCODED = (b"fLaC", b"OggS", b"ID3", *(b"\xff" + bytes([kind]) for kind in b"\xe2\xe3\xf2\xf3\xfa\xfb"))
+"""How compressed sounds begin; the last are frames of mp3."""
 SUFFIXES: dict[Kind, tuple[str, ...]] = {
     "text": (),
     "images": (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"),
@@ -247,7 +249,7 @@ def _kind_of_parquet(file: Path) -> Kind:
     cells = [] if rows is None else list(rows.to_pylist()[0].values())
     held = [cell.get("bytes") if isinstance(cell, dict) else cell for cell in cells]
     starts = [cell[:12] for cell in held if isinstance(cell, bytes)]
-    is_sound = any(start[8:] == b"WAVE" or start.startswith((b"fLaC", b"OggS", b"ID3")) for start in starts)
+    is_sound = any(start[8:] == b"WAVE" or start.startswith(ENCODED) for start in starts)
     return "sounds" if is_sound else _kind_of_schema(table.schema_arrow)
 
 

@@ -52,8 +52,12 @@ def read_rows(path: Path, fault: Fault = fault) -> Iterator[dict[str, Any]]:
     separator, lines = SEPARATORS[suffix_of(path)], read_lines(path)
     if separator:
         csv.field_size_limit(max(csv.field_size_limit(), allowed(LINE)))  # 128 KiB by default: a document is longer
-        reader = csv.DictReader(lines, delimiter=separator)
+        # Strict: a quote that is not closed would swallow the rows after it.
+        reader = csv.DictReader(lines, delimiter=separator, strict=True)
         try:
+            names = list(reader.fieldnames or ())
+            if twice := [name for name in names if names.count(name) > 1]:
+                raise ValueError(f"{path} has two columns called {twice[0]!r}: rename one")
             for row in reader:
                 if None not in row:
                     yield row
@@ -61,7 +65,10 @@ def read_rows(path: Path, fault: Fault = fault) -> Iterator[dict[str, Any]]:
                 remedy = f"quote those that hold {separator!r}"
                 fault(f"{path}, line {reader.line_num}: more cells than the header: {remedy}")
         except csv.Error as error:
-            raise ValueError(f"{path}, line {reader.line_num}: {one_line(error, csv.Error)}") from None
+            reason = one_line(error, csv.Error)
+            if "expected after" in reason or "end of data" in reason:
+                reason = f'a quote opens a cell and does not close it ({reason}): write "" for a quote within quotes'
+            raise ValueError(f"{path}, line {reader.line_num}: {reason}") from None
         return
     for number, line in enumerate(lines, 1):
         if line.strip():

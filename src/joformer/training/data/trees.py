@@ -39,8 +39,8 @@ ALL = 1 << 25
 """Nodes of all trees together."""
 NAMES = 1 << 31
 """Names are known by a hash below this."""
-FORMAT = 1
-SPLIT_NAMES = ("train", "valid", "test")
+FORMAT = 2
+SPLIT_NAMES: tuple[Split, ...] = ("train", "valid", "test")
 FIELDS = ("counts", "kinds", "names", "parents", "branches", "variables")
 
 Split = Literal["train", "valid", "test"]
@@ -271,13 +271,19 @@ def _some_of(files: Sequence[Path], root: Path) -> list[Path]:
 def _splits(names: Sequence[str]) -> dict[str, Split]:
     """The split of each file: by the folder it is in, else by the hash of its name."""
     above = {name: SPLITS.get(name.split("/")[0]) if "/" in name else None for name in names}
-    if {*above.values()} >= {*SPLIT_NAMES}:
-        return {name: split for name, split in above.items() if split}  # type: ignore[misc]
+    given = {split for split in above.values() if split}
+    if given - {"train"} and "train" in given:
+        found: dict[str, Split] = {name: split for name, split in above.items() if split}  # type: ignore[misc]
+        names = [name for name, split in found.items() if split == "train"]
+    else:  # a folder of only one of these names is no split
+        given, found = set(), dict.fromkeys(names, "train")
     ranked = sorted(names, key=lambda name: hashed(f"split/{name}"))
-    share = max(1, len(names) // CUT)
-    held: dict[str, Split] = dict.fromkeys(ranked[:share], "valid")
-    held |= dict.fromkeys(ranked[share : 2 * share], "test")
-    return {name: held.get(name, "train") for name in names}
+    share, at = max(1, len(names) // CUT), 0
+    for split in SPLIT_NAMES[1:]:
+        if split not in given:
+            found |= dict.fromkeys(ranked[at : at + share], split)
+            at += share
+    return found
 
 
 def _parse(
@@ -329,6 +335,7 @@ def _parse(
         "fingerprint": content_hash("trees", *order_of_kinds, *raw),
         "sizes": {split: len(held) for split, held in parts.items()},
         "files": len(order),
+        "aside": len(files) - len(order),
         "nodes": total,
         "twice": twice,
         "deep": deep,
@@ -384,6 +391,8 @@ def _summary(source: Source, about: dict[str, Any]) -> list[Note]:
     if about["faults"] and about["faults"][0]:
         count, first = about["faults"]
         notes.append((logging.WARNING, f"{count:,} of {about['files']:,} files are left out: {first}"))
+    if about["aside"]:
+        notes.append((logging.WARNING, f"{about['aside']:,} files are in no folder of a split and are left aside"))
     rare: Iterable[tuple[int, str]] = (
         (about["twice"], "trees stand twice and count once"),
         (about["deep"], f"nodes are deeper than {DEPTH} and cut off"),

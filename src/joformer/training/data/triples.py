@@ -67,7 +67,7 @@ def read_triples(path: Path, fault: Fault = fault) -> Iterator[Triple]:
             yield from _checked(tuple(row[name] for name in columns), f"{path}, row {number}", fault)
     else:
         for number, line in enumerate(read_lines(path), 1):
-            if line.strip():
+            if line.strip() and not (number == 1 and _has_header(path)):
                 yield from _checked(line.rstrip("\r\n").split("\t"), f"{path}, line {number}", fault)
 
 

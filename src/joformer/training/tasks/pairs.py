@@ -41,7 +41,7 @@ class PairsBatch(NamedTuple):
     images: Float[Tensor, "n channels height width"]
     tokens: Int[Tensor, "n longest"]
     masked: Bool[Tensor, "n longest"]
-    groups: Int[Tensor, " n"]
+    groups: Int[Tensor, "n kinds"]
 
 
 class PairsTask(Task):
@@ -172,32 +172,36 @@ def cross_entropies(
     return F.cross_entropy(logits.float().mT, tokens.masked_fill(~masked, -100), reduction="none")
 
 
-def contrast(similar: Float[Tensor, "n n"], groups: Int[Tensor, " n"]) -> Float[Tensor, ""]:
-    """Mean of −log softmax over rows and over columns, at the diagonal; others of the same group are left out.
+def contrast(similar: Float[Tensor, "n n"], groups: Int[Tensor, "n kinds"]) -> Float[Tensor, ""]:
+    """Mean of −log softmax over rows and over columns, at the diagonal; other pairs that fit are left out.
 
     Args:
         similar: How alike image i and text j are.
-        groups: Pairs of the same number fit each other.
+        groups: Numbers of each pair: of its caption, of its picture. Pairs that share one of them fit each other.
 
     Returns:
         A scalar.
 
     Example:
-        >>> contrast(torch.zeros(3, 3), torch.tensor([0, 0, 1])).exp()
+        >>> contrast(torch.zeros(3, 3), torch.tensor([[0], [0], [1]])).exp()
         tensor(2.2894)
     """
     own = torch.eye(len(groups), dtype=torch.bool, device=groups.device)
-    similar = similar.masked_fill((groups[:, None] == groups) & ~own, -torch.inf)
+    similar = similar.masked_fill(_fits(groups) & ~own, -torch.inf)
     rows = torch.arange(len(groups), device=groups.device)
     return (F.cross_entropy(similar, rows) + F.cross_entropy(similar.T, rows)) / 2
 
 
-def first_right(similar: Float[Tensor, "n n"], groups: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """Of every row, the place of the first candidate of its group; 1 is best, ties count against.
+def first_right(similar: Float[Tensor, "n n"], groups: Int[Tensor, "n kinds"]) -> Int[Tensor, " n"]:
+    """Of every row, the place of the first candidate that fits; 1 is best, ties count against.
 
-    >>> first_right(torch.tensor([[0.3, 0.5], [0.1, 0.1]]), torch.tensor([0, 1])).tolist()
+    >>> first_right(torch.tensor([[0.3, 0.5], [0.1, 0.1]]), torch.tensor([[0], [1]])).tolist()
     [2, 2]
     """
-    fits = groups[:, None] == groups
+    fits = _fits(groups)
     best = similar.masked_fill(~fits, -torch.inf).amax(1, keepdim=True)
     return 1 + ((similar >= best) & ~fits).sum(1)
+
+
+def _fits(groups: Int[Tensor, "n kinds"]) -> Bool[Tensor, "n n"]:
+    return (groups[:, None] == groups).any(-1)

@@ -98,27 +98,33 @@ class SpottingTask(Task):
                 f"the streams have {self.streams.bands} bands, {self.patch} frames per patch; the model has {got}"
             )
 
-    def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor]:
-        """This part of the step's pieces, and the target at each time, −100 if ignored; on the device."""
+    def batch(self, seed: int, step: int, part: int, parts: int) -> tuple[Tensor, Tensor, Tensor]:
+        """This part of the step's pieces, and the target at each time, −100 if ignored; on the device.
+
+        The last number is how many targets of the whole step count, divided by `parts`.
+        """
         mine, train, length = share(self.size, part, parts), self.streams.train, self.times * self.patch
-        drawn = torch.rand(self.size, dtype=torch.float64, generator=generator(seed, "batch", step))[mine]
+        drawn = torch.rand(self.size, dtype=torch.float64, generator=generator(seed, "batch", step))
         place = (drawn * self._places[-1]).long()
         which = torch.searchsorted(self._places, place, right=True)
         start = place - torch.where(which > 0, self._places[which - 1], 0) + train.starts[which]
         frames = start[:, None] + torch.arange(length)
         inside = frames < train.ends[which, None]
         frames = torch.where(inside, frames, 0)
-        pixels = train.pixels[frames] * inside[..., None]
+        pixels = train.pixels[frames[mine]] * inside[mine][..., None]
         # A time is answered where its last frame is heard, and the word from its beginning on.
         final = frames[:, self.patch - 1 :: self.patch]
         answer, begun = self.answers["train"][:, final]
         heard = inside[:, self.patch - 1 :: self.patch] & (begun >= start[:, None])
-        return self._plain(pixels), torch.where(heard, answer, -100).to(self.device)
+        counted = heard & (answer != -100)
+        asked = torch.where(heard, answer, -100)[mine].to(self.device)
+        return self._plain(pixels), asked, (counted.sum() / parts).to(self.device)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """The mean loss over the times that count."""
-        pieces, answers = batch
-        return F.cross_entropy(model(pieces).float().flatten(0, 1), answers.flatten(), ignore_index=-100)
+        """The mean loss over the times that count: the mean over the parts of a step is that of the step."""
+        pieces, answers, count = batch
+        logits = model(pieces).float().flatten(0, 1)
+        return F.cross_entropy(logits, answers.flatten(), ignore_index=-100, reduction="sum") / count.clamp_min(1)
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, processes: Processes) -> dict[str, float]:
