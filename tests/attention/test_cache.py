@@ -54,6 +54,29 @@ def test_reorder_follows_the_beams():
     assert cache.angles.flatten().tolist() == [2.0, 2.0, 0.0]
 
 
+def test_after_a_reset_a_preallocated_cache_takes_another_batch_and_dtype():
+    attention, frames = JourneyAttention(16, 2, causal=True), FixedFrames(8)(positions.sequence(3))
+    cache = JourneyCache(length=8)
+    with torch.no_grad():
+        for batch, dtype in ((2, torch.float32), (1, torch.float32), (3, torch.float64)):
+            x = torch.randn(batch, 3, 16, dtype=dtype)
+            cache.reset()  # keeps the memory
+            got = attention.to(dtype)(x, frames, cache=cache)
+            assert torch.equal(got, attention(x, frames, cache=JourneyCache()))
+            with pytest.raises(ValueError, match=r"call cache.reset\(\)"):
+                attention(x.repeat(2, 1, 1), frames, cache=cache)
+
+
+def test_a_context_is_never_kept_in_a_sliding_cache():
+    attention = JourneyAttention(16, 2, context_dim=6, window=3)
+    x, context, frames = torch.randn(1, 1, 16), torch.randn(1, 7, 6), FixedFrames(8)
+    with pytest.raises(ValueError, match=r"a cache of a context's keys keeps all of them: use JourneyCache\(\)"):
+        attention(
+            x, frames(positions.sequence(1)), context=context, key_frames=frames(positions.sequence(7)),
+            cache=JourneyCache(window=3),
+        )  # fmt: skip
+
+
 def test_reset_forgets_and_keeps_preallocated_room():
     cache = JourneyCache(length=4)
     first, _ = cache.update(torch.ones(1, 3, 1, 2), torch.ones(1, 3, 1, 2))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from joformer import FixedFrames, NoFrames, positions, rotate
 from joformer.models import JoFormerLM, LMConfig, initialise, load, save
+from joformer.models._lm import LETTERS
 from joformer.models._mixers import BiasedAttention, ClippedAttention, LinearAttention, Recurrence, alibi_slopes
 
 DTYPES = {torch.float32: 2e-5, torch.float64: 1e-12}
@@ -189,3 +190,20 @@ def test_a_failed_call_leaves_a_state_as_it_was():
             model(tokens, caches=caches)
     assert caches[0].state[0] is state
     assert caches[0].tokens == 6
+
+
+@pytest.mark.parametrize("letter", sorted(LETTERS))
+def test_a_model_made_on_meta_is_the_model(letter):
+    """Numbers that no state dict holds must not be what lay in memory."""
+    config = LMConfig(vocab=20, dim=12, layers=1, heads=3, pattern=letter, window=4 if letter == "W" else None)
+    torch.manual_seed(0)
+    model, tokens = initialise(JoFormerLM(config), seed=3).eval(), torch.randint(20, (2, 9))
+    with torch.device("meta"):
+        empty = [JoFormerLM(config) for _ in range(2)]
+    for one in empty:
+        for held in (*one.to_empty(device="cpu").parameters(), *one.buffers()):
+            held.data.fill_(torch.nan)
+    empty[0] = initialise(empty[0], seed=3)
+    empty[1].load_state_dict(model.state_dict())
+    for one in empty:
+        assert torch.equal(one.eval()(tokens), model(tokens))

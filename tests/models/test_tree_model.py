@@ -114,6 +114,8 @@ def test_a_name_is_a_vector_and_no_name_another():
         (lambda: TreeConfig(depth=0), "depth must be 1 or more"),
         (lambda: model("tree")(*nodes(), positions.tree([-1, 0])), "kinds and names must be"),
         (lambda: model("tree", depth=1)(*nodes(), positions.tree(PARENTS)), "paths are 3 deep but the frames"),
+        (lambda: model("shiv-quirk", depth=1)(*nodes(), positions.tree(PARENTS)), "paths are 3 deep but the frames"),
+        (lambda: PathCode(3, 2, 8)(torch.tensor([[2.0]])), r"branches on a path must be whole numbers 0 … 1, got 2"),
         (lambda: LMConfig(frames="tree"), "frames must be one of fixed, learned"),
         (lambda: ViTConfig(frames="tree"), "frames must be one of fixed, learned"),
     ],

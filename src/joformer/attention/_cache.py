@@ -74,6 +74,8 @@ class JourneyCache:
             ValueError: If there is no room left, or shape or dtype differ from those of the cached tensors.
         """
         new = (keys, values)
+        if not self._held and any(not _fits(its, held) for its, held in zip(new, self._store or (), strict=False)):
+            self._store = None  # what it held before the reset was of another batch or dtype
         gradients = torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad)
         self._check(new, gradients)
         if self._store is not None and self._store[0].is_inference() and not torch.is_inference_mode_enabled():
@@ -144,11 +146,16 @@ class JourneyCache:
         if self.length is not None and gradients:
             raise ValueError("a preallocated cache cannot carry gradients: use torch.no_grad(), or JourneyCache()")
         for name, its, held in zip(("keys", "values"), new, self._store or (), strict=False):
-            if (its.shape[0], *its.shape[2:]) != (held.shape[0], *held.shape[2:]) or its.dtype != held.dtype:
+            if not _fits(its, held):
                 raise ValueError(
                     f"{name} {tuple(its.shape)} {its.dtype} do not continue the cached {tuple(held.shape)} "
                     f"{held.dtype}: batch, heads, width and dtype must be the same, or call cache.reset()"
                 )
+
+
+def _fits(new: Tensor, held: Tensor) -> bool:
+    same = (new.shape[0], *new.shape[2:]) == (held.shape[0], *held.shape[2:])
+    return same and new.dtype == held.dtype and new.device == held.device
 
 
 class Unchanged:

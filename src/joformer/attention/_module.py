@@ -282,6 +282,8 @@ class JourneyAttention(nn.Module):
         crossing = self.context_dim is not None
         if cache is not None and (not (self.causal or crossing) or self.backend == "reference"):
             raise ValueError("a cache continues a causal sequence: build with causal=True and a fast backend")
+        if cache is not None and cache.window is not None and crossing:
+            raise ValueError("a cache of a context's keys keeps all of them: use JourneyCache()")
         if cache is not None and cache.window is not None and (self.window is None or cache.window < self.window):
             raise ValueError(
                 f"a cache that keeps {cache.window} tokens is too short for attention with window={self.window}: "

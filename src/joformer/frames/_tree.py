@@ -29,6 +29,28 @@ from joformer.frames._types import At, FlatFrames, Layout
 from joformer.frequencies import per_axis
 
 
+def check_paths(paths: Tensor, branches: int, depth: int | None) -> None:
+    """Raises ValueError for paths (…, depth) that are too deep, or have a branch that cannot be.
+
+    >>> check_paths(torch.tensor([[0.0, 2.0]]), branches=2, depth=4)
+    Traceback (most recent call last):
+    ValueError: branches on a path must be whole numbers 0 … 1, got 0 to 2
+    """
+    below = paths.isnan()
+    if depth is not None and paths.shape[-1] > depth:
+        raise ValueError(f"paths are {paths.shape[-1]} deep but the frames have depth={depth}")
+    # Reading values would stall a GPU and break a graph: only where it is free.
+    if paths.device.type == "cpu" and not torch.compiler.is_compiling() and not below.all():
+        if (below[..., :-1] & ~below[..., 1:]).any():
+            raise ValueError("a path has a branch below its end (NaN in the middle): see positions.tree")
+        branch = paths[~below]
+        if branch.min() < 0 or branch.max() >= branches or (branch != branch.round()).any():
+            raise ValueError(
+                f"branches on a path must be whole numbers 0 … {branches - 1}, "
+                f"got {branch.min().item():g} to {branch.max().item():g}"
+            )
+
+
 class OnTrees(FramesModule):
     """Base class of frames whose positions are paths, commuting or dense."""
 
@@ -49,18 +71,7 @@ class OnTrees(FramesModule):
             )
         known = coordinates(positions, positions.shape[-1], x)
         below = positions.to(known.device).isnan().view(known.shape)
-        if self.depth is not None and known.shape[-1] > self.depth:
-            raise ValueError(f"paths are {known.shape[-1]} deep but the frames have depth={self.depth}")
-        # Reading values would stall a GPU and break a graph: only where it is free.
-        if known.device.type == "cpu" and not torch.compiler.is_compiling() and not below.all():
-            if (below[..., :-1] & ~below[..., 1:]).any():
-                raise ValueError("a path has a branch below its end (NaN in the middle): see positions.tree")
-            branch = known[~below]
-            if branch.min() < 0 or branch.max() >= self.branches or (branch != branch.round()).any():
-                raise ValueError(
-                    f"branches on a path must be whole numbers 0 … {self.branches - 1}, "
-                    f"got {branch.min().item():g} to {branch.max().item():g}"
-                )
+        check_paths(known, self.branches, self.depth)
         return known.masked_fill(below, self.branches).long()
 
     def extra_repr(self) -> str:

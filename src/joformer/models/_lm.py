@@ -154,6 +154,14 @@ class JoFormerLM(nn.Module):
             self.head.weight = self.embed.weight
         self.reset_parameters()
 
+    def _apply(self, fn: Any, recurse: bool = True) -> JoFormerLM:
+        """What `to`, `to_empty` and their kind go through; from "meta" they would untie the weights."""
+        tied = self.head.weight is self.embed.weight
+        super()._apply(fn, recurse)
+        if tied:
+            self.head.weight = self.embed.weight
+        return self
+
     def reset_parameters(self) -> None:
         """Draws the embedding, which a tied output layer shares."""
         nn.init.normal_(self.embed.weight, std=0.02)

@@ -110,6 +110,12 @@ class BiasedAttention(JourneyAttention):
         super().__init__(dim, heads, transport="none", causal=True, dropout=dropout)
         self.slopes: Tensor
         self.register_buffer("slopes", alibi_slopes(heads), persistent=False)
+        # What is loaded into a model made on "meta" does not hold them.
+        self.register_load_state_dict_pre_hook(_fill_in)
+
+    def reset_parameters(self) -> None:
+        """Fills in the slopes."""
+        self.slopes.copy_(alibi_slopes(self.heads))
 
     def forward(  # type: ignore[override]
         self,
@@ -126,6 +132,10 @@ class BiasedAttention(JourneyAttention):
         far = _distances(x.shape[1], 0 if cache is None else cache.tokens, x.device)
         bias = (-self.slopes[:, None, None] * far).to(x.dtype)
         return super().forward(x, frames, cache=cache, segments=segments, mask=bias[None])
+
+
+def _fill_in(layer: BiasedAttention, *_: object) -> None:
+    layer.reset_parameters()
 
 
 class ClippedAttention(Mixer):

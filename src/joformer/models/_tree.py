@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from joformer import positions
 from joformer.attention._options import Transport
 from joformer.frames import DenseTreeFrames, FixedFrames, NoFrames, TreeFrames
+from joformer.frames._tree import check_paths
 from joformer.models._blocks import LayerFrames, encoder, last, require_counts, require_probabilities, run_blocks
 
 FramesName = Literal["tree", "tree-dense", "fixed", "shiv-quirk", "none"]
@@ -118,6 +119,7 @@ class PathCode(nn.Module):
 
     def forward(self, where: Float[Tensor, "*batch nodes depth"]) -> Float[Tensor, "*batch nodes dim"]:
         """The code of each node, 0 for the root."""
+        check_paths(where, self.branches, self.depth)
         below = where.isnan()
         steps = (~below).sum(-1, keepdim=True) - 1 - torch.arange(where.shape[-1], device=where.device)
         slot = torch.where(below, 0, steps * self.branches + where.nan_to_num().long())
