@@ -64,6 +64,11 @@ def test_a_file_of_options_is_what_the_run_was_given(tmp_path):
     assert again[:2] == ["--seeds", "9"]  # what is typed overrides the file
     assert again.count("--seeds") == 1
     assert again[2:] == [word for word in words(changed(GIVEN)) if word not in ("--seeds", "4")]
+    assert with_config([f"--config={tmp_path / CONFIG}", "--seeds=9"], Command) == ["--seeds=9", *again[2:]]
+    # What the file switches on is switched off; what it switches off, on.
+    off = with_config(["--config", str(tmp_path / CONFIG), "--no-grid", "--exact"], Command)
+    assert not {"--grid", "--no-grid", "--no-exact"} & {*off}
+    assert off.count("--exact") == 1
 
 
 @pytest.mark.refused
@@ -102,6 +107,10 @@ def test_a_folder_of_another_command_is_left_alone(tmp_path):
     for other in ("reproduce", "train lm"):
         with pytest.raises(ValueError, match="holds the output of joformer compare: choose another --out"):
             claim(other, tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / CONFIG).write_text("my = 1")
+    with pytest.raises(ValueError, match=r"holds a command\.toml that joformer did not write: choose another --out"):
+        claim("train lm", tmp_path / "mine")
     # Written by Python, or by an earlier version: known by its files.
     run, tables = tmp_path / "run", tmp_path / "tables"
     for place in (run / "config.json", tables / "mnist" / "table.json"):

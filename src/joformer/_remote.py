@@ -85,7 +85,7 @@ def local(place: Place) -> Path:
     ('runs/a', ('s3', 'bucket', 'runs', 'a'))
     """
     if not is_address(place):
-        return Path(place)
+        return Path(place).expanduser()
     scheme, _, rest = str(place).partition("://")
     parts = [quote(part, safe=" ") for part in rest.split("/") if part not in ("", ".")]
     return cache_folder() / "stored" / scheme.lower() / Path(*parts)

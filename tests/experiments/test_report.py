@@ -249,6 +249,13 @@ def test_compare_answers_in_one_sentence_then_says_whether_it_lasts():
         assert all(sentence.replace("'", "&#39;") in text or sentence in text for sentence in words.sentences)
 
 
+def test_the_longest_budget_has_the_last_word_whatever_came_first():
+    """Another --longer on the same folder comes before the first one in the table's sizes."""
+    base, far = [2.0, 2.1, 2.2, 2.3], [1.9, 1.99, 2.11, 2.2]
+    (words,) = analysed(grid({("", 4): (base, far), ("16 steps", 16): (far, base), ("8 steps", 8): (base, far)}))
+    assert words.sentences[1].startswith("It does not last: after 16 steps +0.100")
+
+
 def test_only_a_difference_that_was_found_can_last():
     base, near, far = [2.0, 2.1, 2.2, 2.3], [2.001, 2.1, 2.199, 2.3], [1.9, 1.99, 2.11, 2.2]
     wide = [2.1, 2.0, 2.3, 2.2]
@@ -314,7 +321,10 @@ def test_seeds_added_after_looking_are_named():
     )
     (planned,) = analysed(({**head, "looks": 2}, cells))
     assert not any("been seen" in note for note in planned.notes)
-    assert any("Planned for 2 looks: every interval and verdict is at the 97.5 % level" in n for n in planned.notes)
+    assert any(
+        "Planned for 2 looks: every interval of a difference and every verdict is at the 97.5 % level" in n
+        for n in planned.notes
+    )
     assert planned.about.comparisons[0].difference.level == pytest.approx(0.975)
 
 

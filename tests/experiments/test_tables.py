@@ -309,6 +309,19 @@ def test_other_data_or_settings_are_not_mixed_into_a_table(tmp_path):
     assert {name.rpartition("-")[2] for name in about["cells"]} == {"0", "1"}
 
 
+def test_questions_that_were_planned_stay_in_a_table(tmp_path):
+    """--grid, then the same command without it: what values add to each kind of angles is still asked."""
+    text = tmp_path / "text.txt"
+    text.write_text("all work and no play " * 400)
+    source = TextSource(str(text), context=16, batch=4)
+    for asked in (True, False):
+        table, *_ = compared(source, (0,), Recipe(steps=2), dim=16, heads=2, grid=asked)
+        table.begin(tmp_path / "out")
+    about = json.loads((tmp_path / "out" / "compare" / TABLE).read_text())
+    assert ["scores, learned", "both, learned"] in about["pairs"]
+    assert len(about["pairs"]) == len({tuple(pair) for pair in about["pairs"]}) == 3
+
+
 def test_tables_of_version_0_1_are_recognised(tmp_path):
     """Where a vision model was a name; the checksums of its settings are those that version wrote.
 
@@ -673,12 +686,34 @@ def test_looks_stop_when_it_is_decided(joformer, in_turn, tmp_path, monkeypatch)
 
     data = write_text(tmp_path / "mine")
     for decided, wanted in ((False, [4, 8, 12]), (True, [4])):
-        monkeypatch.setattr(compare, "decided", lambda out, d=decided: d)
+        monkeypatch.setattr(compare, "decided", lambda out, cells, d=decided: d)
         out = tmp_path / f"out-{decided}"
         words = ["compare", "--data", data, "--seeds", 2, "--looks", 3, "--longer", 1, *SMALL, "--out", out]
         assert joformer(*words)[0] == 0
         about = json.loads((out / "compare" / TABLE).read_text())
         assert (about["looks"], about["looked"]) == (3, wanted)
+    # Resumed when a later look had begun, the looks are the planned ones.
+    monkeypatch.setattr(compare, "decided", lambda out, cells: False)
+    broken = json.loads((tmp_path / "out-False" / "compare" / TABLE).read_text())
+    (tmp_path / "out-False" / "compare" / TABLE).write_text(json.dumps(broken | {"looked": [4]}))
+    for name in ("both-fixed/seed-3", "scores-fixed/seed-4", "both-fixed/seed-4", "scores-fixed/seed-5"):
+        (tmp_path / "out-False" / "compare" / name / RESULT).unlink()
+    words = [
+        "compare",
+        "--data",
+        data,
+        "--seeds",
+        2,
+        "--looks",
+        3,
+        "--longer",
+        1,
+        *SMALL,
+        "--out",
+        tmp_path / "out-False",
+    ]
+    assert joformer(*words)[0] == 0
+    assert json.loads((tmp_path / "out-False" / "compare" / TABLE).read_text())["looked"] == [4, 8, 12]
     # Not planned, it is said.
     code, *_ = joformer("compare", "--data", data, "--seeds", 3, "--longer", 1, *SMALL, "--out", tmp_path / "once")
     assert (code, "been seen" in (tmp_path / "once" / "report.md").read_text()) == (0, False)

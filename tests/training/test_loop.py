@@ -21,6 +21,7 @@ from joformer.training import LanguageTask, Processes, Recipe, learning_rate, lo
 from joformer.training.recipe import groups
 from joformer.training.state import State
 
+FOREIGN = {"config.json": '{"model_type": "llama"}', "metrics.jsonl": '{"mine": 1}'}
 TASKS = {"lm": lm_task, "vit": vit_task}
 
 
@@ -567,3 +568,11 @@ def test_images_as_cells_are_another_task():
     assert plain != cells
     assert plain["images"] == digits.fingerprint
     assert RECIPE["accumulate"] == 2
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_new_run_overwrites_nothing_that_is_not_a_runs(name, memory):
+    (memory / name).write_text(FOREIGN[name])
+    with pytest.raises(ValueError, match=rf"holds a {name} that is not of a run of joformer: choose another --out"):
+        run(memory)
+    assert (memory / name).read_text() == FOREIGN[name]

@@ -236,6 +236,24 @@ def test_a_copy_that_is_further_or_behind(flaky, machine, whole, result_of, monk
     assert "manifest.json" in Store("flaky://run").names()
 
 
+def test_a_copy_of_another_run_is_not_published_over_it(flaky, machine, monkeypatch, memory):
+    """The user starts over: elsewhere, with another seed. The copy of the first run, which is further, stays a copy."""
+    run("flaky://run", steps=6)
+    first = Mirror("flaky://run").folder
+    flaky.store.clear()
+    machine()
+    train(config_of("lm", CONFIG), lm_task(), recipe_of(RECIPE | {"steps": 4}), "flaky://run", seed=1, loggers=())
+    published = dict(flaky.store)
+    monkeypatch.setenv("JOFORMER_CACHE", str(memory / "first"))
+    for seed in (0, 1):
+        with pytest.raises(
+            ValueError, match=r"flaky://run holds another run than \S+, its copy here, which is further"
+        ):
+            train(config_of("lm", CONFIG), lm_task(), recipe_of(RECIPE | {"steps": 6}), "flaky://run", seed=seed)
+    assert dict(flaky.store) == published
+    assert (first / "manifest.json").is_file()
+
+
 def test_a_checkpoint_has_an_address_and_weights_can_start_another_run(flaky, machine):
     run("flaky://run", keep=2)
     machine()

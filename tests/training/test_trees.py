@@ -384,6 +384,18 @@ def test_from_the_command_line(tmp_path, joformer):
     assert code == 0
     assert "localised" in out
     assert open_run(tmp_path / "run").model.config.frames == "tree-dense"
+    code, first, _ = joformer("report", tmp_path / "run")
+    assert code == 0
+    # A report beside a run may be of an earlier state: the run is read.
+    (tmp_path / "run" / "report.json").write_text('{"tables": []}')
+    assert joformer("report", tmp_path / "run")[:2] == (0, first)
+    assert "trees.json" in json.loads((tmp_path / "run" / "manifest.json").read_text())["files"]
+    assert joformer("evaluate", tmp_path / "run")[0] == 0
+    kinds = json.loads((tmp_path / "run" / "trees.json").read_text())["kinds"]
+    for content in ({"kinds": kinds[::-1]}, {"kinds": 3}, {}):
+        (tmp_path / "run" / "trees.json").write_text(json.dumps(content))
+        code, _, said = joformer("evaluate", tmp_path / "run")
+        assert (code, "trees.json" in said.splitlines()[-1]) == (2, True)
     code, out, _ = joformer("compare", "--data", place, "--kind", "trees", "--grid", "--seeds", 2, "--dry-run")
     assert code == 0
     assert "compare/both-tree-dense  " in out

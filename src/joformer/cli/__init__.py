@@ -79,7 +79,7 @@ def main() -> None:
             sys.stdout = None
             sys.exit(0)
         except OSError as error:
-            logger.error(f"joformer: cannot write {error.filename or 'the output'}: {one_line(error)}")
+            logger.error(f"joformer: cannot use {error.filename or 'the output'}: {one_line(error)}")
             sys.stdout = None  # what is left in its buffer would fail again at exit
             sys.exit(2)
         except KeyboardInterrupt:

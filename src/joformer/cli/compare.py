@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -115,8 +115,10 @@ class Compare:
                 return 0
             failed = run_tables(planned, self, order=lambda cell: (cell.recipe.total, cell.seed))
             if look < self.looks:
-                note_look(local(self.out))
-                if decided(local(self.out)):
+                # Of a later look that broke off, cells may be there already.
+                cells = {cell.name for table in planned for cell in table.cells}
+                note_look(local(self.out), cells=cells)
+                if decided(local(self.out), cells):
                     break
         return finish(self.out, failed, as_json=self.json, only=self.only)
 
@@ -141,6 +143,9 @@ class Compare:
         for name in ("seeds", "steps", "longer", "looks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} must be 1 or more, got {getattr(self, name)}")
+        for name in ("dim", "layers", "heads", "context", "batch", "vocab", "size", "length", "seconds"):
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise ValueError(f"--{name} must be above 0, got {getattr(self, name)}")
         from joformer.experiments import (
             GraphSource,
             ImageSource,
@@ -182,10 +187,11 @@ class Compare:
         return makers.get(kind, lambda: images(seconds=self.seconds))()
 
 
-def decided(out: Path) -> bool:
-    """Whether the first question is answered; trivially so if only times were measured."""
+def decided(out: Path, cells: Collection[str]) -> bool:
+    """Whether these cells answer the first question; trivially so if only times were measured."""
     from joformer.experiments.report import analysed
     from joformer.experiments.results import gather
 
-    effects = [next(iter(words.about.effects.values()), []) for words in analysed(gather([out]))]
+    known = [replace(table, cells=tuple(c for c in table.cells if c.name in cells)) for table in gather([out])]
+    effects = [next(iter(words.about.effects.values()), []) for words in analysed(known)]
     return all(some[-1][2] != "inconclusive" for some in effects if some)

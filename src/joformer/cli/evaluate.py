@@ -170,7 +170,7 @@ class Evaluate:
         return [task.evaluate(opened.model.to(processes.device), processes)]
 
     def _trees(self, opened: Opened, data: str) -> list[dict[str, Any]]:
-        from joformer._io import read_json
+        from joformer._io import check_folder, one_line, read_json
         from joformer.training import Processes, TreeTask, load_trees, resolve
         from joformer.training.data.trees import NODES
 
@@ -178,7 +178,15 @@ class Evaluate:
         trees = load_trees(resolve(data, kind="trees"), nodes=opened.notes.get("nodes") or NODES)
         if self.data is None and trees.fingerprint != trained.get("trees"):
             logger.warning(f"{data} has changed since the model was trained on it")
-        trees = trees.renumbered(read_json(opened.folder / "trees.json")["kinds"])
+        place = opened.folder / "trees.json"
+        check_folder(opened.folder, [place.name])
+        try:
+            kinds = read_json(place)["kinds"]
+        except (OSError, KeyError, ValueError) as error:
+            raise ValueError(f"cannot read {place} ({one_line(error)}): train the model again") from None
+        if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+            raise ValueError(f"{place} holds no list of kinds: train the model again")
+        trees = trees.renumbered(kinds)
         task = TreeTask(trees, question=trained.get("question", "masked"), share=trained.get("share", 0.15))
         task.to(processes.device)
         found = task.evaluate(opened.model.to(processes.device), processes, split=self.split)

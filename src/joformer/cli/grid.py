@@ -169,10 +169,11 @@ def _run_cells(
     picture: Callable[[], str] | None,
 ) -> int:
     from joformer.experiments.running import finished
-    from joformer.experiments.tables import RESULT
+    from joformer.experiments.tables import RESULT, TABLE
 
     out, cells = local(command.out), [cell for table in tables for cell in table.cells]
     done = {cell.name for cell in cells if finished(cell, out) is not None}
+    new = [out / table.name / TABLE for table in tables if not (out / table.name / TABLE).exists()]
     for table in tables:
         table.begin(out)
     write_config(command, _name(command), out)
@@ -207,6 +208,9 @@ def _run_cells(
         )
         raise SystemExit(128 + (asked[0] if asked else signal.SIGINT)) from None
     if failed and failed == len(cells):
+        for place in new:  # nothing was computed that other settings could be mixed with
+            if not any(place.parent.rglob("checkpoints/*")):
+                place.unlink()
         raise ValueError(f"all {failed} runs failed, as logged above: the same command tries again")
     return failed
 

@@ -65,8 +65,8 @@ class GrowingPage:
         self.written = True
 
 
-def note_look(out: Path, names: Collection[str] | None = None) -> None:
-    """Records in each table.json (of these names) how many cells existed when the results were looked at."""
+def note_look(out: Path, names: Collection[str] | None = None, cells: Collection[str] | None = None) -> None:
+    """Records in each table.json (of these names) how many (of these) cells existed when results were looked at."""
     from joformer._io import write_json
     from joformer.experiments.tables import RESULT, TABLE, read
 
@@ -74,7 +74,8 @@ def note_look(out: Path, names: Collection[str] | None = None) -> None:
         about = read(place)
         if names is not None and about.get("name") not in names:
             continue
-        there = sum((out / name / RESULT).is_file() for name in about["cells"])
+        known = (name for name in about["cells"] if cells is None or name in cells)
+        there = sum((out / name / RESULT).is_file() for name in known)
         before, about["looked"] = about.get("looked", []), sorted({*about.get("looked", []), there})
         if about["looked"] != before:
             write_json(place, about)

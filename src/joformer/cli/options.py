@@ -84,6 +84,8 @@ def claim(name: str, out: Place) -> None:
     run, tables = (folder / "config.json").is_file(), any(folder.glob("*/table.json"))
     with suppress(OSError):
         written = folder.joinpath(CONFIG).read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+        if not written.startswith(HEAD) and not run and not tables:
+            raise ValueError(f"{out} holds a {CONFIG} that joformer did not write: choose another --out")
         made_by = written.removeprefix(HEAD) if written.startswith(HEAD) else name
         if made_by != name:
             raise ValueError(f"{out} holds the output of joformer {made_by}: choose another --out")
@@ -116,17 +118,21 @@ def recorded(command: Any, name: str, out: Place) -> Iterator[None]:
 
 def with_config(typed: Sequence[str], command: type) -> list[str]:
     """The typed words with `--config FILE` replaced by the options in the file, which typed options override."""
+    typed = [part for word in typed for part in (word.split("=", 1) if word.startswith("--config=") else [word])]
     if "--config" not in typed:
-        return list(typed)
-    at = list(typed).index("--config")
+        return typed
+    at = typed.index("--config")
     if at + 1 == len(typed):
         raise ValueError(f"--config needs a file: give the {CONFIG} of a run")
     given, rest = read_config(Path(typed[at + 1])), [*typed[:at], *typed[at + 2 :]]
     places = positional(command)
     if rest and not rest[0].startswith("-"):
         given = {name: value for name, value in given.items() if name not in places}
-    own = {word.removeprefix("--").replace("-", "_") for word in rest if word.startswith("--")}
-    return [*rest, *words({name: value for name, value in given.items() if name not in own}, places)]
+    own = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in rest if word.startswith("--")}
+    # --no-X takes back what the file switches on; where the default is off, there is no such option.
+    back = {name for name in given if f"no_{name}" in own and given[name] is True}
+    rest = [word for word in rest if word.removeprefix("--no-").replace("-", "_") not in back or word[:5] != "--no-"]
+    return [*rest, *words({name: value for name, value in given.items() if name not in own | back}, places)]
 
 
 def read_config(place: Path) -> dict[str, Any]:

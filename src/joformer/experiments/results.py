@@ -48,10 +48,10 @@ def gather(paths: Sequence[str | Path]) -> tuple[Table, ...]:
             if folders := [path] if (path / TABLE).is_file() else [place.parent for place in path.glob(f"*/{TABLE}")]:
                 found = sorted(map(_from_folder, sorted(folders)), key=_place)
                 tables += _finished(path, found)
+            elif (path / "config.json").is_file() and (path / "metrics.jsonl").is_file():
+                runs[path] = str(given)  # a report beside it may be older
             elif (path / REPORT).is_file():
                 tables += _reported(path / REPORT)
-            elif (path / "config.json").is_file() and (path / "metrics.jsonl").is_file():
-                runs[path] = str(given)
             else:
                 raise ValueError(
                     f"{path} holds no results: give a folder of reproduce, compare or train, or a report.json"

@@ -237,7 +237,7 @@ class Table:
                     kept = f"{place.parent} holds {which.strip(', ')} with other settings or data"
                     raise ValueError(f"{kept}: choose another --out")
             # More seeds, or other cells of it, are added to what is there.
-            for key in ("cells", "models", "sizes", "looked"):
+            for key in ("cells", "models", "sizes", "looked", "pairs"):
                 about[key] = [*about[key], *(one for one in before.get(key, ()) if one not in about[key])]
         make_folder(place.parent)
         write_json(place, about)

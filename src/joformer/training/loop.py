@@ -235,6 +235,7 @@ class _Run:
         if newest is None:
             if (self.out / WEIGHTS).is_file():
                 raise ValueError(f"{self.out} holds a model but no good checkpoint to resume: choose another --out")
+            runs.require_ours(self.out)
             return None, {}, ()
         if self._longer(newest) is None:
             runs.require_same(newest.state["settings"], self.settings, self.out)

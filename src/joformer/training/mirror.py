@@ -12,9 +12,11 @@ made up for at the next checkpoint; only if the last one fails, the run does.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from joformer._io import MANIFEST, Lock, cache_folder, check_folder, make_folder, new_folder, remove
 from joformer._log import logger
@@ -77,6 +79,7 @@ class Mirror:
         self._there = {name: None for name in names if name in FILES or _CHECKPOINT.fullmatch(name)}
         here = {_name(folder, path) for path in _files(folder)}
         if _progress(here) > _progress(names) and not follow:
+            self._require_same_run(store)
             logger.info(f"{folder} is ahead of {store.address}: resuming from it (remove it to start over)")
             for place in (folder / CHECKPOINTS).glob("[0-9]*"):
                 if _is_same(store, place):  # else its seal would be removed, and it may be the only one there
@@ -94,6 +97,24 @@ class Mirror:
                 remove(folder / name)
         for name in self._there:
             self._there[name] = _stamp(folder / name)
+
+    def _require_same_run(self, store: Store) -> None:
+        """Raises ValueError before another run is overwritten; the same one may have become longer."""
+
+        def settings(content: bytes | None) -> Any:
+            try:
+                run = json.loads(content or b"{}")["run"]
+                return {**run, "recipe": {key: value for key, value in run["recipe"].items() if key != "steps"}}
+            except (ValueError, KeyError, TypeError, AttributeError):
+                return None  # reported where it is opened
+
+        place = self.folder / CONFIG
+        ours, theirs = settings(place.read_bytes() if place.is_file() else None), settings(store.read(CONFIG))
+        if ours and theirs and ours != theirs:
+            raise ValueError(
+                f"{store.address} holds another run than {self.folder}, its copy here, which is further: remove one "
+                "of them, or choose another --out"
+            )
 
     def publish(self, last: bool = False) -> None:
         """Publishes what has changed in the folder; that it fails is a warning, and for the `last` time an error."""

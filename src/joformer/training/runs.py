@@ -27,12 +27,12 @@ import torch
 from torch import nn
 
 import joformer
-from joformer._io import MANIFEST, check_folder, open_log, read_sealed, writing
+from joformer._io import MANIFEST, check_folder, open_log, read_json, read_sealed, writing
 from joformer._log import logger
 from joformer.models._saving import MODELS, WEIGHTS, layout, own_state, written
 
 CONFIG, METRICS, SPEED, CHECKPOINTS = "config.json", "metrics.jsonl", "speed.jsonl", "checkpoints"
-KEPT = ("tokenizer.json", "classes.json", "graph.json")
+KEPT = ("tokenizer.json", "classes.json", "graph.json", "trees.json")
 """Files that a task may keep next to the model (`Task.keep`)."""
 TOKENIZER = KEPT[0]
 
@@ -177,6 +177,24 @@ def damage(folder: Path) -> dict[str, str]:
         except ValueError as error:
             wrong[name] = str(error)
     return wrong
+
+
+def require_ours(folder: Path) -> None:
+    """Raises ValueError if a new run would overwrite files in the folder that are not a run's.
+
+    >>> require_ours(Path("nowhere"))
+    """
+    place = folder / CONFIG
+    foreign = ""
+    if place.is_file():
+        try:
+            foreign = "" if "run" in read_json(place) else CONFIG
+        except (OSError, ValueError):
+            foreign = CONFIG
+    elif (folder / METRICS).is_file() and (folder / METRICS).stat().st_size:
+        foreign = METRICS
+    if foreign:
+        raise ValueError(f"{folder} holds a {foreign} that is not of a run of joformer: choose another --out")
 
 
 def require_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:

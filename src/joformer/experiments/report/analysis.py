@@ -250,7 +250,8 @@ class Analysis:
             )
         if table.looks > 1:
             found.append(
-                f"Planned for {table.looks} looks: every interval and verdict is at the {100 * self.level:.3g} % level."
+                f"Planned for {table.looks} looks: every interval of a difference and every verdict is at the "
+                f"{100 * self.level:.3g} % level."
             )
         return found
 

@@ -170,7 +170,10 @@ class Wording:
             found += self._costs()
         else:
             sizes = list(self.about.effects)
-            shown = sizes[:1] if table.recipe == "compare" else list(dict.fromkeys([*sizes[:1], *sizes[-1:]]))
+            shown = list(dict.fromkeys([*sizes[:1], *sizes[-1:]]))
+            if table.recipe == "compare":  # another --longer may have been added since
+                sizes.sort(key=self._budget)
+                shown = sizes[:1]
             found += [self._effect(size) for size in shown]
             if table.recipe == "compare":
                 found.append(self._lasting(sizes))
@@ -196,6 +199,10 @@ class Wording:
         steps = {n for cell in self.table.cells if size in cell.measured and (n := cell.number("steps")) is not None}
         at = f" at {size}" if size and not size.endswith("steps") and len(self.table.sizes) > 1 else ""
         return at + (f" after {int(steps.pop()):,} steps" if len(steps) == 1 else "")
+
+    def _budget(self, size: str) -> float:
+        """The training steps of models of this size."""
+        return max((cell.number("steps") or 0 for cell in self.table.cells if size in cell.measured), default=0)
 
     def _effect(self, size: str) -> str:
         of, d, verdict = self.about.effects[size][-1]
