@@ -594,6 +594,17 @@ def test_the_command_writes_three_files_and_says_where(folder, tmp_path, capsys)
     assert (tmp_path / "report.html").read_text() == (tmp_path / "new" / "report.html").read_text()
 
 
+def test_the_command_overwrites_reports_alone(folder, tmp_path, capsys):
+    (tmp_path / "report.md").write_text("# What I found\n")
+    with pytest.raises(ValueError, match=r"report\.md is not a report of joformer: choose another --out"):
+        Report((folder,), out=tmp_path).run()
+    assert [path.name for path in tmp_path.iterdir()] == ["report.md"]
+    (tmp_path / "report.md").unlink()
+    for _ in range(2):
+        assert Report((folder,), out=tmp_path).run() == 0
+    capsys.readouterr()
+
+
 def test_by_default_it_writes_into_the_run(tmp_path, monkeypatch, capsys):
     synthetic.write(tmp_path / "out", [synthetic.one_seed()])
     monkeypatch.chdir(tmp_path)

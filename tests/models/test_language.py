@@ -88,7 +88,7 @@ def test_a_call_that_raises_leaves_all_caches_as_they_were():
     assert (torch.cat(parts, 1) - whole).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("options", [{"temperature": 0}, {"top_k": 3}, {"temperature": 0.7}])
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1e-320}, {"top_k": 3}, {"temperature": 0.7}])
 def test_a_stream_is_what_generate_collects(options):
     model, start = lm(frames=("fixed", "cumulative")).eval(), torch.randint(17, (2, 4), dtype=torch.int32)
     whole = model.generate(start, 6, generator=torch.Generator().manual_seed(1), **options)

@@ -53,6 +53,8 @@ class Report:
             "report.md": report.markdown(analysed),
             results.REPORT: json.dumps(record, ensure_ascii=False) + "\n",
         }
+        for name in written:
+            _require_ours(out / name)
         for name, text in written.items():
             write_whole(out / name, text.encode())
         if is_address(place):
@@ -67,3 +69,11 @@ class Report:
                 say(f"{words.heading}. {' '.join(answer)}")
         (tell if self.json else say)(f"{place}/report.html" if is_address(place) else str(out / "report.html"))
         return 0
+
+
+def _require_ours(place: Path) -> None:
+    """Raises ValueError if there is a file that no report of ours is: each names the library near its beginning."""
+    if place.is_file():
+        with place.open("rb") as file:
+            if b"joformer" not in file.read(1 << 16):
+                raise ValueError(f"{place} is not a report of joformer: choose another --out")

@@ -34,6 +34,8 @@ from joformer.models._mixers import BiasedAttention, ClippedAttention, LinearAtt
 from joformer.rotation import is_plain
 
 FramesName = Literal["fixed", "learned", "projected", "cumulative"]
+COLD = 1e-30
+"""At temperatures up to this the most likely token is always taken: logits divided by less may overflow."""
 LETTERS = {
     "F": "full", "W": "windowed", "N": "NoPE", "L": "linear attention", "R": "linear recurrence",
     "S": "selective recurrence", "A": "ALiBi", "C": "clipped distances",
@@ -336,7 +338,7 @@ class JoFormerLM(nn.Module):
                 logits = self.head(self._read(new, None, caches)[:, -1]).float()
                 if top_k is not None and top_k < logits.shape[-1]:
                     logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
-                if temperature:
+                if temperature > COLD:
                     chances = torch.softmax(logits / temperature, -1)
                     if top_p is not None:
                         ranked, order = chances.sort(dim=-1, descending=True, stable=True)
