@@ -116,7 +116,7 @@ def multiplier() -> str:
     for value in (0, 500, 1000, 1500, 2000):
         shapes.append(text(x(value), 290, f"{value:,}", "soft", 13, "middle"))
     for points, colour, words in zip(
-        found.values(), ("one", "two"), ("0.1 million parameters, 5 seeds", "0.36 million, 3 seeds"), strict=True
+        found.values(), ("one", "two"), ("0.1 million parameters, 5 seeds", "0.36 million, 5 seeds"), strict=True
     ):
         inside = [(x(step), y(min(1.3, max(0.8, one.centre)))) for step, one in points]
         low, high = (

@@ -16,6 +16,7 @@ from joformer.experiments.names import plain
 from joformer.experiments.results import gather
 from joformer.experiments.statistics import holm, interaction, paired
 from joformer.experiments.tables import read_table
+from joformer.experiments.variants import FRAMES, SIDES
 
 ROOT = Path(__file__).parents[1]
 EVIDENCE = ROOT / "results" / "evidence" / "report.json"
@@ -163,7 +164,8 @@ def analysed(folder):
 def of(about, model, size):
     """The value, difference, verdict and last multiplier of a model."""
     (row,) = [row for row in about.rows if (row.model, row.size) == (model, size)]
-    (one,) = [c for c in about.comparisons if (c.model, c.size) == (model, size)] or [None]
+    wanted = (model, about.table.baseline, size)
+    (one,) = [c for c in about.comparisons if (c.model, c.other, c.size) == wanted] or [None]
     return row.ours, one, about.multipliers(model, size)[-1][1] if one else None
 
 
@@ -175,9 +177,9 @@ LARGER = {"0.1 million": "0.1M", "0.36 million": "0.4M"}
 
 
 def test_enwik8_at_its_best_learning_rate(tables):
-    rates, sizes, larger, second = tables["enwik8 at RoPE's best learning rate"]
+    rates, sizes, larger, grid, second = tables["enwik8 at RoPE's best learning rate"]
     found, elsewhere = analysed("enwik8"), analysed("wikitext-2")["sizes"]
-    assert elsewhere.table.missing == []
+    assert elsewhere.table.missing == found["sizes"].table.missing == []
     names = {"RoPE": "scores, fixed"} | {
         f"{name}RoPE + values": f"both, {angles}"
         for name, angles in (
@@ -213,6 +215,18 @@ def test_enwik8_at_its_best_learning_rate(tables):
         states(needed, *triple(more))
         assert verdict == one.verdict
     assert [words for words, *_ in larger] == [*LARGER]
+    for (angles, *cells, added, verdict), kind in zip(grid, (*FRAMES, None), strict=True):
+        if kind is None:
+            states(cells[0], *triple(of(found["sizes"], "none", "0.1M")[0]))
+            assert [*cells[1:], added, verdict] == [""] * 4
+            continue
+        assert angles.startswith(kind)
+        for cell, side in zip(cells, SIDES, strict=True):
+            states(cell, *triple(of(found["sizes"], f"{side}, {kind}", "0.1M")[0]))
+        wanted = (f"both, {kind}", f"scores, {kind}", "0.1M")
+        (one,) = [c for c in found["sizes"].comparisons if (c.model, c.other, c.size) == wanted]
+        states(added, *triple(one.difference))
+        assert verdict == one.verdict
 
 
 def test_what_one_layer_can_tell(tables):
@@ -464,8 +478,8 @@ def prose():
     mnist, cifar, length = Told("mnist"), Told("cifar100"), Told("length")
 
     small = ("d = 2", "d = 8", "d = 32")
-    _, best, _ = of(analysed("enwik8")["sizes"], "both, fixed", "0.1M")
-    rates = analysed("enwik8")["rates"]
+    rates, sizes = (analysed("enwik8")[name] for name in ("rates", "sizes"))
+    _, best, _ = of(sizes, "both, fixed", "0.1M")
     sides = ("scores, fixed", "both, fixed")
     by_rate = [rates.table.values(side, f"lr {rate}") for side in sides for rate in ("0.003", "0.01")]
     apart = interaction(*by_rate, higher=False)
@@ -504,6 +518,8 @@ def prose():
         "docs/results.md": [
             ("larger there than at 0.003 is not decided (p = {})", (apart.p,)),
             ("at {} [{}, {}] after 600 steps at that rate", triple(after)),
+            ("pooled over the four kinds is that decided: {} [{}, {}]", triple(sizes.effects["0.1M"][-1][1])),
+            ("each alone (interaction {} [{}, {}], inconclusive)", triple(dict(sizes.synergies)["0.1M"])),
             ("scores reach {} % (all three seeds)", late.value("rope2d")),
             (
                 "scores and values {}\n  [{}, {}]: {} [{}, {}], inconclusive; no positions {} [{}, {}].",
