@@ -303,9 +303,10 @@ def _read_coded(data: bytes, seconds: int | float | None) -> tuple[Any, int, int
     # Where the bytes of an mp3 or ogg end, the decoder stops without an error.
     if len(samples) < 0.95 * min(most, count):
         raise ValueError(f"it ends after {len(samples):,} of {count:,} samples")
-    # How long an mp3 is, the decoder guesses where the header does not say, and goes no further than that.
-    if len(samples) < most and read < 0.95 * len(data):
-        raise ValueError("it goes on after the length that its header implies")
+    # How long an mp3 is, the decoder guesses where no header says, and goes no further than that.
+    stated = any(header in data for header in (b"Xing", b"Info", b"VBRI"))
+    if len(samples) < most and read < 0.95 * len(data) and not stated and not data.startswith((b"fLaC", b"OggS")):
+        raise ValueError("it does not say how long it is, and goes on after the estimate: encode it again")
     return samples, rate, max(len(samples), count)
 
 

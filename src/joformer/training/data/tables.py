@@ -56,7 +56,7 @@ def read_rows(path: Path, fault: Fault = fault) -> Iterator[dict[str, Any]]:
         reader = csv.DictReader(lines, delimiter=separator, strict=True)
         try:
             names = list(reader.fieldnames or ())
-            if twice := [name for name in names if names.count(name) > 1]:
+            if twice := [name for name in names if name and names.count(name) > 1]:
                 raise ValueError(f"{path} has two columns called {twice[0]!r}: rename one")
             for row in reader:
                 if None not in row:
