@@ -29,14 +29,13 @@ from joformer.frames._types import At, FlatFrames, Layout
 from joformer.frequencies import per_axis
 
 
-def check_paths(paths: Tensor, branches: int, depth: int | None) -> None:
-    """Raises ValueError for paths (…, depth) that are too deep, or have a branch that cannot be.
+def check_paths(paths: Tensor, below: Tensor, branches: int, depth: int | None) -> None:
+    """Raises ValueError for paths (…, depth), of which those entries are below the node, that cannot be.
 
-    >>> check_paths(torch.tensor([[0.0, 2.0]]), branches=2, depth=4)
+    >>> check_paths(torch.tensor([[0.0, 2.0]]), torch.tensor([[False, False]]), branches=2, depth=4)
     Traceback (most recent call last):
     ValueError: branches on a path must be whole numbers 0 … 1, got 0 to 2
     """
-    below = paths.isnan()
     if depth is not None and paths.shape[-1] > depth:
         raise ValueError(f"paths are {paths.shape[-1]} deep but the frames have depth={depth}")
     # Reading values would stall a GPU and break a graph: only where it is free.
@@ -71,7 +70,7 @@ class OnTrees(FramesModule):
             )
         known = coordinates(positions, positions.shape[-1], x)
         below = positions.to(known.device).isnan().view(known.shape)
-        check_paths(known, self.branches, self.depth)
+        check_paths(known, below, self.branches, self.depth)
         return known.masked_fill(below, self.branches).long()
 
     def extra_repr(self) -> str:

@@ -119,8 +119,8 @@ class PathCode(nn.Module):
 
     def forward(self, where: Float[Tensor, "*batch nodes depth"]) -> Float[Tensor, "*batch nodes dim"]:
         """The code of each node, 0 for the root."""
-        check_paths(where, self.branches, self.depth)
         below = where.isnan()
+        check_paths(where, below, self.branches, self.depth)
         steps = (~below).sum(-1, keepdim=True) - 1 - torch.arange(where.shape[-1], device=where.device)
         slot = torch.where(below, 0, steps * self.branches + where.nan_to_num().long())
         code = torch.zeros(*where.shape[:-1], len(self.weight), dtype=self.weight.dtype, device=where.device)
