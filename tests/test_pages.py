@@ -229,6 +229,22 @@ def test_enwik8_at_its_best_learning_rate(tables):
         assert verdict == one.verdict
 
 
+def test_the_hierarchy(tables):
+    (rows,) = tables["The paper's hierarchy, trained"]
+    about = analysed("hierarchy")["enwik8-hierarchy"]
+    assert about.table.missing == []
+    values = {plain("hierarchy", row.model): row.ours for row in about.rows}
+    against = {plain("hierarchy", c.model): c for c in about.comparisons if c.other == about.table.baseline}
+    assert [name for name, *_ in rows] == list(values)
+    for name, value, difference, verdict in rows:
+        states(value, *triple(values[name]))
+        if name == "RoPE":
+            assert (difference, verdict) == ("", "baseline")
+        else:
+            states(difference, *triple(against[name].difference))
+            assert verdict == against[name].verdict
+
+
 def test_what_one_layer_can_tell(tables):
     (rows,) = tables["What one layer can tell"]
     found = analysed("separation")
@@ -485,6 +501,9 @@ def prose():
     apart = interaction(*by_rate, higher=False)
     early_scores, early_both = (on_the_way(rates, "lr 0.001", side, 600) for side in sides)
     after = paired(early_both, early_scores, higher=False)
+    hierarchy = analysed("hierarchy")["enwik8-hierarchy"]
+    (linear,) = [c for c in hierarchy.comparisons if c.other != hierarchy.table.baseline]
+    assert linear.verdict == "better"
     trees = analysed("trees")["trees"]
     nodes, wrong = (trees.effects[size][-1][1] for size in ("masked", "misuse"))
     (dense,) = [c.corrected for c in trees.comparisons if (c.model, c.size) == ("scores, tree-dense", "masked")]
@@ -521,6 +540,7 @@ def prose():
             ("pooled over the four kinds is that decided: {} [{}, {}]", triple(sizes.effects["0.1M"][-1][1])),
             ("each alone (interaction {} [{}, {}], inconclusive)", triple(dict(sizes.synergies)["0.1M"])),
             ("scores reach {} % (all three seeds)", late.value("rope2d")),
+            ("gains from values**: {} [{}, {}] against the same with scores alone, better", triple(linear.difference)),
             (
                 "scores and values {}\n  [{}, {}]: {} [{}, {}], inconclusive; no positions {} [{}, {}].",
                 (*late.value("joformer_old"), *late.difference("joformer_old"), *late.value("none")),
