@@ -229,7 +229,10 @@ def branches() -> str:
         place = (x, y + 31) if node > 6 else (x - 34, y - 6) if node in (1, 3, 5) else (x + 34, y - 6)
         shapes.append(text(*place, number(value, 2), "soft", 13, "middle"))
     return svg(
-        286, "TreeFrames", f"{remark}: {', '.join(number(value, 2) for value in found)} for nodes in breadth-first order.", shapes
+        286,
+        "TreeFrames",
+        f"{remark}: {', '.join(number(value, 2) for value in found)} for nodes in breadth-first order.",
+        shapes,
     )
 
 

@@ -90,7 +90,9 @@ def overview() -> str:
         text(12, bottom + 34, "Three seeds each, small models, 150 to 1,500 steps. Verdicts are", "soft", 13),
         text(12, bottom + 52, "after correction within each table; data and budgets differ by row.", "soft", 13),
     ]
-    spoken = "; ".join(f"{words} {accuracy(c, sign=True)} [{accuracy(a)}, {accuracy(b)}], {v}" for words, c, a, b, v in gaps)
+    spoken = "; ".join(
+        f"{words} {accuracy(c, sign=True)} [{accuracy(a)}, {accuracy(b)}], {v}" for words, c, a, b, v in gaps
+    )
     return svg(bottom + 64, "RoPE + values against RoPE, by task", f"Points of accuracy: {spoken}.", shapes)
 
 

@@ -72,8 +72,9 @@ class Report:
 
 
 def _require_ours(place: Path) -> None:
-    """Raises ValueError if there is a file that no report of ours is: each names the library near its beginning."""
+    """Raises ValueError if there is a file that is no report: pages name the library early, the JSON its tables."""
     if place.is_file():
         with place.open("rb") as file:
-            if b"joformer" not in file.read(1 << 16):
+            start = file.read(1 << 16)
+            if b"joformer" not in start and b'"tables"' not in start:
                 raise ValueError(f"{place} is not a report of joformer: choose another --out")
