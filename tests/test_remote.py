@@ -63,6 +63,12 @@ def test_a_file_that_is_being_written_has_no_name_yet(tmp_path, monkeypatch):
     assert store.read("a.txt") == b"before"
 
 
+def test_a_folder_at_home_is_there(monkeypatch, tmp_path):
+    """A shell leaves the ~ of --out=~/runs as it is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert local("~/runs") == tmp_path / "runs"
+
+
 def test_the_working_copy_of_what_is_below_is_below(cache):
     assert local("s3://bucket/runs/a") == cache / "stored" / "s3" / "bucket" / "runs" / "a"
     assert local("s3://bucket/runs/") / "a" == local("s3://bucket//runs/a")

@@ -665,6 +665,16 @@ def test_compare_answers_first(joformer, in_turn, tmp_path, write):
         assert (code, again) == (0, said), told
 
 
+def test_a_command_of_which_all_runs_fail_leaves_its_folder_to_another(joformer, tmp_path):
+    words = ["compare", "--data", write_text(tmp_path / "mine"), "--seeds", 1, "--longer", 1, "--jobs", 1, *SMALL]
+    code, _, told = joformer(*words, "--context", 1_000_000, "--out", tmp_path / "out")
+    assert (code, "runs failed" in told) == (2, True)
+    code, _, told = joformer(*words, "--out", tmp_path / "out")
+    assert code == 0, told
+    # What was computed is not mixed with other settings.
+    assert joformer(*words, "--context", 32, "--out", tmp_path / "out")[0] == 2
+
+
 def test_compare_with_the_whole_grid(joformer, in_turn, tmp_path):
     data, out = write_text(tmp_path / "mine"), tmp_path / "out"
     code, said, told = joformer("compare", "--data", data, "--grid", "--seeds", 2, "--longer", 1, *SMALL, "--out", out)

@@ -187,6 +187,21 @@ def test_bad_arrays_are_one_line(change, message, tmp_path):
 
 
 @pytest.mark.refused
+def test_a_bad_file_among_many_is_named(tmp_path, joformer):
+    for number in range(8):
+        place = tmp_path / "ab"[number % 2] / f"{number}.xyz"
+        place.parent.mkdir(exist_ok=True)
+        place.write_text("\ufeff1 2 3\n4 5 6\n" if number == 4 else "1 2 3\n4 5 6\n", encoding="utf-8")
+    (tmp_path / "a" / "2.xyz").write_text("")
+    (tmp_path / "b" / "3.xyz").write_text("1 2 3\nnan 5 6\n")
+    code, out, _ = joformer("check", tmp_path)
+    assert code == 2
+    assert "a/2.xyz has no points: remove it" in out
+    assert "b/3.xyz has coordinates or features that are not finite in float32: correct them" in out
+    assert "4.xyz" not in out
+
+
+@pytest.mark.refused
 def test_bad_sets_are_all_named(tmp_path, joformer):
     points = np.concatenate(SETS).astype(np.float64)
     points[0, 1], points[7, 0] = np.nan, 1e300
