@@ -173,6 +173,21 @@ def triple(one):
     return one.centre, one.low, one.high
 
 
+def beside_rope(rows, about):
+    """Rows of: name, value, difference from RoPE, verdict; all models of the table, in its order."""
+    assert about.table.missing == []
+    values = {plain(about.table.recipe, row.model): row.ours for row in about.rows}
+    against = {plain(about.table.recipe, c.model): c for c in about.comparisons if c.other == "scores, fixed"}
+    assert [name for name, *_ in rows] == list(values)
+    for name, value, difference, verdict in rows:
+        states(value, *triple(values[name]))
+        if name == "RoPE":
+            assert (difference, verdict) == ("", "baseline")
+        else:
+            states(difference, *triple(against[name].difference))
+            assert verdict == against[name].verdict
+
+
 LARGER = {"0.1 million": "0.1M", "0.36 million": "0.4M"}
 
 
@@ -231,18 +246,7 @@ def test_enwik8_at_its_best_learning_rate(tables):
 
 def test_the_hierarchy(tables):
     (rows,) = tables["The paper's hierarchy, trained"]
-    about = analysed("hierarchy")["enwik8-hierarchy"]
-    assert about.table.missing == []
-    values = {plain("hierarchy", row.model): row.ours for row in about.rows}
-    against = {plain("hierarchy", c.model): c for c in about.comparisons if c.other == about.table.baseline}
-    assert [name for name, *_ in rows] == list(values)
-    for name, value, difference, verdict in rows:
-        states(value, *triple(values[name]))
-        if name == "RoPE":
-            assert (difference, verdict) == ("", "baseline")
-        else:
-            states(difference, *triple(against[name].difference))
-            assert verdict == against[name].verdict
+    beside_rope(rows, analysed("hierarchy")["enwik8-hierarchy"])
 
 
 def test_what_one_layer_can_tell(tables):
@@ -261,18 +265,8 @@ def test_what_one_layer_can_tell(tables):
 
 def test_keywords_in_a_stream(tables):
     (rows,) = tables["Keywords in a stream"]
-    about = analysed("spotting")["fsdd-spotting"]
-    assert about.table.missing == []
-    values = {plain("spotting", row.model): row.ours for row in about.rows}
-    against = {plain("spotting", one.model): one for one in about.comparisons if one.other == "scores, fixed"}
-    for name, value, difference, verdict in rows:
-        states(value, *triple(values[name]))
-        if name == "RoPE":
-            assert (difference, verdict) == ("", "baseline")
-        else:
-            states(difference, *triple(against[name].difference))
-            assert verdict == against[name].verdict
-    assert len(rows) == len(values) == 5
+    beside_rope(rows, analysed("spotting")["fsdd-spotting"])
+    assert len(rows) == 5
 
 
 def test_video(tables):

@@ -131,7 +131,7 @@ def with_config(typed: Sequence[str], command: type) -> list[str]:
     own = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in rest if word.startswith("--")}
     # --no-X takes back what the file switches on; where the default is off, there is no such option.
     back = {name for name in given if f"no_{name}" in own and given[name] is True}
-    rest = [word for word in rest if word.removeprefix("--no-").replace("-", "_") not in back or word[:5] != "--no-"]
+    rest = [word for word in rest if word.replace("-", "_") not in {f"__no_{name}" for name in back}]
     return [*rest, *words({name: value for name, value in given.items() if name not in own | back}, places)]
 
 

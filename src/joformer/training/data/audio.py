@@ -304,8 +304,8 @@ def _read_coded(data: bytes, seconds: int | float | None) -> tuple[Any, int, int
     if len(samples) < 0.95 * min(most, count):
         raise ValueError(f"it ends after {len(samples):,} of {count:,} samples")
     # How long an mp3 is, the decoder guesses where no header says, and goes no further than that.
-    stated = any(header in data for header in (b"Xing", b"Info", b"VBRI"))
-    if len(samples) < most and read < 0.95 * len(data) and not stated and not data.startswith((b"fLaC", b"OggS")):
+    cut = len(samples) < most and read < 0.95 * len(data) and not data.startswith((b"fLaC", b"OggS"))
+    if cut and not any(header in data for header in (b"Xing", b"Info", b"VBRI")):
         raise ValueError("it does not say how long it is, and goes on after the estimate: encode it again")
     return samples, rate, max(len(samples), count)
 
