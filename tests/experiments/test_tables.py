@@ -4,8 +4,10 @@ import dataclasses
 import importlib
 import json
 import math
+import os
 import re
 import shlex
+import sys
 import wave
 from pathlib import Path
 from types import SimpleNamespace
@@ -488,6 +490,46 @@ def test_what_the_files_tell_to_type(offline, joformer, folder, typed):
     assert any(re.match(rf"(\S+-)?{table}(-\w+)?/", line) for line in lines)
     what = f"{len(lines) * seeds} {'round' if table == 'overhead' else 'run'}s"
     assert total == f"Total: {what}{' of timing' * (table == 'overhead')}"
+
+
+def test_a_dry_run_as_json(joformer):
+    shape = ("--data", "stdlib", "--seeds", 2, "--steps", 6, "--context", 32, "--dim", 32, "--dry-run")
+    (_, said, _), (code, told, _) = joformer("compare", *shape), joformer("compare", *shape, "--json")
+    assert code == 0
+    found = json.loads(told)
+    assert (found["runs"], found["rounds"]) == (8, 3)
+    *lines, timed, total = said.splitlines()
+    assert total == "Total: 8 runs and 3 rounds of timing"
+    for one, line in zip(found["models"], lines):
+        what = f"{one['model']}: {one['parameters']:,} parameters, {one['steps']:,} steps, 2 seeds, {one['data']}"
+        assert line == f"{one['name']}  {what}"
+    assert found["models"][-1] == {"name": timed.split()[0], "data": "stdlib", "seeds": [0, 1, 2]}
+    code, told, _ = joformer("train", "lm", "--data", "stdlib", "--vocab", 256, "--dry-run", "--json", "--out", "run")
+    about = json.loads(told)
+    assert about.pop("parameters") > 1e6
+    assert (code, about) == (0, {"model": "LMConfig", "steps": 1000, "data": "stdlib", "out": "run"})
+
+
+@pytest.mark.refused
+def test_a_context_longer_than_the_text_is_refused_before_anything_runs(joformer, tmp_path):
+    (tmp_path / "a.txt").write_text("to be or not to be\n" * 200)
+    code, _, told = joformer("compare", "--data", tmp_path / "a.txt", "--context", 100_000, "--out", tmp_path / "out")
+    assert code == 2
+    assert "the train split has 3420 tokens: a context is from 1 to 3419, got 100000" in told
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.refused
+@pytest.mark.skipif(sys.platform != "linux", reason="names that are not UTF-8 are Linux's")
+def test_a_name_that_is_not_utf_8_is_refused_in_one_line(joformer, tmp_path):
+    place = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt"))
+    place.write_text("to be or not to be\n" * 200)
+    words = ("--data", place, "--context", 8, "--steps", 2, "--seeds", 1, "--longer", 1, "--out", tmp_path / "out")
+    code, _, told = joformer("compare", *words)
+    assert code == 2
+    assert "is not valid UTF-8: rename it" in told
+    assert "Traceback" not in told
+    assert not (tmp_path / "out" / "command.toml").exists()
 
 
 def test_all_tables_at_once(offline, joformer, folder):

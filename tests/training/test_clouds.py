@@ -202,6 +202,25 @@ def test_a_bad_file_among_many_is_named(tmp_path, joformer):
 
 
 @pytest.mark.refused
+@pytest.mark.parametrize(
+    ("text", "width"),
+    [
+        ("1,2,3\n4,5,6\n", 3), ("1, 2, 3\n4, 5, 6\n", 3), (" 1,2\n 4,5 \n", 2), ("1.5 2 3\r\n4 5 -6e-1\r\n", 3),
+        ("0,5 1,5 2,5\n", None), ("1 2 3\n1,5 2 3\n", None), ("1 2 3\n1 2 -3,5e1\r\n", None), ("1 2,5 3\n", None),
+    ],
+)  # fmt: skip
+def test_commas_are_between_numbers_or_refused(text, width):
+    """With decimal commas three numbers would be read as six."""
+    from joformer.training.data.points import _rows
+
+    if width:
+        assert _rows(text.encode(), "a.xyz").shape[1] == width
+    else:
+        with pytest.raises(ValueError, match=r"a\.xyz has -?\d,5(e1)? between spaces: write decimals with a point"):
+            _rows(text.encode(), "a.xyz")
+
+
+@pytest.mark.refused
 def test_bad_sets_are_all_named(tmp_path, joformer):
     points = np.concatenate(SETS).astype(np.float64)
     points[0, 1], points[7, 0] = np.nan, 1e300

@@ -195,6 +195,16 @@ def test_text_with_a_byte_order_mark_is_decoded_and_logged(tmp_path, encoding):
         ("a.jsonl", b'{"text": "\xff"}\n', r"a\.jsonl is not UTF-8"),
         ("a.csv", b"text,n\na,1,2\n", r"a\.csv, line 2: more cells than the header: quote those that hold ','$"),
         ("a.txt", "\ufefftext".encode("utf-16")[:-1], r"a\.txt is damaged or not UTF-16"),
+        (
+            "a.txt",
+            "größer 世\n".encode("utf-16-le") * 99,
+            r"a\.txt looks like UTF-16 .*: convert it by iconv -f UTF-16LE ",
+        ),
+        (
+            "a.csv",
+            "text,n\na,1\n".encode("utf-16-be"),
+            r"a\.csv looks like UTF-16 .*: convert it by iconv -f UTF-16BE ",
+        ),
     ],
 )
 def test_what_is_no_text_is_called_what_it_is(tmp_path, name, data, says):
@@ -335,6 +345,31 @@ def test_images_stand_upright_and_what_was_converted_is_counted(tmp_path):
     assert said[-1].endswith("images that were checked: rotated as EXIF says")
     assert again.fingerprint != streamed.fingerprint
     assert turned.fingerprint != plain.fingerprint
+
+
+@pytest.mark.parametrize("alpha", [False, True])
+def test_colours_of_16_bits_are_said_to_become_8(tmp_path, alpha):
+    """Pillow cannot write such a PNG, and opens one as 8 bits: this one is written by hand."""
+    import struct
+    import zlib
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    width, channels = 4, 3 + alpha
+    head = struct.pack(">IIBBBBB", width, width, 16, 6 if alpha else 2, 0, 0, 0)
+    rows = b"".join(
+        b"\0" + struct.pack(f">{width * channels}H", *[row * 9000] * width * channels) for row in range(width)
+    )
+    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    for name in "ab":
+        save(tmp_path / "set" / name / "0.png", 0, "RGB", (4, 4))
+        save(tmp_path / "set" / name / "1.png", 1, "RGB", (4, 4))
+    (tmp_path / "set" / "a" / "0.png").write_bytes(data)
+    said = []
+    with logged(said):
+        load_images(tmp_path / "set", cache=tmp_path / "cache")
+    assert [line for line in said if "16 bits" in line] == ["  1 image: 16 bits reduced to 8"]
 
 
 def test_the_fingerprint_of_rotated_images_is_a_new_one(tmp_path, monkeypatch):

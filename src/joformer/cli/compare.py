@@ -66,7 +66,7 @@ class Compare:
         slurm: Options of sbatch for --engine slurm: time=MINUTES partition=NAME account=NAME …
         out: Where to keep everything, including the report: a folder or an address (s3://…).
         dry_run: Print which models would be run, with their parameters, steps and seeds, and stop.
-        json: Print the report as JSON instead of sentences.
+        json: Print the report (with --dry-run, what would be run) as JSON instead of sentences.
     """
 
     data: str
@@ -111,7 +111,7 @@ class Compare:
             check_only(self.only, tables)
             planned = chosen(tables, self, seeds=count)
             if self.dry_run:
-                show_cells(planned)
+                show_cells(planned, self.json)
                 return 0
             failed = run_tables(planned, self, order=lambda cell: (cell.recipe.total, cell.seed))
             if look < self.looks:

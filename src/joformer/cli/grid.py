@@ -67,14 +67,27 @@ def _means(pattern: str, cell: Cell) -> bool:
     return any(name == pattern or fnmatch(name, pattern) for name in (cell.name, short))
 
 
-def show_cells(tables: Sequence[Table]) -> None:
-    """Prints what would be run: one line per model and size, then the total."""
+def show_cells(tables: Sequence[Table], as_json: bool) -> None:
+    """Prints what would be run: one line per model and size, then the total; or all of it as JSON."""
     from joformer.experiments.names import plain
 
     alike: dict[str, list[Cell]] = {}  # cells of one model and size, by seed
     recipes = {table.name: table.recipe for table in tables}
     for cell in (cell for table in tables for cell in table.cells):
         alike.setdefault(cell.name.rpartition("/")[0], []).append(cell)
+    timed = sum(cell.alone for cells in alike.values() for cell in cells)
+    trained = sum(map(len, alike.values())) - timed
+    if as_json:
+        models = []
+        for name, (one, *others) in alike.items():
+            seeds = [cell.seed for cell in (one, *others)]
+            about: dict[str, Any] = {"name": name, "data": one.source.data, "seeds": seeds}
+            if not one.alone:
+                model = plain(recipes[one.table], one.model)
+                about |= {"model": model, "parameters": one.parameters, "steps": one.recipe.total}
+            models.append(about)
+        say(json.dumps({"models": models, "runs": trained, "rounds": timed}))
+        return
     for name, cells in alike.items():
         one, seeds = cells[0], [cell.seed for cell in cells]
         which = "" if seeds == [*range(len(seeds))] else f" ({', '.join(map(str, seeds))})"
@@ -84,8 +97,6 @@ def show_cells(tables: Sequence[Table]) -> None:
             what = f"{plain(recipes[one.table], one.model)}: {one.parameters:,} parameters, {one.recipe.total:,} steps"
             what += f", {counted(len(seeds), 'seed')}"
         say(f"{name}  {what}{which}, {one.source.data}")
-    timed = sum(cell.alone for cells in alike.values() for cell in cells)
-    trained = sum(map(len, alike.values())) - timed
     some = ((trained, "run", ""), (timed, "round", " of timing"))
     say("Total: " + " and ".join(counted(count, what) + more for count, what, more in some if count))
 

@@ -97,6 +97,9 @@ def claim(name: str, out: Place) -> None:
 
 def write_config(command: Any, name: str, out: Place) -> None:
     """Writes the command's name and options into out/command.toml."""
+    for word in words(changed(command)):
+        if re.search("[\ud800-\udfff]", word):  # bytes of a name that are not UTF-8
+            raise ValueError(f"the name {word} is not valid UTF-8: rename it")
     lines = [f"{option} = {json.dumps(value, ensure_ascii=False)}" for option, value in changed(command).items()]
     write_whole(local(out) / CONFIG, "".join(f"{line}\n" for line in (HEAD + name, *lines)).encode())
 

@@ -57,7 +57,7 @@ class Reproduce:
         smoke: Rehearse: two steps and one evaluation of every setting on stand-ins for the data, or on --data, and a
             table of the memory, hours and disk that the real runs need. Nothing is written to --out.
         throughput: TFLOP/s that a GPU reaches in 16-bit precision, for the hours estimated by --smoke.
-        json: Print the report as JSON instead of sentences.
+        json: Print the report (with --dry-run, what would be run) as JSON instead of sentences.
     """
 
     tables: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
@@ -126,7 +126,7 @@ class Reproduce:
         tables = [adapted(table, **other) for table in tables]
         execution.check(tables)
         if self.dry_run:
-            show_cells(tables)
+            show_cells(tables, self.json)
             return 0
         if self.smoke:
             return show_rehearsal(tables, execution, self.throughput, as_json=self.json)

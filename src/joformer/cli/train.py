@@ -57,7 +57,7 @@ class Run:
         log: Where else to write the metrics: OUT/tensorboard (if TensorBoard is installed), Weights & Biases, or
             trackio.
         dry_run: Prepare the data, print what would be trained, and stop.
-        json: Print the last metrics as JSON.
+        json: Print the last metrics (with --dry-run, what would be trained) as JSON.
     """
 
     out: Place
@@ -89,8 +89,12 @@ class Run:
         """Trains, prints the last metrics and returns the exit code."""
         if self.dry_run:
             count = sum(weight.numel() for weight in blank(config).parameters())
-            what = f"{type(config).__name__}: {count:,} parameters, {recipe.total:,} steps"
-            say(f"{what} on {notes['data']}, into {self.out}")
+            model, steps, data = type(config).__name__, recipe.total, notes["data"]
+            if self.json:
+                told = {"model": model, "parameters": count, "steps": steps, "data": data, "out": str(self.out)}
+                say(json.dumps(told))
+            else:
+                say(f"{model}: {count:,} parameters, {steps:,} steps on {data}, into {self.out}")
             return 0
         first = os.environ.get("RANK", "0") == "0"
         record = recorded(command, f"train {type(command).__name__.lower()}", self.out) if first else nullcontext()

@@ -41,6 +41,7 @@ def tables(
     >>> [cell.name for cell in compared.cells][::4], len(timed.cells)
     (['compare/scores-fixed/seed-0', 'compare/scores-fixed/20-steps/seed-0'], 3)
     """
+    source.task()  # what no run can use is said before any of them starts
     none = source.plain(dim=dim, layers=layers, heads=heads)
     names = (*grid_names(source.frames), *source.baselines) if grid else (BASELINE, VALUES)
     made = {name: variant(none, name) for name in names}

@@ -188,6 +188,7 @@ def read_utf8(path: Path, found: dict[Path, str] | None = None) -> Iterator[byte
             break
     encoding = next((name for mark, name in MARKS.items() if first.startswith(mark)), None)
     if encoding is None:
+        _refuse_unmarked(first, path)
         yield first.removeprefix(codecs.BOM_UTF8)
         yield from chunks
         return
@@ -198,6 +199,15 @@ def read_utf8(path: Path, found: dict[Path, str] | None = None) -> Iterator[byte
             yield text.encode()
     except UnicodeError as error:
         raise ValueError(f"{path} is damaged or not {encoding} ({one_line(error)}): save it as UTF-8") from None
+
+
+def _refuse_unmarked(first: bytes, path: Path) -> None:
+    """Raises ValueError for UTF-16 without its mark, which is valid UTF-8 as well: every other byte of it is 0."""
+    for zeros, others, order in ((first[1::2], first[::2], "LE"), (first[::2], first[1::2], "BE")):
+        if zeros.count(0) > 0.5 * len(zeros) and others.count(0) < 0.1 * len(others):
+            raise ValueError(
+                f"{path} looks like UTF-16 without its mark: convert it by iconv -f UTF-16{order} -t UTF-8"
+            )
 
 
 class Expansion:

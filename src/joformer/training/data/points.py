@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import codecs
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,9 @@ SAMPLED = 64
 """Points of an image, unless said otherwise."""
 FAR = 1e5
 """So many times as far from the origin as a set is wide, float32 leaves less than two digits of its shape."""
+_COMMA = rb"([+-]?\d+,\d+(?:[eE][+-]?\d+)?)"
+DECIMAL_COMMA = re.compile(rb"(?:^|[ \t])" + _COMMA + rb"[ \t]+\S|\S[ \t]+" + _COMMA + rb"[ \t\r]*$", re.M)
+"""One comma in a number that stands between spaces: no one can know whether it divides two."""
 
 
 @dataclass(frozen=True)
@@ -331,6 +335,9 @@ def _rows(data: bytes, name: str) -> Tensor:
             raise ValueError(f"{name} is {array.dtype} {array.shape}: save a row of numbers per point")
     else:
         data = data.removeprefix(codecs.BOM_UTF8)
+        if found := DECIMAL_COMMA.search(data):
+            number = (found[1] or found[2]).decode()
+            raise ValueError(f"{name} has {number} between spaces: write decimals with a point, or commas throughout")
         lines = [line.replace(b",", b" ").split() for line in data.splitlines() if line.strip()]
         try:
             array = np.array([[float(word) for word in line] for line in lines])

@@ -57,8 +57,9 @@ def decode_image(data: bytes, name: str, converted: Counter[str] | None = None) 
         likely = next((name for start, name in MAGIC.items() if data.startswith(start)), None)
         with bounded(Image):
             image: Image.Image = Image.open(io.BytesIO(data), formats=(likely,) if likely else FORMATS)
-            image.load()
-        done = _conversions(image)
+            packing = str(image.tile)
+            image.load()  # after which tiles are gone, and EXIF at the end of a file is known
+        done = _conversions(image, packing)
         if ROTATED in done:
             image = ImageOps.exif_transpose(image)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
@@ -89,15 +90,15 @@ def too_large(name: str, error: Exception) -> ValueError:
     return ValueError(f"{name} is too large ({one_line(error)}): {remedy}")
 
 
-def _conversions(image: Any) -> list[str]:
-    """What has to be done to an image, in words."""
+def _conversions(image: Any, packing: str) -> list[str]:
+    """What has to be done to an image, in words; Pillow opens colours of 16 bits as 8, only their packing tells."""
     mode, rotated = image.mode, False
     with suppress(Exception), warnings.catch_warnings():  # EXIF that is damaged says nothing
         warnings.simplefilter("ignore")
         rotated = image.format != "TIFF" and image.getexif().get(0x0112) in range(2, 9)  # PIL itself rotates TIFF
     done = {
         ROTATED: rotated,
-        "16 bits reduced to 8": mode.startswith("I;16"),
+        "16 bits reduced to 8": mode.startswith("I;16") or ";16" in packing,
         "palette to colours": mode in ("P", "PA"),
         "alpha dropped": mode in ("LA", "La", "RGBA", "RGBa", "PA") or "transparency" in image.info,
         f"{mode} to RGB": mode in ("CMYK", "YCbCr", "LAB", "HSV"),
@@ -267,7 +268,8 @@ def _look(*splits: Split, most: int = 1000) -> tuple[int, Counter[str]]:
     some = [(split, index) for split in splits for index in range(0, len(split), -(-len(split) // most))]
     for split, index in some:
         with suppress(Exception), bounded(Image):
-            converted.update(_conversions(Image.open(io.BytesIO(split.read(index)), formats=FORMATS)))
+            image: Any = Image.open(io.BytesIO(split.read(index)), formats=FORMATS)
+            converted.update(_conversions(image, str(image.tile)))
     return len(some), converted
 
 
