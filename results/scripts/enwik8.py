@@ -37,6 +37,18 @@ FIVE = (BASELINE, FIXED, "both, learned", "both, projected", "both, cumulative")
 RATES = (1e-3, 3e-3, 1e-2)
 RATE = 3e-3
 """The rate of every stage after `rates`: a guess until that stage has run for all three; then the best of them."""
+STAGES = {
+    "small": (FIVE, "0.1M", 5),
+    "pair": (FIVE[:2], "0.4M", 5),
+    "middle": (FIVE[:4], "0.4M", 5),
+    "middle-cumulative": ((BASELINE, FIVE[4]), "0.4M", 5),
+    "grid": (NAMES, "0.4M", 3),
+    "large": (FIVE[:2] + FIVE[3:4], "1M", 3),
+    "large-pair": (FIVE[:2], "1M", 3),
+    "grid-small": (NAMES, "0.1M", 3),
+    "second": (FIVE[:2], "0.1M", 3),
+}
+"""Models, size and seeds; the last three are run when they are named."""
 
 
 def recipe(steps: int, rate: float) -> Recipe:
@@ -46,8 +58,8 @@ def recipe(steps: int, rate: float) -> Recipe:
     )  # fmt: skip
 
 
-def stage(name: str, source: TextSource) -> Table:
-    """The table of this stage."""
+def stage(name: str, source: TextSource, seeds: int | None = None) -> Table:
+    """The table of this stage; with fewer seeds, it is one to which later runs may add the others."""
 
     def cells(model: str, size: str, seed: int, how: Recipe, label: str = "") -> Cell:
         plain = LMConfig(vocab=256, heads=4, transport="none", **SIZES[size][0])
@@ -60,18 +72,14 @@ def stage(name: str, source: TextSource) -> Table:
             cells(model, "0.1M", seed, recipe(1000, rate), f"lr {rate:g}")
             for rate in RATES
             for model in models
-            for seed in range(3)
+            for seed in range(seeds or 3)
         ]
     else:
         table, title, models = "sizes", "Sizes, and the grid of frames and sides", NAMES
-        some = {"small": (FIVE, "0.1M", 5), "pair": ((BASELINE, FIXED), "0.4M", 5), "middle": (FIVE, "0.4M", 5),
-                "grid": (NAMES, "0.4M", 3), "large": ((BASELINE, FIXED, "both, projected"), "1M", 3),
-                "second": ((BASELINE, FIXED), "0.1M", 3), "grid-small": (NAMES, "0.1M", 3),
-                "large-pair": ((BASELINE, FIXED), "1M", 3)}  # fmt: skip
-        names, size, seeds = some[name]
+        names, size, most = STAGES[name]
         how = recipe(SIZES[size][1], RATE)
         pairs = tuple((f"scores, {kind}", f"both, {kind}") for kind in FRAMES)
-        found = [cells(model, size, seed, how) for seed in range(seeds) for model in names]
+        found = [cells(model, size, seed, how) for seed in range(seeds or most) for model in names]
     return plan(
         table, title, "bits_per_byte", found, named=False, scale="laptop", models=models, baseline=BASELINE,
         pairs=pairs,
@@ -87,11 +95,12 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("stages", nargs="*", default=["rates", "small", "pair", "middle", "grid", "large"])
+    parser.add_argument("--seeds", type=int, help="fewer than a stage has")
+    parser.add_argument("stages", nargs="*", default=["rates", *[*STAGES][:-3]])
     asked = parser.parse_args()
     source = TextSource(asked.data, context=256, batch=16, held_out=200)
     for name in asked.stages:
-        table = stage(name, source)
+        table = stage(name, source, asked.seeds)
         table.begin(asked.out)
         for event in run_local(table.cells, asked.out, jobs=asked.jobs):
             if event is not None:

@@ -12,7 +12,8 @@
 #   length       7 models, 5,000 steps, 3 seeds, the same bytes at every length                    2.7
 #   cifar100     5 models, 20 epochs, 3 seeds                                                      3.6
 #   large-pair   enwik8: RoPE and RoPE + values at 1 million parameters, 3 seeds                   4.3
-#   middle       enwik8: learned, projected and cumulative at 0.36 million parameters, 5 seeds     1.8
+#   middle       enwik8: learned and projected at 0.36 million parameters, 5 seeds                 1.4
+#   middle-cumulative   the same for cumulative                                                    0.7
 #   large        enwik8: projected at 1 million parameters, 3 seeds                                1.8
 #   grid-middle  the grid at 0.36 million parameters, 3 seeds                                      3.0
 set -euo pipefail
@@ -26,16 +27,16 @@ bin=.venv/bin
 enwik8() { "$bin/python" results/scripts/enwik8.py --data "$1" --out "$2" --jobs "$jobs" "${@:3}"; }
 reproduce() { "$bin/joformer" reproduce "$1" --data "$data" --seeds 3 --jobs "$jobs" --out "$2" "${@:3}"; }
 
-if [ $# = 0 ]; then set -- pair grid wikitext-2 hierarchy length cifar100 large-pair middle large grid-middle; fi
+if [ $# = 0 ]; then set -- pair grid wikitext-2 hierarchy length cifar100 large-pair middle middle-cumulative large grid-middle; fi
 for stage in "$@"; do
     folder=$stage
-    case $stage in pair | grid | large-pair | middle | large | grid-middle) folder=enwik8 ;; esac
+    case $stage in pair | grid | large-pair | middle | middle-cumulative | large | grid-middle) folder=enwik8 ;; esac
     mkdir -p runs
     if [ -d "results/$folder" ] && [ ! -d "runs/$folder" ]; then cp -r "results/$folder" "runs/$folder"; fi
     out=runs/$folder
     text=$data/enwik8/enwik8.xz
     case $stage in
-        pair | large-pair | middle | large) enwik8 "$text" "$out" "$stage" ;;
+        pair | large-pair | middle | middle-cumulative | large) enwik8 "$text" "$out" "$stage" ;;
         grid) enwik8 "$text" "$out" grid-small ;;
         grid-middle) enwik8 "$text" "$out" grid ;;
         wikitext-2) enwik8 "$data/wikitext-2" "$out" second ;;
