@@ -114,6 +114,20 @@ def test_cameras_are_one_graph_and_get_the_gradients_of_eager():
     assert len(made) == first
 
 
+@pytest.mark.parametrize("kv_heads", [1, 3])
+def test_softplus_has_the_gradients_of_eager(kv_heads):
+    torch.manual_seed(0)
+    layer = Layer(FixedFrames(HEAD), causal=True, kv_heads=kv_heads, weighting="softplus")
+    fast, _ = compiled(layer)
+    x, where, results = torch.randn(2, 9, DIM), positions.sequence(9), []
+    for call in (layer, fast):
+        given = x.clone().requires_grad_()
+        out = call(given, where)
+        results.append((out, torch.autograd.grad(out.square().sum(), given)[0]))
+    for a, b in zip(*results):
+        assert_close(b, a, tolerance=5e-5)
+
+
 @pytest.mark.parametrize(
     ("transport", "kv_heads"), [("none", 3), ("scores", 3), ("values", 1), ("both", 3), ("both", 1)]
 )

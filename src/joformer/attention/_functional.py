@@ -220,16 +220,18 @@ def _visible(
 
 
 def _softplus(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, dropout: float) -> Tensor:
-    """Σ_j log(1 + e^s_ij) v_j, with a group dimension instead of repeated keys."""
-    grouped = q.unflatten(2, (k.shape[2], -1))
-    scores = torch.einsum("bqhgd,bkhd->bhgqk", grouped, k).flatten(1, 2) * scale
+    """Σ_j log(1 + e^s_ij) v_j; the queries of all heads of a group are rows of one product instead of repeated keys."""
+    (batch, queries, heads, _), (keys, kv_heads) = q.shape, k.shape[1:3]
+    rows = heads // kv_heads * queries
+    grouped = q.transpose(1, 2).reshape(batch, kv_heads, rows, q.shape[3])
+    scores = (grouped @ k.permute(0, 2, 3, 1)).reshape(batch, heads, queries, keys) * scale
     if mask is not None and mask.dtype != torch.bool:
         scores = scores + mask
     weights = F.softplus(scores)
     if mask is not None and mask.dtype == torch.bool:
         weights = weights * mask
-    weights = F.dropout(weights, dropout).unflatten(1, (k.shape[2], -1))
-    return torch.einsum("bhgqk,bkhd->bqhgd", weights.to(v.dtype), v).flatten(2, 3)
+    weights = F.dropout(weights, dropout).to(v.dtype).reshape(batch, kv_heads, rows, keys)
+    return (weights @ v.transpose(1, 2)).reshape(batch, heads, queries, v.shape[3]).transpose(1, 2)
 
 
 @functools.cache
