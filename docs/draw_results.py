@@ -13,6 +13,7 @@ from typing import Any
 from drawing import WIDTH, band, curve, dot, line, linear, main, number, svg, text
 
 from joformer.experiments import report
+from joformer.experiments.names import plain
 from joformer.experiments.results import gather
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -142,7 +143,55 @@ def multiplier() -> str:
     return svg(352, "How many times the steps RoPE needs", f"enwik8. {ends}.", shapes)
 
 
-PICTURES = {"results-overview.svg": overview, "results-multiplier.svg": multiplier}
+# -- longer texts ------------------------------------------------------------------------------------------------------
+
+
+def lengths() -> str:
+    """Perplexity of the same bytes with more and more text before them, relative to that at the training length."""
+    about = tables("length")["enwik8-length"]
+    sizes = about.table.sizes
+    x, y = linear(0, len(sizes) - 1, 64, WIDTH - 30), linear(0.9, 1.3, 290, 70)
+    shapes = [
+        text(12, 24, "Trained at 256 bytes, read up to 4,096", bold=True, size=16),
+        text(12, 46, "perplexity × that at 256, the same bytes at every length, 95 %", "soft"),
+    ]
+    for value in (0.9, 1.0, 1.1, 1.2, 1.3):
+        shapes += [
+            line(56, y(value), WIDTH - 20, y(value), "soft" if value == 1 else "faint", 1),
+            text(48, y(value) + 5, f"{value:.1f}", "soft", 13, "end"),
+        ]
+    for place, size in enumerate(sizes):
+        shapes.append(text(x(place), 312, f"{int(size):,}", "soft", 13, "middle"))
+    named = {"rope, yarn": "soft", "rope": "one"}
+    ends = {}
+    for model, found in sorted(about.ratios.items(), key=lambda one: one[0] in named):
+        points = [(x(0), y(1.0))] + [(x(place), y(found[size].centre)) for place, size in enumerate(sizes[1:], 1)]
+        colour = named.get(model, "two")
+        if model in named:
+            low, high = (
+                [(x(0), y(1.0))]
+                + [(x(place), y(min(1.3, max(0.9, getattr(found[s], end))))) for place, s in enumerate(sizes[1:], 1)]
+                for end in ("low", "high")
+            )
+            shapes.append(band(low, high, colour))
+        dashed = {"stroke_dasharray": {"rope": "7 4", "rope, yarn": "2 4"}[model]} if model in named else {}
+        shapes.append(curve(points, colour, 2.5 if model in named else 1.5, **dashed))
+        ends[model] = found[sizes[-1]].centre
+    others = [value for model, value in ends.items() if model not in named]
+    legend = (
+        ("soft", "RoPE, scaled with YaRN", {"stroke_dasharray": "2 4"}),
+        ("one", "RoPE", {"stroke_dasharray": "7 4"}),
+        ("two", f"{len(others)} others: {number(min(others), 2)} to {number(max(others), 2)} at the end", {}),
+    )
+    for place, (colour, words, dashed) in enumerate(legend):
+        at = 342 + 20 * place
+        shapes += [line(64, at - 5, 96, at - 5, colour, 2.5, **dashed), text(104, at, words, "ink", 13.5)]
+    spoken = "; ".join(f"{plain('length', model)} {number(value, 2)}" for model, value in ends.items())
+    title = "Perplexity at longer texts, relative to that at the training length"
+    return svg(394, title, f"enwik8, at 4,096 bytes: {spoken}.", shapes)
+
+
+PICTURES = {"results-overview.svg": overview, "results-multiplier.svg": multiplier, "results-length.svg": lengths}
 
 if __name__ == "__main__":
     main(PICTURES)
