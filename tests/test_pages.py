@@ -295,6 +295,35 @@ def test_video(tables):
     assert "repeating the last picture has an error of 25.5" in (ROOT / "docs/results.md").read_text()
 
 
+LASTING = {
+    "points with ink": ("points", "mnist-points-ink", "", "fixed"),
+    "what moved where, joint": ("video", "mnist-video-class", "joint", "fixed"),
+    "the same, learned angles": ("video", "mnist-video-class", "joint", "learned"),
+    "what moved where, factorised": ("video", "mnist-video-class", "factorised", "fixed"),
+    "the same, learned angles, factorised": ("video", "mnist-video-class", "factorised", "learned"),
+    "hidden nodes": ("trees", "trees", "masked", "fixed"),
+    "hidden nodes, dense tree frames": ("trees", "trees", "masked", "tree-dense"),
+}
+
+
+def test_five_times_as_many_steps(tables):
+    (rows,) = tables["Five times as many steps"]
+    assert [row[0] for row in rows] == [task for task in LASTING for _ in range(2)]
+    for number, (task, steps, scores, both, difference, verdict) in enumerate(rows):
+        folder, name, size, kind = LASTING[task]
+        about = analysed(folder + "-long" * (number % 2))[name]
+        assert about.table.missing == []
+        found = {(row.model, row.size): row.ours for row in about.rows}
+        names = [f"{side}, {kind}" for side in ("scores", "both")]
+        for model, cell in zip(names, (scores, both), strict=True):
+            states(cell, *triple(found[model, size]))
+            (budget,) = {c.number("steps") for c in about.table.cells if c.model == model and size in c.measured}
+            assert f"{budget:,.0f}" == steps
+        (one,) = [c for c in about.comparisons if (c.model, c.other, c.size) == (names[1], names[0], size)]
+        states(difference, *triple(one.difference))
+        assert verdict == one.verdict
+
+
 def test_trees(tables):
     both = tables["Syntax trees: hidden nodes, wrong variables"]
     about = analysed("trees")["trees"]
@@ -516,7 +545,7 @@ def prose():
     }
     content = [c for c in longer.comparisons if c.model in ("projected from scratch", "cumulative")]
     assert [(c.verdict, c.model, c.size) for c in content if c.verdict != "inconclusive"] == [
-        ("better", "projected from scratch", "256")
+        ("better", "projected from scratch", "2048")
     ]
 
     small = ("d = 2", "d = 8", "d = 32")
