@@ -10,8 +10,9 @@
 #   wikitext-2   RoPE and RoPE + values at 0.1 million parameters, 3 seeds                         0.3
 #   hierarchy    10 models on enwik8, 1,500 steps, 3 seeds                                         1.5
 #   length       7 models, 5,000 steps, 3 seeds, the same bytes at every length                    2.7
-#   video-long   what moved where, 1,500 steps instead of 300, 3 seeds                             0.8
-#   points-long  points with ink, 1,500 steps instead of 300, 3 seeds                              0.3
+#   video-long   what moved where, 1,500 steps instead of 300, 3 seeds                             0.3
+#   video-longer the same, 6,000 steps, fixed angles                                               0.5
+#   points-long  points with ink, 1,500 steps instead of 300, 3 seeds                              0.2
 #   trees-long   hidden nodes, 2,500 steps instead of 500, 3 seeds                                 0.4
 #   cifar100     5 models, 20 epochs, 3 seeds                                                      3.6
 #   large-pair   enwik8: RoPE and RoPE + values at 1 million parameters, 3 seeds                   4.3
@@ -30,7 +31,7 @@ bin=.venv/bin
 enwik8() { "$bin/python" results/scripts/enwik8.py --data "$1" --out "$2" --jobs "$jobs" "${@:3}"; }
 reproduce() { "$bin/joformer" reproduce "$1" --data "$data" --seeds 3 --jobs "$jobs" --out "$2" "${@:3}"; }
 
-if [ $# = 0 ]; then set -- pair grid wikitext-2 hierarchy length video-long points-long trees-long cifar100 large-pair middle middle-cumulative large grid-middle; fi
+if [ $# = 0 ]; then set -- pair grid wikitext-2 hierarchy length video-long video-longer points-long trees-long cifar100 large-pair middle middle-cumulative large grid-middle; fi
 for stage in "$@"; do
     folder=$stage
     case $stage in pair | grid | large-pair | middle | middle-cumulative | large | grid-middle) folder=enwik8 ;; esac
@@ -47,11 +48,15 @@ for stage in "$@"; do
         video-long)
             reproduce video "$out" --steps 1500 --only 'mnist-video-class/scores-*' 'mnist-video-class/both-*'
             ;;
+        video-longer)
+            reproduce video "$out" --steps 6000 --only 'mnist-video-class/scores-fixed/*' 'mnist-video-class/both-fixed/*'
+            ;;
         points-long)
             reproduce points "$out" --steps 1500 --only 'mnist-points-ink/coordinates/*' 'mnist-points-ink/*-fixed/*'
             ;;
         trees-long)
-            reproduce trees "$out" --steps 2500 --only 'trees/*-fixed/masked/*' 'trees/*-tree-dense/masked/*'
+            "$bin/joformer" reproduce trees --seeds 3 --jobs "$jobs" --out "$out" --steps 2500 \
+                --only 'trees/*-fixed/masked/*' 'trees/*-tree-dense/masked/*' # of Python's own library, not DATA
             ;;
         cifar100)
             reproduce cifar100 "$out" --steps 7812 --only 'cifar100/learned/*' 'cifar100/rope2d/*' \
