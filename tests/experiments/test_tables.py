@@ -68,7 +68,8 @@ def images_like(source):
 
 def text_like(source):
     assert Path(source.data).name in TEXTS
-    return SimpleNamespace(tokenizer=SimpleNamespace(vocab=source.vocab), fingerprint=f"that of {source.data}")
+    tokens, tokenizer = torch.empty(9000, device="meta"), SimpleNamespace(vocab=source.vocab)
+    return SimpleNamespace(train=tokens, valid=tokens, tokenizer=tokenizer, fingerprint=f"that of {source.data}")
 
 
 def pairs_like(source):
