@@ -588,6 +588,9 @@ def prose():
     }
     _, nodes_late, verdict = analysed("trees-long")["trees"].effects["masked"][-1]
     assert verdict == "inconclusive"
+    (images,) = analysed("cifar100-long").values()
+    five, (epochs,) = {row.model: row.ours for row in images.rows}, images.comparisons
+    assert (epochs.verdict, images.table.missing) == ("better", [])
     kept = [json.loads(file.read_text())["seconds"] for file in (ROOT / "results").rglob("result.json")]
     kept += [cell["seconds"] for table in json.loads(EVIDENCE.read_text())["tables"] for cell in table["cells"]]
 
@@ -658,6 +661,10 @@ def prose():
             (
                 "they are {} [{}, {}] points\n  ahead of RoPE, better",
                 between("trees-long", "trees", "scores, tree-dense", "scores, fixed", "masked"),
+            ),
+            (
+                "scores reach {} [{}, {}] %, scores and values\n  {} [{}, {}]: {} [{}, {}] points, better.",
+                (*triple(five["rope2d"]), *triple(five["joformer_old"]), *triple(epochs.difference)),
             ),
             ("ratio at\n  16 times is {} [{}, {}], and", triple(longer.ratios["rope"]["4096"])),
             (
