@@ -162,27 +162,24 @@ def lengths() -> str:
         ]
     for place, size in enumerate(sizes):
         shapes.append(text(x(place), 312, f"{int(size):,}", "soft", 13, "middle"))
-    named = {"rope, yarn": "soft", "rope": "one"}
+    named = {
+        "rope, yarn": ("soft", "RoPE, scaled with YaRN", {"stroke_dasharray": "2 4"}),
+        "rope": ("one", "RoPE", {"stroke_dasharray": "7 4"}),
+    }
     ends = {}
     for model, found in sorted(about.ratios.items(), key=lambda one: one[0] in named):
-        points = [(x(0), y(1.0))] + [(x(place), y(found[size].centre)) for place, size in enumerate(sizes[1:], 1)]
-        colour = named.get(model, "two")
+        colour, _, dashed = named.get(model, ("two", "", {}))
+        centre, low, high = (
+            [(x(0), y(1.0)), *((x(place), y(getattr(found[size], what))) for place, size in enumerate(sizes[1:], 1))]
+            for what in ("centre", "low", "high")
+        )
         if model in named:
-            low, high = (
-                [(x(0), y(1.0))]
-                + [(x(place), y(min(1.3, max(0.9, getattr(found[s], end))))) for place, s in enumerate(sizes[1:], 1)]
-                for end in ("low", "high")
-            )
             shapes.append(band(low, high, colour))
-        dashed = {"stroke_dasharray": {"rope": "7 4", "rope, yarn": "2 4"}[model]} if model in named else {}
-        shapes.append(curve(points, colour, 2.5 if model in named else 1.5, **dashed))
+        shapes.append(curve(centre, colour, 2.5 if model in named else 1.5, **dashed))
         ends[model] = found[sizes[-1]].centre
     others = [value for model, value in ends.items() if model not in named]
-    legend = (
-        ("soft", "RoPE, scaled with YaRN", {"stroke_dasharray": "2 4"}),
-        ("one", "RoPE", {"stroke_dasharray": "7 4"}),
-        ("two", f"{len(others)} others: {number(min(others), 2)} to {number(max(others), 2)} at the end", {}),
-    )
+    spread = f"{number(min(others), 2)} to {number(max(others), 2)}"
+    legend = (*named.values(), ("two", f"{len(others)} others: {spread} at the end", {}))
     for place, (colour, words, dashed) in enumerate(legend):
         at = 342 + 20 * place
         shapes += [line(64, at - 5, 96, at - 5, colour, 2.5, **dashed), text(104, at, words, "ink", 13.5)]

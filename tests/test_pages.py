@@ -633,6 +633,7 @@ def prose():
             ("RoPE + values is {} bits per byte better than RoPE; all", (-enwik8.difference("fixed")[0],)),
             ("**After {} steps values are {} points ahead; after", (300, early.difference("joformer_old")[0])),
             ("values are ahead by {} points when pooled", cifar.pooled()[:1]),
+            ("after five, the fixed ones by {}.**", (epochs.difference.centre,)),
             ("by {} points at d = 2 and", mnist.difference("learned", size="d = 2")[:1]),
             ("at d = 2 and {} at d = 8", mnist.difference("learned", size="d = 8")[:1]),
             ("reach {} % with 32 numbers", mnist.value("learned", "d = 32")[:1]),

@@ -14,7 +14,7 @@
 #   video-longer the same, 6,000 steps, fixed angles                                               0.5
 #   points-long  points with ink, 1,500 steps instead of 300, 3 seeds                              0.2
 #   trees-long   hidden nodes, 2,500 steps instead of 500, 3 seeds                                 0.4
-#   cifar100-long   RoPE and RoPE + values, 5 epochs, 3 seeds                                     0.4
+#   cifar100-long   RoPE and RoPE + values, 5 epochs, 3 seeds                                      0.4
 #   cifar100     5 models, 20 epochs, 3 seeds                                                      3.6
 #   large-pair   enwik8: RoPE and RoPE + values at 1 million parameters, 3 seeds                   4.3
 #   middle       enwik8: learned and projected at 0.36 million parameters, 5 seeds                 1.4
@@ -32,7 +32,10 @@ bin=.venv/bin
 enwik8() { "$bin/python" results/scripts/enwik8.py --data "$1" --out "$2" --jobs "$jobs" "${@:3}"; }
 reproduce() { "$bin/joformer" reproduce "$1" --data "$data" --seeds 3 --jobs "$jobs" --out "$2" "${@:3}"; }
 
-if [ $# = 0 ]; then set -- pair grid wikitext-2 hierarchy length video-long video-longer points-long trees-long cifar100-long cifar100 large-pair middle middle-cumulative large grid-middle; fi
+if [ $# = 0 ]; then # all of them, in the order above
+    set -- pair grid wikitext-2 hierarchy length video-long video-longer points-long trees-long cifar100-long cifar100 \
+        large-pair middle middle-cumulative large grid-middle
+fi
 for stage in "$@"; do
     folder=$stage
     case $stage in pair | grid | large-pair | middle | middle-cumulative | large | grid-middle) folder=enwik8 ;; esac
